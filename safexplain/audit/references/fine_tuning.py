@@ -184,7 +184,7 @@ def fine_tune(
 def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> nn.Module:
     """A copy with a freshly initialised `nn.Linear` of so many outputs (None: as many as before) in place of the head;
     raises InputError where there is no head, several, or one that is not an `nn.Linear`."""
-    from safexplain.dp.models.replacements import put
+    from safexplain.dp.models.replacements import replace_module
 
     name = head_name(model)
     model = copy.deepcopy(model)
@@ -192,7 +192,7 @@ def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> 
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         new = nn.Linear(old.in_features, classes or old.out_features, bias=old.bias is not None)
-    return put(model, name, new.to(old.weight).train(old.training))
+    return replace_module(model, name, new.to(old.weight).train(old.training))
 
 
 def head_name(model: nn.Module) -> str:
@@ -360,7 +360,7 @@ class _Job:
             return as_it_trains(model, lambda model: self._tuner(i, model).prepared())
 
     def _tuner(self, i: int, model: nn.Module, tick: Tick | None = None) -> DPFineTuner:
-        from safexplain.dp.models.replacements import pin
+        from safexplain.dp.models.replacements import pin_to_eval
 
         (x, y), how, trainable = self.data(i), self.how, self.how.trainable
         model = self._with_adapters(model, i) if trainable == "lora" else copy.deepcopy(model)
@@ -368,7 +368,7 @@ class _Job:
         if trainable != "all":
             parts = {name: model.get_submodule(name) for name in self._parts(model)}
             for module in set(model.modules()).difference(*(part.modules() for part in parts.values())):
-                pin(module)  # no dropout in what is frozen
+                pin_to_eval(module)  # no dropout in what is frozen
             if isinstance(trainable, int):
                 training = tuple(name for name, part in parts.items() if any(True for _ in part.parameters()))
         assert how.recipe.dp is not None
@@ -403,17 +403,17 @@ class _Job:
     def _with_adapters(self, model: nn.Module, i: int) -> nn.Module:
         """A copy with adapters beside the projections of attention, or beside all linear layers; not the head."""
         from safexplain.dp.models.adapters import add_lora
-        from safexplain.dp.models.replacements import put, replace_composites
+        from safexplain.dp.models.replacements import replace_composites, replace_module
 
         model, _ = replace_composites(copy.deepcopy(model), frozen_too=True)
         targets, name = self._beside(model), head_name(model)
         head = model.get_submodule(name)
-        model = put(model, name, nn.Identity())
+        model = replace_module(model, name, nn.Identity())
         device = _device_of(model)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self._mixed(i, 2))
             add_lora(model, targets=targets)
-        return put(model, name, head)
+        return replace_module(model, name, head)
 
     def _beside(self, model: nn.Module) -> Sequence[str]:
         """Names of the linear layers that get adapters."""

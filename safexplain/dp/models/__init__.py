@@ -1,7 +1,7 @@
-"""Models that give a gradient for every single example.
+"""Models with a gradient for every single sample.
 
-`prepare` copies a model and changes it: `parameters` chooses what trains (with low-rank `adapters` if asked for),
-`replacements` stand in for layers that mix examples or have no rule, `layer_rules` are the rules that Opacus lacks or
-has wrong, and `checks` lists what is left, read from the modules, and then tries model and loss on a few rows.
-`replacements.restore` is the way back to plain torch.
+`prepare` copies a model and changes the copy: `parameters` selects what trains (`adapters` adds low-rank ones),
+`replacements` replaces layers that mix samples or have no rule, and `layer_rules` adds rules that Opacus lacks or has
+wrong. `checks` refuses what remains unsupported, first by its modules and then by running model and loss on a few rows.
+`replacements.restore` converts a trained model back to plain torch.
 """

@@ -1,8 +1,7 @@
 """Low-rank adapters (LoRA) for linear layers: Hu et al. 2021, arXiv 2106.09685, section 4.1.
 
-y = W x + b + (alpha / rank) B A x, with W and b frozen, A as `nn.Linear` starts and B zero, so that nothing changes at
-first. A and B are plain `nn.Linear`, for which Opacus has rules in every mode. These few lines are here in place of the
-package peft, which brings transformers and accelerate along.
+y = W x + b + (alpha / rank) B A x, with W and b frozen, A initialised as in `nn.Linear` and B zero, so that the output
+does not change at first. A and B are plain `nn.Linear`, for which Opacus has rules in every mode.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from torch.nn import functional
 from safexplain.errors import InputError
 
 TARGETS = ("qkv", "proj", "q_proj", "k_proj", "v_proj", "out_proj", "query", "key", "value")
-"""Names of the projections of attention in timm, in `PerSampleAttention` (for torch's) and in transformers."""
+"""Names of the attention projections in timm, `PerSampleAttention` (for torch's attention) and transformers."""
 
 
 class LoRALinear(nn.Linear):
-    """A frozen linear layer with a trainable product of two small ones beside it.
+    """A frozen linear layer plus a trainable product of two small ones.
 
-    `weight` and `bias` are those of the layer it replaces, under the same names.
+    It keeps the names `weight` and `bias` of the layer it replaces.
 
     Args:
-        base: the layer; its parameters are used, not copied, and frozen.
+        base: the layer; its parameters are shared, not copied, and frozen.
         rank: inner size of the product.
         alpha: the product is multiplied by alpha / rank.
     """
@@ -38,8 +37,8 @@ class LoRALinear(nn.Linear):
         self.weight, self.bias = base.weight.requires_grad_(False), base.bias
         if self.bias is not None:
             self.bias.requires_grad_(False)
-        self.lora_a = _unset(base.weight, base.in_features, rank, bias=False)
-        self.lora_b = _unset(base.weight, rank, base.out_features, bias=False)
+        self.lora_a = _uninitialised(base.weight, base.in_features, rank, bias=False)
+        self.lora_b = _uninitialised(base.weight, rank, base.out_features, bias=False)
         nn.init.kaiming_uniform_(self.lora_a.weight, a=math.sqrt(5))
         nn.init.zeros_(self.lora_b.weight)
         self.train(base.training)
@@ -51,7 +50,7 @@ class LoRALinear(nn.Linear):
     @torch.no_grad()
     def merged(self) -> nn.Linear:
         """A plain linear layer with the same output."""
-        plain = _unset(self.weight, self.in_features, self.out_features, bias=self.bias is not None)
+        plain = _uninitialised(self.weight, self.in_features, self.out_features, bias=self.bias is not None)
         plain.weight.copy_(self.weight + self.scale * self.lora_b.weight @ self.lora_a.weight)
         if self.bias is not None:
             plain.bias.copy_(self.bias)
@@ -59,20 +58,20 @@ class LoRALinear(nn.Linear):
 
 
 def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = TARGETS) -> list[str]:
-    """Put adapters beside linear layers, in place.
+    """Add adapters to linear layers, in place.
 
     Args:
-        model: its other parameters are left as they are, trainable or not.
+        model: its other parameters do not change, trainable or not.
         rank: inner size of an adapter; at least 1.
         alpha: scale of an adapter's output, divided by the rank.
-        targets: last parts of the layers' names, or glob patterns of whole names.
+        targets: last parts of the layers' names, or glob patterns of full names.
 
     Returns:
-        The names of the adapters' parameters, the only ones that LoRA trains beside the head.
+        The names of the adapters' parameters. LoRA trains these and the head.
 
     Raises:
-        InputError: no linear layer has such a name, or one is inside an `nn.MultiheadAttention`, which would use its
-            weight and pass the adapter by.
+        InputError: no linear layer matches, or one is inside an `nn.MultiheadAttention`, which would use its weight
+            and bypass the adapter.
     """
     if rank < 1:
         raise InputError(f"rank: expected at least 1, got {rank}")
@@ -80,22 +79,22 @@ def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequ
     others: list[str] = []
     for path, parent in model.named_modules():
         for name, child in parent.named_children():
-            whole = f"{path}.{name}" if path else name
+            full_name = f"{path}.{name}" if path else name
             if not isinstance(child, nn.Linear) or type(child).forward is not nn.Linear.forward:
                 continue
-            if not any(name == target or fnmatchcase(whole, target) for target in targets):
-                others.append(whole)
+            if not any(name == target or fnmatchcase(full_name, target) for target in targets):
+                others.append(full_name)
                 continue
             if isinstance(parent, nn.MultiheadAttention):
                 raise InputError(
-                    f"{path}: nn.MultiheadAttention uses the weights of its layers and would pass adapters by."
-                    ' safexplain.dp.models.prepare.prepare(model, "lora") replaces it first'
+                    f"{path}: nn.MultiheadAttention uses the weights of its layers directly and would bypass adapters;"
+                    ' call safexplain.dp.prepare(model, "lora"), which replaces it first'
                 )
             found.append((name, parent, child))
     if not found:
         raise InputError(
-            f"no linear layer is named {', '.join(targets)}. Linear layers here: {', '.join(others) or 'none'}."
-            " Give targets= as names or glob patterns"
+            f"targets: no linear layer is named {', '.join(targets)}; the linear layers are"
+            f" {', '.join(others) or 'none'}. Pass targets= as names or glob patterns"
         )
     for name, parent, child in found:
         setattr(parent, name, LoRALinear(child, rank, alpha))
@@ -108,11 +107,10 @@ def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequ
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Fold all adapters into their layers, in place.
+    """Merge all adapters into their layers, in place.
 
     Returns:
-        The model, with plain `nn.Linear` layers and the parameter names it had before `add_lora`. The folded weights
-        are frozen.
+        The model, with plain, frozen `nn.Linear` layers and the parameter names it had before `add_lora`.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -121,7 +119,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
     return model.merged() if isinstance(model, LoRALinear) else model
 
 
-def _unset(like: Tensor, in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
-    """A linear layer with no values yet, for which no random numbers are drawn."""
+def _uninitialised(like: Tensor, in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
+    """A linear layer without values, so that no random numbers are drawn."""
     layer = nn.Linear(in_features, out_features, bias=bias, device="meta", dtype=like.dtype)
     return layer.to_empty(device=like.device)

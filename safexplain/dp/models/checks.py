@@ -1,10 +1,10 @@
-"""What in a model or its loss gives no per-sample gradients, or wrong ones.
+"""Refusal of models and losses that have no per-sample gradients, or wrong ones.
 
 A guarantee needs each sample's gradient to depend on that sample alone, and the hooks to see all of it. `unsupported`
-reads that from the modules, without running them. Layers that reshape samples away, use each other's weights or
-compute statistics over the batch break it too, often without an error: `check_rows` tries the model on a few rows. Does
-it mix samples (`mixes_samples`), what do the hooks get to see, are the gradients right (`wrong_gradients`)?
-`check_loss` and `check_classes` are for the loss and its targets.
+reads the modules without running them. `check_rows` then runs the model on a few rows, because layers that reshape the
+batch axis, use each other's weights or compute statistics over the batch often break this without an error. It looks
+for outputs that depend on other samples (`mixes_samples`), calls that hooks miss, and wrong per-sample gradients
+(`wrong_gradients`). `check_loss` and `check_classes` are for the loss and its targets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import ParametrizationList
 
 from safexplain.dp.models.parameters import has_rule
-from safexplain.dp.models.replacements import train_mode, trains
+from safexplain.dp.models.replacements import is_trainable, train_mode
 from safexplain.dp.sgd.records import Inputs, Loss
 from safexplain.errors import ConfigurationError, InputError
 
@@ -34,13 +34,13 @@ Mode = Literal["hooks", "functorch", "ghost"]
 
 
 def hooked_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of all that Opacus will watch: those that hold a trainable parameter themselves.
+    """Name and module of everything that Opacus puts hooks on: modules with trainable parameters of their own.
 
-    Where such a module has no rule, all of it goes through `torch.func.vmap`, and those inside it are not watched.
+    A module without a rule goes through `torch.func.vmap` as a whole, and the modules inside it get no hooks.
     """
 
     def walk(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        if trains(module):
+        if is_trainable(module):
             yield path, module
             if not has_rule(module):
                 return
@@ -50,28 +50,41 @@ def hooked_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from walk("", model)
 
 
+def check_modules(model: nn.Module, mode: Mode = "hooks") -> None:
+    """Raise InputError listing everything that `unsupported` finds."""
+    _raise_if_any(unsupported(model, mode))
+
+
+def _raise_if_any(problems: Sequence[str]) -> None:
+    if problems:
+        raise InputError(
+            f"cannot train this model with differential privacy; problems found: {len(problems)}\n"
+            + "\n".join(problems)
+        )
+
+
 def unsupported(model: nn.Module, mode: Mode = "hooks") -> list[str]:
-    """Everything in a model, as far as its modules show it, that gives no per-sample gradients or wrong ones.
+    """Modules without correct per-sample gradients, as far as can be read without running the model.
 
     Returns:
-        One line each: name, type, reason, what to do. What only a forward pass shows is found by `check_rows`.
+        One line for each: name, type, reason, remedy. `check_rows` finds what only a forward pass shows.
     """
     lines = []
     hooked = list(hooked_modules(model))
     if not hooked:
-        lines.append("- nothing trains: give trainable=, or let parameters require gradients")
+        lines.append("- no parameter is trainable: pass trainable=, or set requires_grad on some parameters")
     for name, module in hooked:
-        for fits, advice in _RULES:
-            if fits(module):
+        for applies, advice in _RULES:
+            if applies(module):
                 lines.append(f"- {name or 'the model'} ({type(module).__name__}): {advice}")
     if mode == "ghost":
-        lines += _tied(model)
+        lines += _shared_parameters(model)
     return lines
 
 
-def _tied(model: nn.Module) -> list[str]:
+def _shared_parameters(model: nn.Module) -> list[str]:
     names: dict[int, list[str]] = {}
-    recurrent = tuple(n + "." for n, m in hooked_modules(model) if has_rule(m) and any(True for _ in m.children()))
+    recurrent = tuple(n + "." for n, m in hooked_modules(model) if has_rule(m) and _has_children(m))
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and not name.startswith(recurrent):
             names.setdefault(id(parameter), []).append(name)
@@ -82,16 +95,18 @@ def _tied(model: nn.Module) -> list[str]:
     ]
 
 
-def _own_names(module: nn.Module) -> set[str]:
+def _parameter_names(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_parameters(recurse=False)}
 
 
-_Fits = Callable[[nn.Module], bool]
+def _has_children(module: nn.Module) -> bool:
+    return any(True for _ in module.children())
 
-_RULES: tuple[tuple[_Fits, str], ...] = (
+
+_RULES: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
     (
         lambda m: isinstance(m, _BatchNorm),
-        "statistics of the batch in a subclass of BatchNorm; put nn.GroupNorm in its place",
+        "a subclass of BatchNorm computes statistics over the batch, which mixes samples; replace it by nn.GroupNorm",
     ),
     (
         lambda m: isinstance(m, _InstanceNorm) and m.track_running_stats,
@@ -99,114 +114,115 @@ _RULES: tuple[tuple[_Fits, str], ...] = (
     ),
     (
         lambda m: any(True for _ in m.buffers()) and not isinstance(m, _NormBase),
-        "it holds a parameter that trains beside buffers, which Opacus refuses; freeze the parameters that it holds"
-        " itself, or move them to a module of their own",
+        "Opacus does not support a module with both trainable parameters and buffers; freeze the parameters that it"
+        " holds directly, or move them to a separate module",
     ),
     (
         lambda m: isinstance(m, (nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.MultiheadAttention)),
-        "it takes several inputs, of which Opacus sees one; use nn.LSTM, nn.GRU, nn.RNN (without proj_size),"
-        " nn.MultiheadAttention (without add_bias_kv, add_zero_attn, kdim and vdim) or nn.Linear as they are in torch",
+        "it takes several inputs, but Opacus supports one; use torch's own nn.LSTM, nn.GRU or nn.RNN (without"
+        " proj_size), nn.MultiheadAttention (without add_bias_kv, add_zero_attn, kdim and vdim) or nn.Linear",
     ),
     (
         lambda m: isinstance(m, (nn.ParameterList, nn.ParameterDict)),
-        "its parameters are used by the module around it, which no hook sees; freeze them",
+        "the surrounding module uses these parameters, which no hook sees; freeze them",
     ),
     (
-        lambda m: isinstance(m, ParametrizationList) or (has_rule(m) and not _own_names(m) <= _usual(m)),
+        lambda m: isinstance(m, ParametrizationList) or (has_rule(m) and not _parameter_names(m) <= _rule_names(m)),
         "its weight is computed from other parameters (weight_norm, spectral_norm, pruning); remove that first, for"
-        " example torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
+        " example with torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
     ),
     (
         lambda m: isinstance(m, torch.jit.ScriptModule),
-        "a compiled module cannot be run sample by sample; load the model's Python class and its state_dict",
+        "a TorchScript module cannot be run sample by sample; load the model's Python class and its state_dict",
     ),
     (
         lambda m: isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and (m.max_norm is not None or m.sparse),
         "max_norm changes the weights in the forward pass without noise, and sparse gradients cannot carry noise; build"
-        " it without",
+        " it without max_norm and sparse",
     ),
     (
         lambda m: isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.scale_grad_by_freq,
-        "scale_grad_by_freq divides by counts in the batch, which mixes samples; build it without",
+        "scale_grad_by_freq divides by counts over the batch, which mixes samples; build it without scale_grad_by_freq",
     ),
     (
         lambda m: not has_rule(m) and any(isinstance(d, _DropoutNd) and d.p > 0 for d in m.modules()),
-        "it holds a parameter that trains itself, so that all of it goes through vmap, where dropout cannot be"
-        " repeated; freeze the parameters that it holds itself, or set dropout to 0",
+        "it holds trainable parameters directly and therefore goes through vmap, which cannot repeat dropout; freeze"
+        " the parameters that it holds directly, or set dropout to 0",
     ),
 )
-"""(does it fit a module that Opacus will watch, why and what to do)."""
+"""(whether the rule applies to a hooked module, reason and remedy)."""
 
 
-def _usual(module: nn.Module) -> set[str]:
-    """Names of parameters that Opacus' rule for this type knows."""
-    return {"weight", "bias"} if not any(True for _ in module.children()) else _own_names(module)
+def _rule_names(module: nn.Module) -> set[str]:
+    """Names of the parameters that Opacus' rule for this type handles."""
+    return _parameter_names(module) if _has_children(module) else {"weight", "bias"}
 
 
 _AXIS = (
-    "the first axis of its input is not that of the rows, so that a part of a sample would pass for a sample; keep"
-    " samples on the first axis, or freeze it"
+    "the first axis of its input is not the batch axis, so a part of a sample would count as a sample; keep the batch"
+    " on the first axis, or freeze it"
 )
-_SEVERAL = "it takes several inputs, of which Opacus sees one; freeze the parameters that it holds itself"
-_UNCALLED = "it is never called: its weights are used from outside, which no hook sees; call it, or freeze it"
-_REPEATED = 'it is called several times; mode "ghost" needs one call, use mode="hooks"'
-_BUFFER = "a forward pass changes this buffer from private data without noise; remove it, or freeze its module"
+_SEVERAL = "it takes several inputs, but Opacus supports one; freeze the parameters that it holds directly"
+_UNCALLED = "it is never called: other modules use its weights, which no hook sees; call it, or freeze it"
+_REPEATED = 'it is called several times, but mode "ghost" supports one call; use mode="hooks"'
+_BUFFER = "the forward pass updates this buffer from private data without noise; remove it, or freeze its module"
 
 
 def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
-    """Raise unless the per-sample gradients of a prepared model can be computed and are right, tried on a few rows.
+    """Check the per-sample gradients of a prepared model on a few rows.
 
     Args:
-        model: from `safexplain.dp.models.prepare.prepare`; left as it is.
-        x: at least 2 rows, better 3; use rows that may be seen, such as noise or public data.
+        model: from `safexplain.dp.models.prepare.prepare`; not changed.
+        x: at least 2 rows, better 3, that are not private: noise or public data.
         mode: how per-sample gradients will be computed.
 
     Raises:
-        InputError: all that was found, one line each.
+        InputError: samples are mixed, or per-sample gradients are missing or wrong; one line for each problem.
     """
-    x, model = few(x), train_mode(awake(model))
-    problems = ["- outputs of one row depend on other rows: no bound for a sample"] if mixes_samples(model, x) else []
-    problems += _seen(model, x, mode)
+    x, model = _first_rows(x), train_mode(_copy_without_zeros(model))
+    problems = []
+    if mixes_samples(model, x):
+        problems.append("- the output for one sample depends on other samples, so a sample's influence has no bound")
+    problems += _hook_problems(model, x, mode)
     if not problems:
         problems = [
-            f"- {name}: per-sample gradients differ from those of one row at a time by {error:.0%}; freeze it"
+            f"- {name}: its per-sample gradients differ by {error:.0%} from those of one row at a time; freeze it"
             for name, error in wrong_gradients(model, x, force_functorch=mode == "functorch").items()
         ]
-    if problems:
-        raise InputError(f"cannot train with differential privacy, {len(problems)} found:\n" + "\n".join(problems))
+    _raise_if_any(problems)
 
 
 def mixes_samples(model: nn.Module, x: Inputs) -> bool:
-    """Whether a row's output depends on other rows, as with statistics of the batch.
+    """Whether the output for a row depends on other rows, as with batch statistics. The model is not changed.
 
-    In training mode, with the same random numbers: the gradient of the first row's output with respect to the others
-    must be exactly 0, and the output must stay when the others are changed (which also finds statistics under
-    `no_grad`, and works for integers). The model is left as it is.
+    In training mode, with the same random numbers: the gradient of the first row's output with respect to the other
+    rows must be exactly 0, and the output must not change when the others are replaced. The second test also finds
+    statistics under `no_grad`, and works for integers.
     """
-    model, x = train_mode(awake(model)), few(x)
+    model, x = train_mode(_copy_without_zeros(model)), _first_rows(x)
     inputs = tuple(t.detach().clone().requires_grad_(t.is_floating_point()) for t in x)
-    mine = _first_row(run(model, inputs), len(x[0]))
-    to = [t for t in inputs if t.requires_grad]
-    if to and any(output.requires_grad for output in mine):
-        grads = torch.autograd.grad(_loss(mine), to, allow_unused=True)
+    first = _outputs_of_first_row(_float_outputs(model, inputs), len(x[0]))
+    sources = [t for t in inputs if t.requires_grad]
+    if sources and any(output.requires_grad for output in first):
+        grads = torch.autograd.grad(_weighted_sum(first), sources, allow_unused=True)
         if any(bool((g[1:] != 0).any()) for g in grads if g is not None):
             return True
-    others = tuple(torch.cat([t[:1], _changed(t[1:], t[:1])]) for t in x)
-    again = _first_row(run(model, others), len(x[0]))
-    pairs = zip(mine, again, strict=True)
+    replaced = tuple(torch.cat([t[:1], _different_rows(t[1:], t[:1])]) for t in x)
+    again = _outputs_of_first_row(_float_outputs(model, replaced), len(x[0]))
+    pairs = zip(first, again, strict=True)
     return any(not bool((a - b).abs().max() <= 1e-4 * a.abs().max()) for a, b in pairs)
 
 
-def _seen(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[str]:
-    """Problems with what the hooks get to see in forward passes over 2 rows and over all."""
+def _hook_problems(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[str]:
+    """Calls and buffers that break per-sample gradients, found in forward passes over 2 rows and over all."""
     reasons: dict[tuple[str, str], None] = {}
     hooked = dict(hooked_modules(model))
-    layers = {name: module for name, module in hooked.items() if _is_called(module)}
+    layers = {name: module for name, module in hooked.items() if not (has_rule(module) and _has_children(module))}
     before = {name: b.clone() for name, b in model.named_buffers()}
     calls: Counter[str] = Counter()
     rows = 2
 
-    def watch(name: str) -> Callable[..., None]:
+    def make_hook(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
             calls[name] += 1
             if not has_rule(module) and (len(args) > 1 or kwargs):
@@ -216,16 +232,21 @@ def _seen(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[str]:
 
         return hook
 
-    handles = [module.register_forward_hook(watch(name), with_kwargs=True) for name, module in layers.items()]
-    handles += [module.register_full_backward_hook(_nothing) for module in hooked.values()]
+    def forbid_in_place(*_: Any) -> None:
+        """With any backward hook, torch forbids changes in place, as it will with Opacus' hooks."""
+
+    handles = [module.register_forward_hook(make_hook(name), with_kwargs=True) for name, module in layers.items()]
+    handles += [module.register_full_backward_hook(forbid_in_place) for module in hooked.values()]
     try:
         for rows in sorted({2, len(x[0])}):
             calls.clear()
-            run(model, tuple(t[:rows] for t in x))
+            _float_outputs(model, tuple(t[:rows] for t in x))
     except RuntimeError as error:
         if "modified inplace" not in str(error):
             raise
-        return [_in_place(error)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+        at = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+        return [f"- a layer's output is changed in place at {at}\n  write out = out + x instead of out += x"]
     finally:
         for handle in handles:
             handle.remove()
@@ -241,54 +262,53 @@ def _seen(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[str]:
 
 
 def wrong_gradients(model: nn.Module, x: Inputs, *, force_functorch: bool = False) -> dict[str, float]:
-    """Names of parameters whose per-sample gradients by Opacus' hooks are not those of one row at a time.
+    """Parameters whose per-sample gradients by Opacus' hooks differ from those of one row at a time.
 
-    Dropout is off meanwhile, so that both see the same function. They may differ by 1%, in 2-norms, of the row's whole
-    gradient.
+    Dropout is off, so that both see the same function. The tolerance is 1 %, in 2-norms, of the row's whole gradient.
 
     Args:
-        model: left as it is.
+        model: not changed.
         x: at least 2 rows.
         force_functorch: use vmap for all layers.
 
     Returns:
-        Name -> the largest difference over rows; infinite where there is no per-sample gradient.
+        Name -> the largest difference over rows; infinite if there is no per-sample gradient.
     """
-    x = few(x)
-    plain = awake(model).eval()
+    x = _first_rows(x)
+    plain = _copy_without_zeros(model).eval()
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     for _, module in hooked_modules(plain):
         module.training = True
-    single = []
+    expected = []
     for row in range(len(x[0])):
         plain.zero_grad()
-        torch.autograd.backward(_loss(run(plain, tuple(t[row : row + 1] for t in x))))
-        single.append({name: p.grad for name, p in plain.named_parameters()})
+        torch.autograd.backward(_weighted_sum(_float_outputs(plain, tuple(t[row : row + 1] for t in x))))
+        expected.append({name: p.grad for name, p in plain.named_parameters()})
     plain.zero_grad()
-    watched = GradSampleModule(plain, loss_reduction="sum", force_functorch=force_functorch)
+    hooked = GradSampleModule(plain, loss_reduction="sum", force_functorch=force_functorch)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Full backward hook is firing")  # first layers: nothing is lost
-        torch.autograd.backward(_loss(run(watched, x)))
-    found: dict[str, Any] = dict(plain.named_parameters())
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # for first layers, harmless
+        torch.autograd.backward(_weighted_sum(_float_outputs(hooked, x)))
+    parameters: dict[str, Any] = dict(plain.named_parameters())
     errors: dict[str, float] = {}
-    for row, grads in enumerate(single):
+    for row, grads in enumerate(expected):
         sizes = [g.norm() for name in names if (g := grads[name]) is not None]
-        whole = torch.stack([*sizes, torch.full_like(sizes[0], 1e-12)]).norm() if sizes else torch.ones(())
+        scale = torch.stack([*sizes, torch.full_like(sizes[0], 1e-12)]).norm() if sizes else torch.ones(())
         for name in names:
-            sample, grad = found[name].grad_sample, grads[name]
+            sample, grad = parameters[name].grad_sample, grads[name]
             if sample is None and (grad is None or not grad.any()):
                 continue
-            right = sample is not None and len(sample) == len(x[0])
-            error = (sample[row] - (0 if grad is None else grad)).norm() / whole if right else float("inf")
+            comparable = sample is not None and len(sample) == len(x[0])
+            error = (sample[row] - (0 if grad is None else grad)).norm() / scale if comparable else float("inf")
             errors[name] = max(errors.get(name, 0.0), float(error))
     return {name: error for name, error in errors.items() if not error <= 0.01}
 
 
 def outputs_of(model: nn.Module, rows: tuple[Tensor, ...]) -> object:
-    """What the model gives for these rows.
+    """The model's output for these rows, without gradients.
 
     Raises:
-        InputError: it cannot take them.
+        InputError: the model fails on them.
     """
     try:
         with torch.no_grad():
@@ -297,68 +317,69 @@ def outputs_of(model: nn.Module, rows: tuple[Tensor, ...]) -> object:
         shapes = ", ".join(f"{row.dtype} {tuple(row.shape[1:])}" for row in rows)
         kind = next((p.dtype for p in model.parameters()), torch.float32)
         raise InputError(
-            f"data: the model cannot take rows of {shapes} ({str(error).splitlines()[0]}); expected what it was trained"
-            f" on, its parameters are {kind}"
+            f"data: the model cannot take rows of {shapes} ({str(error).splitlines()[0]}); pass inputs of the shape"
+            f" that it was built for, in the type of its parameters, {kind}"
         ) from error
 
 
 def check_classes(outputs: object, y: Tensor) -> None:
-    """Raise unless targets are indices of classes that the model has an output for.
-
-    Raises:
-        InputError: they are not.
-    """
+    """Raise InputError unless targets are indices of the model's outputs."""
     classes = outputs.shape[-1] if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0
     if y.is_floating_point() or y.dim() != 1 or int(y.min()) < 0 or int(y.max()) >= classes:
         raise InputError(
             f"y: expected class indices (rows,) from 0 to {classes - 1}, the model's outputs, got {y.dtype}"
-            f" {tuple(y.shape)} from {y.min().item():g} to {y.max().item():g}; for another task pass loss="
+            f" {tuple(y.shape)} from {y.min().item():g} to {y.max().item():g}; for another task, pass loss="
         )
 
 
 def check_loss(loss: Loss, outputs: object, targets: Tensor, parameters: Sequence[nn.Parameter]) -> None:
     """Raise unless the loss of a row depends on that row's output and target alone.
 
-    At least 2 rows are needed; nothing is checked where the outputs are not one tensor.
+    At least 2 rows are needed. Outputs that are not a single tensor are not checked.
 
     Raises:
-        ConfigurationError: it mixes rows, or uses the parameters.
+        ConfigurationError: the loss mixes rows, or uses the parameters.
     """
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or len(outputs) != len(targets):
         return
     given = outputs.detach().requires_grad_()
     with torch.enable_grad():
         together = loss(given, targets)
-    if together.shape != (len(targets),):
-        raise ConfigurationError(
-            f"the loss must be one number for each of the {len(targets)} examples, got shape {tuple(together.shape)};"
-            ' with torch.nn losses use reduction="none"'
-        )
+    check_loss_shape(together, len(targets))
     alone = torch.cat([loss(given[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
     if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6, equal_nan=True):
         raise ConfigurationError(
-            "the loss of an example depends on the other examples of its batch, so that its influence has no bound;"
-            " compute it from that example's output and target alone"
+            "the loss of an example depends on the other examples of its batch, so its influence has no bound; compute"
+            " it from that example's output and target alone"
         )
     if together.requires_grad:
         used = torch.autograd.grad(together.sum(), list(parameters), allow_unused=True)
         if any(gradient is not None for gradient in used):
             raise ConfigurationError(
-                "the loss uses the model's parameters, which is not part of any example's gradient; for a penalty use"
-                " the optimizer's weight_decay"
+                "the loss uses the model's parameters, and that gradient belongs to no example; for a penalty, use the"
+                " optimizer's weight_decay"
             )
 
 
-def few(x: Inputs) -> tuple[Tensor, ...]:
-    """At most three rows; raise InputError unless there are two."""
+def check_loss_shape(losses: Tensor, count: int) -> None:
+    """Raise ConfigurationError unless there is one loss for each of `count` examples."""
+    if losses.shape != (count,):
+        raise ConfigurationError(
+            f"loss: expected one number for each of the {count} examples, got shape {tuple(losses.shape)}; with"
+            ' torch.nn losses, use reduction="none"'
+        )
+
+
+def _first_rows(x: Inputs) -> tuple[Tensor, ...]:
+    """At most three rows; InputError unless there are two."""
     rows = x if isinstance(x, tuple) else (x,)
     if not rows or len({len(t) for t in rows}) != 1 or len(rows[0]) < 2:
-        raise InputError(f"expected 2 rows or more on the first axis, got shapes {[tuple(t.shape) for t in rows]}")
+        raise InputError(f"expected at least 2 rows on the first axis, got shapes {[tuple(t.shape) for t in rows]}")
     return tuple(t[:3] for t in rows)
 
 
-def awake(model: nn.Module) -> nn.Module:
-    """A copy in which no parameter is all zero: behind a new head, often zero at first, every error would hide."""
+def _copy_without_zeros(model: nn.Module) -> nn.Module:
+    """A copy in which no parameter is all zero: a new head is often zero, and would hide every error before it."""
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -368,51 +389,39 @@ def awake(model: nn.Module) -> nn.Module:
     return model
 
 
-def run(model: nn.Module, x: tuple[Tensor, ...]) -> list[Tensor]:
+def _float_outputs(model: nn.Module, x: tuple[Tensor, ...]) -> list[Tensor]:
     """All floating-point outputs, with the same random numbers in every call."""
     devices = sorted({t.device.index for t in x if t.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)
-        return list(_tensors(model(*x)))
+        return list(_float_tensors(model(*x)))
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def _float_tensors(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
     elif isinstance(output, (tuple, list, dict)):
         for part in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(part)
+            yield from _float_tensors(part)
 
 
-def _first_row(outputs: list[Tensor], rows: int) -> list[Tensor]:
+def _outputs_of_first_row(outputs: list[Tensor], rows: int) -> list[Tensor]:
     first = [output[:1] for output in outputs if output.dim() and len(output) == rows]
     if not first:
-        raise InputError(f"expected an output of floating-point numbers with the {rows} rows on its first axis")
+        raise InputError(
+            f"expected a floating-point output with the {rows} rows on its first axis, got shapes"
+            f" {[tuple(output.shape) for output in outputs]}"
+        )
     return first
 
 
-def _loss(outputs: list[Tensor]) -> Tensor:
-    """A sum over rows of a function in which every output has a weight of its own."""
+def _weighted_sum(outputs: list[Tensor]) -> Tensor:
+    """A sum over rows of a function in which every output has a different weight."""
     flat = [o.reshape(len(o), -1) for o in outputs]
     return torch.stack([(o * torch.arange(1, o.shape[1] + 1, device=o.device).cos()).sum() for o in flat]).sum()
 
 
-def _changed(rows: Tensor, other: Tensor) -> Tensor:
+def _different_rows(rows: Tensor, other: Tensor) -> Tensor:
     """Other rows, far from these."""
     return rows * -3 + 1 if rows.is_floating_point() else other.expand_as(rows)
-
-
-def _nothing(*_: Any) -> None:
-    """A backward hook, with which torch forbids changes in place as it will with Opacus'."""
-
-
-def _in_place(error: RuntimeError) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
-    at = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
-    return f"- a layer's output is changed in place at {at}\n  write out = out + x for out += x"
-
-
-def _is_called(module: nn.Module) -> bool:
-    """Whether it is called as a layer with rows on the first axis: recurrent layers are watched inside."""
-    return not (has_rule(module) and any(True for _ in module.children()))

@@ -1,13 +1,12 @@
-"""Rules for the gradients of single examples that Opacus 1.6 lacks or has wrong, layer by layer.
+"""Rules for per-sample gradients that Opacus 1.6 lacks or has wrong, layer by layer.
 
-Gradients: convolutions in any memory format and padding, and layers whose output the network changes in place. These
-rules are entered in Opacus' registry on import, by its public `register_grad_sampler`, and hold for every user of
-Opacus in the process.
+Gradients: convolutions in any memory format and padding, and layers whose output the network changes in place. Import
+enters these rules in Opacus' registry by its public `register_grad_sampler`, for every user of Opacus in the process.
 
 Norms without the gradients (mode ghost): `nn.Linear`, exactly, by `GhostHooks`. A linear layer's gradient for one
 example with t positions is G^T A, from its inputs A (t, in) and the gradients of its outputs G (t, out). Its squared
 norm is the sum of the elements of (A A^T) * (G G^T) (Li et al. 2022, arXiv 2110.05679, section 4), which takes t^2
-numbers instead of in * out; the smaller of both is made (Bu et al. 2022, arXiv 2205.10683).
+numbers instead of in * out; the smaller of the two is computed (Bu et al. 2022, arXiv 2205.10683).
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from safexplain.dp.sgd.clipping import sample_norms
 def linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Tensor, Tensor]:
     """Norms of shape (batch,) of the per-example gradients of a linear layer's trainable parameters.
 
-    Products that nearly cancel are lost to rounding in the sum of (A A^T) * (G G^T), and a norm that comes out too
-    small lets an example contribute more than the bound. Those examples' gradients are made after all. `activations`
-    holds the input (batch, ..., in), `backprops` is the gradient with respect to the output (batch, ..., out).
+    In the sum of (A A^T) * (G G^T), products that nearly cancel are lost to rounding, and a norm that is too small lets
+    an example contribute more than the bound. For such examples the gradients are computed. `activations` holds the
+    input (batch, ..., in), `backprops` is the gradient with respect to the output (batch, ..., out).
     """
     gradients = backprops.flatten(1, -2) if backprops.dim() > 2 else backprops[:, None]
     inputs = activations[0].to(gradients.dtype).reshape(*gradients.shape[:2], -1)
@@ -49,21 +48,21 @@ def _weight_norms(gradients: Tensor, inputs: Tensor) -> Tensor:
     positions = gradients.shape[1]
     sizes = [torch.linalg.vector_norm(t, dim=2) for t in (gradients, inputs)]
     if positions == 1:
-        only: Tensor = sizes[0] * sizes[1]
-        return only[:, 0]
+        norms: Tensor = sizes[0] * sizes[1]
+        return norms[:, 0]
     if 2 * positions**2 > gradients.shape[2] * inputs.shape[2]:
         return sample_norms(gradients.mT @ inputs)
     squares = ((gradients @ gradients.mT) * (inputs @ inputs.mT)).sum(dim=(1, 2))
-    most = (sizes[0] * sizes[1]).sum(dim=1).square()
+    largest = (sizes[0] * sizes[1]).sum(dim=1).square()
     norms = squares.clamp(min=0).sqrt()
-    cancelled = squares < torch.finfo(squares.dtype).eps ** 0.5 * most
+    cancelled = squares < torch.finfo(squares.dtype).eps ** 0.5 * largest
     if cancelled.any():
         norms[cancelled] = sample_norms(gradients[cancelled].mT @ inputs[cancelled])
     return norms
 
 
 class GhostHooks(GradSampleHooksFastGradientClipping):  # type: ignore[misc]
-    """Opacus' hooks for norms without gradients, with `linear_norms` for layers of type `nn.Linear`."""
+    """Opacus' hooks for norms without gradients, with `linear_norms` for `nn.Linear`."""
 
     NORM_SAMPLERS: ClassVar[Mapping[type[nn.Module], Callable[..., Any]]] = ChainMap(
         {nn.Linear: linear_norms}, GradSampleHooksFastGradientClipping.NORM_SAMPLERS
@@ -71,7 +70,7 @@ class GhostHooks(GradSampleHooksFastGradientClipping):  # type: ignore[misc]
 
 
 class _FreshOutput(nn.Module):
-    """Returns a copy, which the network may change in place: Opacus' hooks forbid that for a layer's own output."""
+    """Returns a copy, which the network may change in place; Opacus' hooks forbid that for a layer's own output."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs).clone()
@@ -94,9 +93,9 @@ def convolution_gradients(
 ) -> dict[nn.Parameter, Tensor]:
     """Per-sample gradients of a convolution, for inputs in any memory format and any `padding_mode`.
 
-    Opacus' rule reads a 2-D input as if it were contiguous (channels_last images are not) and pads with zeros whatever
-    the `padding_mode`. Its gradients are then others, without an error, and in mode "ghost" its norms bound nothing.
-    Arguments as for `linear_norms`; gradients of a parameter are of shape (batch, *its shape).
+    Opacus' rule assumes that a 2-D input is contiguous (channels_last images are not) and always pads with zeros. Its
+    gradients are then silently wrong, and in mode "ghost" its norms bound nothing. Arguments as for `linear_norms`;
+    gradients of a parameter are of shape (batch, *its shape).
     """
     inputs = activations[0].contiguous()
     if layer.padding_mode != "zeros":

@@ -1,14 +1,14 @@
-"""Which parameters train, chosen by name.
+"""Selection of the parameters that train, by name.
 
 | choice | what trains | source |
 |---|---|---|
-| "all" | every parameter but the bare ones, see `bare_parameters` | |
+| "all" | every parameter except the bare ones, see `bare_parameters` | |
 | "head" | the classifier | |
-| "last-block" | the last of the repeated blocks and all that is registered after it | |
+| "last-block" | the last of the repeated blocks and everything registered after it | |
 | "bias" | the biases of layers and the head | BitFit, arXiv 2106.10199; with DP, arXiv 2210.00036 |
 | "lora" | the adapters of `safexplain.dp.models.adapters` and the head | arXiv 2106.09685 |
 
-A list of glob patterns (of names of parameters or modules) or compiled regular expressions chooses by hand.
+Alternatively, a list of glob patterns (of parameter or module names) or compiled regular expressions.
 """
 
 from __future__ import annotations
@@ -33,51 +33,51 @@ _HEADS = ("fc", "classifier", "head", "heads")
 
 
 def select(model: nn.Module, trainable: Trainable) -> list[str]:
-    """Names of the parameters to train, in the model's order. Whether they require gradients now does not matter.
+    """Names of the parameters to train, in the model's order, whether or not they require gradients now.
 
     Args:
         model: the model.
         trainable: one of "all", "head", "last-block", "bias", "lora"; or a list of patterns. A pattern is a glob of
             parameter names ("blocks.*.norm1.weight") or of module names ("blocks.11"), or a compiled regular expression
-            that is searched for in parameter names. Patterns may name bare parameters.
+            that is searched for in parameter names. Patterns may match bare parameters.
 
     Raises:
-        InputError: an unknown choice; patterns that fit nothing, with names that are near; a model in which the choice
-            finds nothing.
+        InputError: an unknown choice, or one that selects nothing in this model; a pattern that matches nothing (the
+            message lists similar names).
     """
     if isinstance(trainable, str):
         if trainable not in CHOICES:
             raise InputError(
                 f"trainable: expected one of {', '.join(CHOICES)} or a list of patterns, got {trainable!r};"
-                f" for a pattern write [{trainable!r}]"
+                f" for a pattern, write [{trainable!r}]"
             )
         chosen = set(CHOICES[trainable](model))
     else:
         chosen = set(_matching(model, list(trainable)))
     if not chosen:
-        raise InputError(f"trainable: {trainable!r} chooses none of the model's {len(_owners(model))} parameters")
+        raise InputError(f"trainable: {trainable!r} selects none of the model's {len(_owners(model))} parameters")
     return [name for name in _owners(model) if name in chosen]
 
 
 def freeze_others(model: nn.Module, names: Iterable[str]) -> None:
-    """Let exactly these parameters require gradients, in place.
+    """Make exactly these parameters require gradients, in place.
 
     Raises:
-        InputError: a name is none of the model's parameters.
+        InputError: the model has no parameter of that name.
     """
     chosen = set(names)
     if unknown := chosen - _owners(model).keys():
-        raise InputError(f"not parameters of the model: {', '.join(sorted(unknown))}")
+        raise InputError(f"names: expected parameters of the model, got {', '.join(sorted(unknown))}")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
 
 
 def bare_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters that no single layer holds: class tokens, position embeddings, tables of relative
-    positions, layer scales kept by a block, parts of a `nn.ParameterList`.
+    """Names of the parameters that a composite module holds directly: class tokens, position embeddings, tables of
+    relative positions, layer scales of a block, parts of a `nn.ParameterList`.
 
-    Their per-sample gradients take `torch.func.vmap` through the whole module that holds them, often the whole model:
-    slower, and in mode "ghost" with the gradients of all parameters in memory. "all" leaves them frozen.
+    Their per-sample gradients need `torch.func.vmap` through the module that holds them, often the whole model. This is
+    slower, and in mode "ghost" it keeps the gradients of all parameters in memory. "all" leaves them frozen.
     """
     return [name for name, owner in _owners(model).items() if _is_container(owner)]
 
@@ -88,15 +88,15 @@ def has_rule(module: nn.Module) -> bool:
 
 
 def head_modules(model: nn.Module) -> list[str]:
-    """Names of the classifier: what a timm model says (`get_classifier`), else the last linear layer below `fc`,
-    `classifier`, `head` or `heads`, else the last layer with parameters if it is linear.
+    """Names of the classifier: timm's `get_classifier()`, else the last linear layer below `fc`, `classifier`, `head`
+    or `heads`, else the last layer with parameters if it is linear.
 
     Raises:
         InputError: none of these exists.
     """
     if callable(get := getattr(model, "get_classifier", None)):
-        said = get()
-        heads = said if isinstance(said, tuple) else (said,)
+        classifier = get()
+        heads = classifier if isinstance(classifier, tuple) else (classifier,)
         names = [name for name, module in model.named_modules() if any(module is head for head in heads)]
     else:
         layers = [(name, m) for name, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
@@ -107,7 +107,7 @@ def head_modules(model: nn.Module) -> list[str]:
     if not names:
         raise InputError(
             "no head found: expected a timm model with num_classes > 0, a linear layer below fc, classifier, head or"
-            " heads, or one at the end. Name its parameters: trainable=['name_of_the_head']"
+            " heads, or a linear layer at the end; pass its name: trainable=['name_of_the_head']"
         )
     return names
 
@@ -115,14 +115,14 @@ def head_modules(model: nn.Module) -> list[str]:
 def blocks(model: nn.Module, head: str) -> list[str]:
     """Names of the blocks below the head, in the order of the model.
 
-    Stages where there are several stacks of like modules (`layer1` to `layer4` of a ResNet, what arXiv 2306.01181 calls
-    its layers); the modules of the stack where there is one (a vision transformer, a `Sequential` of residual blocks);
-    elsewhere the children with parameters, where a child that stands alone is opened, as `features` of VGG. A
-    normalisation belongs to the block before it, as does all that is registered between a block and the next.
+    A model with several stacks of like modules has its stages as blocks (`layer1` to `layer4` of a ResNet, which arXiv
+    2306.01181 calls layers); one with a single stack (a vision transformer, a `Sequential` of residual blocks) the
+    modules of that stack; any other its children with parameters, or those of an only child, as `features` of VGG. A
+    normalisation, like everything registered between two blocks, belongs to the block before it.
 
     Args:
         model: the model.
-        head: name of its classifier, which is no block.
+        head: name of its classifier, which is not a block.
     """
 
     def is_block(module: nn.Module) -> bool:
@@ -145,7 +145,7 @@ _NORMALISATIONS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instanceno
 
 
 def _children(model: nn.Module, prefix: str, head: str) -> list[str]:
-    """Names of the children with parameters; one that holds the head, or stands alone, is opened."""
+    """Names of the children with parameters; a child that holds the head, or an only child, is replaced by its own."""
     dotted = f"{prefix}." if prefix else ""
     names = [
         f"{dotted}{name}"
@@ -153,11 +153,11 @@ def _children(model: nn.Module, prefix: str, head: str) -> list[str]:
         if any(True for _ in child.parameters()) and not isinstance(child, _NORMALISATIONS)
     ]
     names = [name for name in names if name != head]
-    beside = [name for name in names if not head.startswith(name + ".")]
+    without_head = [name for name in names if not head.startswith(name + ".")]
     found: list[str] = []
     for name in names:
-        inner = _children(model, name, head) if name not in beside or len(beside) == 1 else []
-        found += inner or [name] * (name in beside)
+        inner = _children(model, name, head) if name not in without_head or len(without_head) == 1 else []
+        found += inner or [name] * (name in without_head)
     return found
 
 
@@ -169,8 +169,8 @@ def _owners(model: nn.Module) -> dict[str, nn.Module]:
 def _is_container(owner: nn.Module) -> bool:
     if isinstance(owner, (nn.ParameterList, nn.ParameterDict)):
         return True
-    known = has_rule(owner) or type(owner) is nn.MultiheadAttention  # which `prepare` replaces
-    return not known and any(True for part in owner.children() for _ in part.parameters())
+    supported = has_rule(owner) or type(owner) is nn.MultiheadAttention  # which `prepare` replaces
+    return not supported and any(True for part in owner.children() for _ in part.parameters())
 
 
 def _all(model: nn.Module) -> list[str]:
@@ -192,7 +192,7 @@ def _last_block(model: nn.Module) -> list[str]:
 
 
 def _innermost_block(model: nn.Module) -> str:
-    """Name of the last child of the last stack of like blocks; in stages of blocks, of the last stage."""
+    """Name of the last child of the last stack of like blocks; with stages of blocks, of the last stage."""
     prefix = ""
     while stacks := list(_stacks(model.get_submodule(prefix))):
         stack = ".".join(part for part in (prefix, stacks[-1]) if part)
@@ -200,8 +200,8 @@ def _innermost_block(model: nn.Module) -> str:
         prefix = f"{stack}.{last}" if stack else last
     if not prefix:
         raise InputError(
-            "no blocks found: expected a Sequential or ModuleList of two or more modules of one type. Name what trains:"
-            " trainable=['layer4.1', 'fc']"
+            "no blocks found: expected a Sequential or ModuleList of two or more modules of one type; pass names of"
+            " modules instead: trainable=['layer4.1', 'fc']"
         )
     return prefix
 
@@ -221,7 +221,7 @@ def _stacks(model: nn.Module) -> Iterator[str]:
 
 
 def _bias(model: nn.Module) -> list[str]:
-    """Biases; not of batch normalisation, which keeps its pretrained statistics only while it is frozen."""
+    """Biases, except of batch normalisation, which keeps its pretrained statistics only while it is frozen."""
     bare = set(bare_parameters(model))
     biases = [
         name
@@ -234,7 +234,7 @@ def _bias(model: nn.Module) -> list[str]:
 def _lora(model: nn.Module) -> list[str]:
     adapters = [f"{name}." for name, module in model.named_modules() if isinstance(module, LoRALinear)]
     if not adapters:
-        raise InputError("the model has no adapters: call safexplain.dp.models.adapters.add_lora(model) first")
+        raise InputError("the model has no adapters; call safexplain.dp.models.adapters.add_lora(model) first")
     inner = tuple(a + part for a in adapters for part in ("lora_a.", "lora_b."))
     return [name for name in _owners(model) if name.startswith(inner)] + _head(model)
 
@@ -246,24 +246,24 @@ CHOICES: dict[str, Callable[[nn.Module], list[str]]] = {
     "bias": _bias,
     "lora": _lora,
 }
-"""Word -> function of a model that gives names."""
+"""Choice -> function from a model to parameter names."""
 
 
 def _matching(model: nn.Module, patterns: Sequence[str | re.Pattern[str]]) -> Iterator[str]:
     names = list(_owners(model))
     unknown: list[str] = []
     for pattern in patterns:
-        hits = [name for name in names if _fits(name, pattern)]
+        hits = [name for name in names if _matches(name, pattern)]
         yield from hits
         if not hits:
             text = pattern if isinstance(pattern, str) else pattern.pattern
             near = difflib.get_close_matches(text, [*names, *(n for n, _ in model.named_modules() if n)], 3, 0.5)
-            unknown.append(f"{text!r} (near: {', '.join(near) or 'nothing'})")
+            unknown.append(f"{text!r} (similar: {', '.join(near) or 'none'})")
     if unknown:
-        raise InputError(f"trainable: no parameter fits {'; '.join(unknown)}. Names: model.named_parameters()")
+        raise InputError(f"trainable: no parameter matches {'; '.join(unknown)}; see model.named_parameters()")
 
 
-def _fits(name: str, pattern: str | re.Pattern[str]) -> bool:
+def _matches(name: str, pattern: str | re.Pattern[str]) -> bool:
     if isinstance(pattern, str):
         return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
     return pattern.search(name) is not None

@@ -1,4 +1,4 @@
-"""Make a model fit for training with differential privacy, which needs a gradient for every single sample."""
+"""Preparation of a model for training with differential privacy, which needs a gradient for every single sample."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from opacus.grad_sample import AbstractGradSampleModule
 from torch import nn
 
 from safexplain.dp.models.adapters import LoRALinear, add_lora
-from safexplain.dp.models.checks import Mode, hooked_modules, unsupported
+from safexplain.dp.models.checks import Mode, check_modules, hooked_modules
 from safexplain.dp.models.parameters import Trainable, freeze_others, has_rule, select
 from safexplain.dp.models.replacements import (
     BatchNormReplacedWarning,
     has_fixed_statistics,
-    pin,
-    put,
+    is_trainable,
+    pin_to_eval,
     replace_batch_norm,
     replace_composites,
+    replace_module,
     split_attention_bias,
     train_mode,
-    trains,
     use_plain_types,
 )
 from safexplain.errors import InputError
@@ -37,59 +37,58 @@ def prepare(
 ) -> nn.Module:
     """A copy of a model that can be trained with differential privacy, in training mode.
 
-    Batch normalisation that trains becomes group normalisation; frozen, it is kept and pinned to evaluation mode.
-    Attention and recurrent layers of torch become modules of the same function with a layer for each product.
-    Activations in place are switched to copies. The names of all other parameters stay. For the way back see
-    `safexplain.dp.models.replacements.restore`.
+    Trainable batch normalisation becomes group normalisation; frozen batch normalisation stays in evaluation mode.
+    torch's attention and recurrent layers become equivalent modules with one layer for each product. In-place
+    activations make copies. All other parameters keep their names. `safexplain.dp.models.replacements.restore`
+    converts the model back.
 
     Args:
-        model: left as it is.
-        trainable: what trains, see `safexplain.dp.models.parameters.select`; "lora" adds adapters where there are none.
-            None keeps what requires gradients now.
+        model: not changed.
+        trainable: what trains, see `safexplain.dp.models.parameters.select`; "lora" adds adapters if there are none.
+            None keeps the parameters that require gradients now.
         mode: how per-sample gradients will be computed.
-        batch_norm: "replace" trainable batch normalisation, or "freeze" it with its running statistics (pretrained
-            models only: frozen statistics of an untrained model normalise nothing).
+        batch_norm: "replace" trainable batch normalisation, or "freeze" it with its running statistics (for pretrained
+            models: the statistics of an untrained model do not normalise).
         lora: arguments of `safexplain.dp.models.adapters.add_lora`.
 
     Raises:
-        InputError: the list of all modules that cannot be used, each with what to do; or nothing trains.
+        InputError: unsupported modules, listed with a remedy for each; or no parameter is trainable.
 
     Warns:
         BatchNormReplacedWarning: how many layers were replaced.
     """
     if isinstance(model, AbstractGradSampleModule):
-        raise InputError("the model is wrapped by Opacus already: pass the plain one (model.to_standard_module())")
+        raise InputError("model: expected a plain module, got one wrapped by Opacus; pass model.to_standard_module()")
     model = copy.deepcopy(model)
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise InputError("the model has lazy layers: run one forward pass first, so that they know their sizes")
+        raise InputError("model: its lazy layers have no sizes yet; run one forward pass first")
     model, originals = replace_composites(model, frozen_too=trainable is not None)
     if trainable is not None:
         if trainable == "lora" and not any(isinstance(m, LoRALinear) for m in model.modules()):
             add_lora(model, **(lora or {}))
         freeze_others(model, select(model, trainable))
         for name, original in originals.items():
-            if not trains(model.get_submodule(name), recurse=True):
-                model = put(model, name, original.requires_grad_(False))
+            if not is_trainable(model.get_submodule(name), recurse=True):
+                model = replace_module(model, name, original.requires_grad_(False))
     model, replaced = replace_batch_norm(model, freeze=batch_norm == "freeze")
     use_plain_types(model)
     split_attention_bias(model)
     for module in model.modules():
         if getattr(module, "inplace", None) is True:
             module.inplace = False  # type: ignore[assignment]
-    if problems := unsupported(model, mode):
-        raise InputError(f"cannot train with differential privacy, {len(problems)} found:\n" + "\n".join(problems))
+    check_modules(model, mode)
     for _, module in hooked_modules(model):
         if not has_rule(module):
             unfuse_attention(module)
     for module in model.modules():
         if has_fixed_statistics(module):
-            pin(module)
+            pin_to_eval(module)
     if replaced:
         warnings.warn(
             f"{len(replaced)} BatchNorm replaced by GroupNorm ({', '.join(replaced[:3])}"
-            f"{', ...' if len(replaced) > 3 else ''}): a statistic of the batch mixes samples, so that one sample's"
-            " part in the gradient has no bound. Weights and biases were kept, pretrained running statistics are lost:"
-            ' accuracy has to be learned anew. To keep them, freeze these layers (trainable="head", or'
+            f"{', ...' if len(replaced) > 3 else ''}), because batch statistics mix samples and leave a sample's"
+            " influence on the gradient unbounded. Weights and biases are kept, but pretrained running statistics are"
+            ' lost, so accuracy starts low. To keep them, freeze these layers (trainable="head", or'
             ' batch_norm="freeze")',
             BatchNormReplacedWarning,
             stacklevel=2,
@@ -98,8 +97,9 @@ def prepare(
 
 
 def unfuse_attention(model: nn.Module) -> None:
-    """Switch timm's attention to plain matrix products, in place: vmap has no rule for fused attention on GPUs
-    (Opacus issue 595) and a slow one on CPUs. Outputs are the same up to rounding.
+    """Switch timm's attention to plain matrix products, in place; outputs are the same up to rounding.
+
+    vmap has no rule for fused attention on GPUs (Opacus issue 595) and a slow one on CPUs.
     """
     for module in model.modules():
         if getattr(module, "fused_attn", False):

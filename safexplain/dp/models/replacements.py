@@ -1,14 +1,14 @@
-"""Modules that have no per-sample gradients, and what stands in for them; all in place, on a copy that `prepare` made.
+"""Replacements for modules without per-sample gradients, made in place on the copy that `prepare` makes.
 
 | module | replaced by | because |
 |---|---|---|
 | BatchNorm | GroupNorm (arXiv 1803.08494) | a batch statistic mixes samples: no bound for a single one |
 | nn.MultiheadAttention | `PerSampleAttention` | several layers in one, whose inputs no hook sees |
 | LSTM, GRU, RNN | Opacus' versions | the same |
-| layers of timm that add nothing to torch's | torch's type | Opacus looks its rules up by exact type |
+| timm layers that compute the same as torch's | torch's type | Opacus looks up its rules by exact type |
 
-Of attention, Opacus 1.6 has a version too, `DPMultiheadAttention`; with `batch_first=True` and several heads it puts
-the heads' outputs together in the wrong order, and with `batch_first=False` samples are not on the first axis.
+Opacus 1.6 also has an attention, `DPMultiheadAttention`; with `batch_first=True` and several heads it joins the heads'
+outputs in the wrong order, and with `batch_first=False` samples are not on the first axis.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from safexplain.errors import InputError, PrivacyWarning
 
 
 class PerSampleAttention(nn.Module):
-    """The function of an `nn.MultiheadAttention` (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2), same weights.
+    """An `nn.MultiheadAttention` (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) with one layer per product.
 
     Args:
-        layer: as `can_replace` allows.
+        layer: whose weights it takes; as `can_replace` allows.
     """
 
-    # What nn.TransformerEncoderLayer reads before its own fused kernel, which would use the weights past the hooks.
+    # These keep nn.TransformerEncoderLayer from its fused kernel, which would use the weights without the hooks.
     _qkv_same_embed_dim = False
     in_proj_weight = None
     in_proj_bias = None
@@ -44,18 +44,16 @@ class PerSampleAttention(nn.Module):
         super().__init__()
         self.embed_dim, self.num_heads = layer.embed_dim, layer.num_heads
         self.dropout, self.batch_first = layer.dropout, layer.batch_first
-        weights = _parts(layer.in_proj_weight)
+        weights = _split_in_three(layer.in_proj_weight)
         bias: nn.Parameter | None = layer.in_proj_bias
-        biases = [None] * 3 if bias is None else _parts(bias)
+        biases = [None] * 3 if bias is None else _split_in_three(bias)
         self.q_proj, self.k_proj, self.v_proj = map(_linear, weights, biases)
         self.out_proj = _linear(layer.out_proj.weight, layer.out_proj.bias)
         self.train(layer.training)
 
     @staticmethod
     def can_replace(layer: nn.Module) -> bool:
-        """Whether a layer is exactly `nn.MultiheadAttention`, with keys and values as wide as queries, and without
-        `add_bias_kv` and `add_zero_attn`.
-        """
+        """Whether it is `nn.MultiheadAttention` itself, without `kdim`, `vdim`, `add_bias_kv` and `add_zero_attn`."""
         if type(layer) is not nn.MultiheadAttention:
             return False
         return bool(layer._qkv_same_embed_dim) and layer.bias_k is None and not layer.add_zero_attn
@@ -65,10 +63,10 @@ class PerSampleAttention(nn.Module):
         bias, like = self.out_proj.bias is not None, self.out_proj.weight
         options = {"dropout": self.dropout, "bias": bias, "batch_first": self.batch_first}
         layer = nn.MultiheadAttention(self.embed_dim, self.num_heads, **options, device="meta", dtype=like.dtype)
-        inner = (self.q_proj, self.k_proj, self.v_proj)
-        layer.in_proj_weight = _joined([part.weight for part in inner])
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        layer.in_proj_weight = _concatenated([p.weight for p in projections])
         if bias:
-            layer.in_proj_bias = _joined([part.bias for part in inner])
+            layer.in_proj_bias = _concatenated([p.bias for p in projections])
         layer.out_proj.weight, layer.out_proj.bias = self.out_proj.weight, self.out_proj.bias
         return layer.train(self.training)
 
@@ -84,9 +82,9 @@ class PerSampleAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         if query.dim() != 3:
-            raise InputError(f"expected a batch of sequences, three axes, got shape {tuple(query.shape)}")
+            raise InputError(f"query: expected a batch of sequences with three axes, got shape {tuple(query.shape)}")
         if is_causal and attn_mask is None:
-            raise InputError("is_causal only says that attn_mask is causal: give attn_mask")
+            raise InputError("is_causal is only a hint that attn_mask is causal; pass attn_mask too")
         if not self.batch_first:
             query, key, value = (t.transpose(0, 1) for t in (query, key, value))
         q, k, v = (self._heads(t) for t in (self.q_proj(query), self.k_proj(key), self.v_proj(value)))
@@ -108,7 +106,7 @@ class PerSampleAttention(nn.Module):
         return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
-        """What is added to the scores (batch, heads, queries, keys): -inf where torch's masks are true."""
+        """The sum of both masks, to be added to scores (batch, heads, queries, keys); -inf for boolean True."""
         total = None
         if attn_mask is not None and attn_mask.dim() == 3:
             attn_mask = attn_mask.reshape(len(q), self.num_heads, *attn_mask.shape[1:])
@@ -121,11 +119,11 @@ class PerSampleAttention(nn.Module):
         return total
 
 
-def _parts(joint: Tensor) -> list[nn.Parameter]:
+def _split_in_three(joint: Tensor) -> list[nn.Parameter]:
     return [nn.Parameter(part.clone(), joint.requires_grad) for part in joint.detach().chunk(3)]
 
 
-def _joined(parts: list[Tensor]) -> nn.Parameter:
+def _concatenated(parts: list[Tensor]) -> nn.Parameter:
     return nn.Parameter(torch.cat([part.detach() for part in parts]), any(part.requires_grad for part in parts))
 
 
@@ -138,22 +136,22 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 _RECURRENT: dict[type[nn.Module], type[nn.Module]] = {nn.LSTM: DPLSTM, nn.GRU: DPGRU, nn.RNN: DPRNN}
-_TORCHS = {dp: torchs for torchs, dp in _RECURRENT.items()}
+_RECURRENT_OF_TORCH = {private: plain for plain, private in _RECURRENT.items()}
 
 _PLAIN = {"timm.layers.norm.LayerNorm": nn.LayerNorm, "timm.layers.linear.Linear": nn.Linear}
 
 
 class BatchNormReplacedWarning(PrivacyWarning):
-    """Batch normalisation was replaced: pretrained statistics are lost, and accuracy has to be learned anew."""
+    """Batch normalisation was replaced, and its pretrained statistics are lost."""
 
 
-def trains(module: nn.Module, *, recurse: bool = False) -> bool:
-    """Whether a parameter of the module requires gradients."""
+def is_trainable(module: nn.Module, *, recurse: bool = False) -> bool:
+    """Whether a parameter of the module itself (with `recurse`, or of a module inside it) requires gradients."""
     return any(p.requires_grad for p in module.parameters(recurse=recurse))
 
 
-def put(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
-    """The model with another module under a name; the module itself where the name is empty."""
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """The model with another module under a name; the module itself if the name is empty."""
     if not path:
         return module
     parent, _, name = path.rpartition(".")
@@ -162,19 +160,19 @@ def put(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
 
 
 def group_count(features: int, dimensions: int) -> int:
-    """Groups for GroupNorm: at most 32 (arXiv 1803.08494, section 4.1), of two channels or more; for BatchNorm1d one.
+    """Groups for GroupNorm: at most 32 (arXiv 1803.08494, section 4.1), of at least two channels; one for BatchNorm1d.
 
-    A group of one channel without spatial axes is a single number, which normalises to zero.
+    A group of one channel without spatial axes is a single number, which would always be normalised to zero.
     """
     groups = 1 if dimensions == 1 else math.gcd(32, features)
     return groups if groups < features else max(1, groups // 2)
 
 
 def replace_batch_norm(model: nn.Module, *, freeze: bool = False) -> tuple[nn.Module, list[str]]:
-    """BatchNorm -> GroupNorm with the same weights, bias and eps, where it would use statistics of the batch.
+    """Replace each BatchNorm that would use batch statistics by a GroupNorm with the same weight, bias and eps.
 
-    That is where it trains; where it keeps no running statistics; and where it has neither parameters nor statistics
-    that were ever updated. Frozen layers with statistics are kept: in evaluation mode they treat each sample alone.
+    These are layers that train, that keep no running statistics, or that have neither parameters nor statistics that
+    were ever updated. Frozen layers with statistics are kept: in evaluation mode they treat each sample alone.
 
     Args:
         model: changed in place.
@@ -185,37 +183,37 @@ def replace_batch_norm(model: nn.Module, *, freeze: bool = False) -> tuple[nn.Mo
     """
     replaced = []
     for name, old in list(model.named_modules()):
-        if not isinstance(old, _BatchNorm) or not _is_known(old):
+        if not isinstance(old, _BatchNorm) or not _is_standard(old):
             continue
         has_statistics = old.running_mean is not None
         if freeze and has_statistics:
             old.requires_grad_(False)
         untouched = not old.affine and old.num_batches_tracked is not None and int(old.num_batches_tracked) == 0
-        if not trains(old) and has_statistics and not untouched:
+        if not is_trainable(old) and has_statistics and not untouched:
             continue
         features, dimensions = old.num_features, 1 if isinstance(old, nn.BatchNorm1d) else 2
         new = FreshGroupNorm(group_count(features, dimensions), features, old.eps, affine=old.affine)
         if old.affine:
             new.weight, new.bias = old.weight, old.bias
         extra = OrderedDict(old.named_children())
-        model = put(model, name, nn.Sequential(OrderedDict(norm=new, **extra)) if extra else new)
+        model = replace_module(model, name, nn.Sequential(OrderedDict(norm=new, **extra)) if extra else new)
         replaced.append(name)
     return model, replaced
 
 
 def replace_composites(model: nn.Module, *, frozen_too: bool = False) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """Attention and recurrent layers -> Opacus' versions, with the same weights and output.
+    """Replace attention and recurrent layers by versions with per-sample gradients, the same weights and output.
 
     Args:
         model: changed in place.
-        frozen_too: also layers of which nothing trains.
+        frozen_too: whether to replace frozen layers too.
 
     Returns:
-        The model, and name -> layer of what was replaced.
+        The model, and name -> original layer.
     """
     originals: dict[str, nn.Module] = {}
     for name, old in list(model.named_modules()):
-        if not (frozen_too or trains(old, recurse=True)):
+        if not (frozen_too or is_trainable(old, recurse=True)):
             continue
         new: nn.Module
         if isinstance(old, nn.MultiheadAttention) and PerSampleAttention.can_replace(old):
@@ -224,28 +222,25 @@ def replace_composites(model: nn.Module, *, frozen_too: bool = False) -> tuple[n
             new = _convert_recurrent(old, _RECURRENT[type(old)])
         else:
             continue
-        model = put(model, name, new)
+        model = replace_module(model, name, new)
         originals[name] = old
     return model, originals
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Torch's own types in place of Opacus' and this package's, in place: for a trained model on its way out.
+    """Convert a trained model back to torch's own layers, in place, and merge adapters; returns the model.
 
-    Its `state_dict` then loads into the original architecture, but where BatchNorm was replaced. Adapters are merged.
+    Its `state_dict` then loads into the original architecture, unless BatchNorm was replaced.
 
     Args:
         model: from `safexplain.dp.models.prepare.prepare`.
-
-    Returns:
-        The model.
     """
     model = merge_lora(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, PerSampleAttention):
-            model = put(model, name, module.to_torch())
-        elif type(module) in _TORCHS:
-            model = put(model, name, _convert_recurrent(module, _TORCHS[type(module)]))
+            model = replace_module(model, name, module.to_torch())
+        elif type(module) in _RECURRENT_OF_TORCH:
+            model = replace_module(model, name, _convert_recurrent(module, _RECURRENT_OF_TORCH[type(module)]))
         elif isinstance(module, (FreshGroupNorm, FreshLinear)):
             setattr(module, "__class__", module.plain)  # noqa: B010
     return model
@@ -271,37 +266,37 @@ def _convert_recurrent(old: nn.Module, kind: type[nn.Module]) -> nn.Module:
 
 
 def use_plain_types(model: nn.Module) -> None:
-    """Give trainable layers of timm that compute the same as torch's that type, in place.
+    """Change trainable timm layers that compute the same as torch's to torch's type, in place.
 
-    A GroupNorm gives its output as a copy: networks with it often go on with `out += x`.
+    A GroupNorm returns a copy of its output, because networks often continue with `out += x`.
     """
     for module in model.modules():
-        if type(module) is nn.GroupNorm and trains(module):
+        if type(module) is nn.GroupNorm and is_trainable(module):
             module.__class__ = FreshGroupNorm
         kind = type(module)
         plain = _PLAIN.get(f"{kind.__module__}.{kind.__name__}")
-        if plain is not None and trains(module) and not getattr(module, "_fast_norm", False):
+        if plain is not None and is_trainable(module) and not getattr(module, "_fast_norm", False):
             module.__class__ = plain
 
 
 def split_attention_bias(model: nn.Module) -> None:
-    """Let timm's attention with `q_bias` and `v_bias` (BEiT, EVA, Swin V2) call its layer `qkv`, in place.
+    """Make timm's attention with `q_bias` and `v_bias` (BEiT, EVA, Swin V2) call its layer `qkv`, in place.
 
-    It otherwise uses the layer's weight directly, which no hook sees.
+    Otherwise it uses the layer's weight directly, which no hook sees.
     """
     for module in model.modules():
         qkv = getattr(module, "qkv", None)
         if getattr(module, "qkv_bias_separate", None) is False and isinstance(qkv, nn.Linear):
             module.qkv_bias_separate = True  # type: ignore[assignment]
-            if type(qkv) is nn.Linear and trains(qkv):
+            if type(qkv) is nn.Linear and is_trainable(qkv):
                 qkv.__class__ = FreshLinear
 
 
 def train_mode(model: nn.Module) -> nn.Module:
-    """Put a model in training mode, but for frozen modules with running statistics: these stay fixed.
+    """Put a model in training mode, except frozen modules with running statistics.
 
-    In training mode a frozen BatchNorm would use statistics of the batch and update its own from private data. Models
-    from `prepare` keep such layers in evaluation mode whatever is called.
+    In training mode, a frozen BatchNorm would use batch statistics and update its own from private data. Models from
+    `prepare` keep such layers in evaluation mode whatever is called.
     """
     model.train()
     for module in model.modules():
@@ -311,17 +306,17 @@ def train_mode(model: nn.Module) -> nn.Module:
 
 
 def has_fixed_statistics(module: nn.Module) -> bool:
-    """Whether it is frozen and has statistics that training mode would update."""
-    return any(True for _ in module.buffers(recurse=False)) and not trains(module, recurse=True)
+    """Whether it is frozen and has buffers that training mode would update."""
+    return any(True for _ in module.buffers(recurse=False)) and not is_trainable(module, recurse=True)
 
 
-def pin(module: nn.Module) -> None:
+def pin_to_eval(module: nn.Module) -> None:
     """Keep this module in evaluation mode, whatever is called."""
     module.register_forward_pre_hook(_stay_in_eval)
 
 
 def is_pinned(module: nn.Module) -> bool:
-    """Whether `pin` keeps this module in evaluation mode."""
+    """Whether `pin_to_eval` keeps this module in evaluation mode."""
     return _stay_in_eval in module._forward_pre_hooks.values()
 
 
@@ -329,7 +324,7 @@ def _stay_in_eval(module: nn.Module, _: Any) -> None:
     module.training = False
 
 
-def _is_known(norm: _BatchNorm) -> bool:
-    """Whether it is torch's, or torch's followed by timm's dropout and activation."""
+def _is_standard(norm: _BatchNorm) -> bool:
+    """Whether it is torch's layer, possibly followed by timm's dropout and activation."""
     torch_forward = type(norm).forward in {kind.forward for kind in (nn.BatchNorm2d, nn.SyncBatchNorm)}
     return torch_forward or {name for name, _ in norm.named_children()} == {"drop", "act"}

@@ -97,7 +97,7 @@ def test_adapters_follow_device_and_type():
 
 
 def test_no_target_lists_the_linear_layers():
-    with pytest.raises(InputError, match=r"Linear layers here: 0, 1\."):
+    with pytest.raises(InputError, match=r"the linear layers are 0, 1\."):
         add_lora(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
 
 

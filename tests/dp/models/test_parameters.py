@@ -151,7 +151,7 @@ def test_patterns_that_fit_nothing_are_all_named_with_what_is_near():
 
 
 def test_a_word_that_is_no_choice_and_an_empty_list_are_errors():
-    with pytest.raises(InputError, match="chooses none"):
+    with pytest.raises(InputError, match="selects none"):
         select(mlp(), [])
     with pytest.raises(InputError, match="expected one of all, head, last-block, bias, lora"):
         select(mlp(), "heads")
@@ -161,5 +161,5 @@ def test_freeze_others_thaws_what_is_named():
     model = mlp().requires_grad_(False)
     freeze_others(model, ["3.weight"])
     assert [p.requires_grad for p in model.parameters()] == [False, False, True, False]
-    with pytest.raises(InputError, match=r"not parameters of the model: 3\.wieght"):
+    with pytest.raises(InputError, match=r"expected parameters of the model, got 3\.wieght"):
         freeze_others(model, ["3.wieght"])

@@ -250,7 +250,7 @@ class Centred(nn.Module):
 
 
 def test_a_model_that_mixes_examples_is_refused():
-    with pytest.raises(InputError, match="depend on other rows"):
+    with pytest.raises(InputError, match="depends on other samples"):
         tuner(nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 2))).fit()
 
 
