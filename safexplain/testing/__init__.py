@@ -1,8 +1,8 @@
-"""The contract that every hardened explainer keeps, to be run on your own: `check_explainer`.
+"""The contract that every hardened explainer keeps, to run on your own: `check_explainer`.
 
-`case` makes the explainer and asks it and the native one; `clauses` looks at what comes, at what leaves beside it (the
-`markers` that are planted and found) and at what stays behind (a `snapshot`); `check` runs all clauses and reports.
-Needs no test framework: a broken clause raises an AssertionError that says what was expected and what came.
+`case` makes the explainer and queries it and the native one; `clauses` checks the answers, whatever leaves with them
+(planted `markers`) and what stays behind; `check` runs all clauses and reports. No test framework is needed: a broken
+clause raises an AssertionError with what was expected and what came.
 """
 
 from safexplain.testing.check import check_explainer

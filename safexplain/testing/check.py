@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 from safexplain.errors import ConfigurationError, SafexplainError
 from safexplain.hardening.hardening import Hardening
 from safexplain.testing import clauses
-from safexplain.testing.case import Case, Skip, Untried, seeded
-from safexplain.testing.snapshot import Snapshot
+from safexplain.testing.case import Case, Skip, Snapshot, Untried, seeded
 
 State = Literal["passed", "skipped", "broken"]
 

@@ -29,15 +29,16 @@ from safexplain.testing.case import (
     KEY,
     Case,
     Skip,
+    Snapshot,
     Untried,
     accepts,
     attempt,
     difference,
     flat,
     seeded,
+    tensors_in,
 )
 from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, Plant, as_tuple, find_markers, planted
-from safexplain.testing.snapshot import Snapshot, tensors_in
 
 THREADS = 8
 PATIENCE = 1.0

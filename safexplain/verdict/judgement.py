@@ -41,7 +41,7 @@ from safexplain.verdict.evidence import (
     code,
     is_judged,
 )
-from safexplain.verdict.implied import Implied
+from safexplain.verdict.guarantee import Implied
 from safexplain.verdict.policy import Claim, Policy
 from safexplain.verdict.power import Found, Needed, best_certifiable, needed
 from safexplain.verdict.stats.paired import difference_bounds

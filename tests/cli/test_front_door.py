@@ -21,7 +21,7 @@ from safexplain.cli import options
 from safexplain.cli.options import policy_of
 from safexplain.errors import ConfigurationError, near
 from safexplain.verdict.canaries.claim import SCENARIOS
-from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.lower_bounds import BoundMethod
 
 Cli = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from evidence import ROOT, twice
 from audit.suites.bound_errors import power, suite
 from audit.suites.bound_errors.credible import credible_bound
 from safexplain.verdict.stats import epsilon_from_errors
-from safexplain.verdict.stats.bound_methods import ErrorCounts
+from safexplain.verdict.stats.lower_bounds import ErrorCounts
 
 
 def test_the_sum_alone_is_as_private_as_all_steps_only_for_full_batches():

@@ -61,7 +61,7 @@ from safexplain.recourse.found import Found
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.networks.search import network_recourse
 from safexplain.verdict import stats
-from safexplain.verdict.stats.bound_methods import ErrorCounts
+from safexplain.verdict.stats.lower_bounds import ErrorCounts
 
 HERE = Path(__file__).parent
 VALUES, ARRAYS = HERE / "values.json", HERE / "arrays.npz"

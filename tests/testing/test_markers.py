@@ -14,9 +14,8 @@ from torch import nn
 
 from safexplain.errors import ConfigurationError
 from safexplain.testing import find_markers, planted
-from safexplain.testing.case import difference
+from safexplain.testing.case import Snapshot, difference
 from safexplain.testing.markers import MARKER_NUMBER, MARKER_TEXT, PLANTS
-from safexplain.testing.snapshot import Snapshot
 
 
 class Plain:

@@ -20,7 +20,7 @@ from safexplain.errors import CertificateError, ConfigurationError
 from safexplain.verdict import words
 from safexplain.verdict.certificate.read import recount
 from safexplain.verdict.evidence import Control, Evidence
-from safexplain.verdict.implied import Implied, RocBound, tpr_bound
+from safexplain.verdict.guarantee import Implied, RocBound, tpr_bound
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import PrivacyStatement

@@ -33,8 +33,8 @@ from safexplain.dp.accounting import noise_multiplier
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats import clopper_pearson
-from safexplain.verdict.stats.bound_methods import BoundMethod
 from safexplain.verdict.stats.detectable import OFTEN
+from safexplain.verdict.stats.lower_bounds import BoundMethod
 
 from ...shared.run import Progress, Run, finish
 

@@ -16,7 +16,7 @@ from safexplain.audit import Signals
 from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.suite import SuiteRow
-from safexplain.verdict.implied import RocBound, tpr_bound
+from safexplain.verdict.guarantee import RocBound, tpr_bound
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 from ...shared.resampling import resampled_rates, weights_of

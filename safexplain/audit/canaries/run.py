@@ -28,7 +28,7 @@ from safexplain.audit.canaries.setting import Setting
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
-from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.lower_bounds import BoundMethod
 
 __all__ = ["Threshold", "canary_for", "run_canaries", "scores_of", "worst_case_scores"]
 

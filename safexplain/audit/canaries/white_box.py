@@ -40,14 +40,15 @@ from safexplain.audit.canaries.trainer.gradient_hook import rows_of, watched_opt
 from safexplain.audit.canaries.trainer.runs import SEEDED, numbers_of, seed_of_run, seeded, takes
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.draws import (
+from safexplain.verdict.canaries.white_box import (
     SLACK,
+    Check,
+    WhiteBoxResult,
     batches_drawn,
     noise_distribution,
     noise_independence,
     noise_size,
 )
-from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
 
 __all__ = ["WhiteBox", "add_noise"]
 

@@ -17,8 +17,7 @@ from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.planning.plan import Plan, Stage, resident
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
 from safexplain.verdict.canaries.result import CanaryResult, Errors
-from safexplain.verdict.stats.bound_methods import BoundMethod
-from safexplain.verdict.stats.lower_bounds import CHOOSING
+from safexplain.verdict.stats.lower_bounds import CHOOSING, BoundMethod
 
 WARM, TIMED = 1, 6
 """Steps before the clock starts, and up to which it runs."""

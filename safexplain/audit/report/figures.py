@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from safexplain.verdict.implied import RocBound
+from safexplain.verdict.guarantee import RocBound
 from safexplain.verdict.result import AttackResult, AuditResult
 from safexplain.verdict.stats import RocCurve
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank

@@ -12,7 +12,7 @@ from safexplain.audit.report import figures, maps, tables
 from safexplain.audit.report.model import NATIVE, ReportData
 from safexplain.verdict import words
 from safexplain.verdict.certificate.write import SUBJECT_DATA
-from safexplain.verdict.implied import RocBound
+from safexplain.verdict.guarantee import RocBound
 
 COMMAND = "command"
 """Row of the provenance that is also shown as the way to reproduce the audit."""

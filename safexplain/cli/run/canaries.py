@@ -30,8 +30,7 @@ from safexplain.cli.run.planned import show_plan
 from safexplain.cli.run.tables import result_table, screen, show_files
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.loading.models.architectures import importable_in_workers, imported
-from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
-from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.claim import Finding, ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json
 

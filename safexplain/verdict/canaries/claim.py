@@ -1,12 +1,15 @@
-"""What a training is said to keep, and what canaries are measured against.
+"""What a training claims, and the verdict of an audit by canaries about it. No torch.
 
-The five canaries of paper C, from the strongest adversary to the most natural one (arXiv 2511.21804, table 1), and
-three that find bugs of loops that those do not.
+The five canaries of paper C range from the strongest adversary to the most natural one (arXiv 2511.21804, table 1); two
+more find bugs of training loops that those miss. Trained models can refute a claim but never confirm it: the best they
+reach is "not refuted", with the epsilon that they would have detected. "As claimed" needs the white box, which watches
+the steps.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -17,7 +20,7 @@ from safexplain._validate import from_table
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-__all__ = ["SCENARIOS", "Claim", "ScenarioName", "scenario_of"]
+__all__ = ["EXIT_CODES", "SCENARIOS", "Claim", "Finding", "ScenarioName", "Verdict", "scenario_of"]
 
 
 @dataclass(frozen=True)
@@ -134,3 +137,65 @@ def scenario_of(name: str) -> ScenarioName:
         known = ", ".join(f"{key} ({number})" if number else key for key, number in SCENARIOS.items())
         raise ConfigurationError(f"scenario: expected one of {known}; got {name!r}")
     return cast(ScenarioName, found)
+
+
+Verdict = Literal["refuted", "not refuted", "as claimed"]
+
+EXIT_CODES: dict[Verdict, int] = {"refuted": 1, "not refuted": 3, "as claimed": 0}
+"""Exit code of the command line for each verdict."""
+
+TOLERANCE = 5e-3
+"""Versions of the accountant may differ by so much in a stated bound, absolutely and relatively."""
+
+
+class Finding(ABC):
+    """What was found about a training's claim."""
+
+    scenario: ScenarioName
+    claim: Claim
+    runs: int
+    seconds: float
+    setting: Mapping[str, Any]
+
+    @property
+    @abstractmethod
+    def verdict(self) -> Verdict:
+        """What follows for the claim."""
+
+    @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """The verdict with its numbers."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types: what outside scripts read, with what it was computed from."""
+
+    @abstractmethod
+    def check(self, content: Mapping[str, Any]) -> None:
+        """Raise InputError where what is stated differs from what follows from the counts."""
+
+    @property
+    def claimed(self) -> float:
+        """The epsilon that is claimed, under the claim's own adjacency."""
+        found = self.claim.add_remove if self.claim.adjacency == "add_remove" else self.claim.substitute
+        assert found is not None
+        return found
+
+    @property
+    def exit_code(self) -> int:
+        """0 as claimed, 1 refuted, 3 not refuted."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def seconds_per_run(self) -> float:
+        """Of training and scoring."""
+        return self.seconds / self.runs
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def _stated(self) -> dict[str, Any]:
+        """What every finding says of its claim."""
+        claimed = {"add_remove": self.claim.add_remove, "substitute": self.claim.substitute}
+        return {f"epsilon_{name}": v if v is not None and math.isfinite(v) else None for name, v in claimed.items()}

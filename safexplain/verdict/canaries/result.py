@@ -20,13 +20,11 @@ from safexplain._privacy_loss import VACUOUS
 from safexplain._validate import check_follows, check_number
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict import strict_json
-from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
-from safexplain.verdict.canaries.finding import TOLERANCE, Finding, Verdict
+from safexplain.verdict.canaries.claim import TOLERANCE, Claim, Finding, ScenarioName, Verdict, scenario_of
 from safexplain.verdict.canaries.white_box import white_box_of
 from safexplain.verdict.stats import bound_epsilon, epsilon_from_errors
-from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
 from safexplain.verdict.stats.detectable import detectable, promise_of
-from safexplain.verdict.stats.lower_bounds import choose_score
+from safexplain.verdict.stats.lower_bounds import BoundMethod, ErrorCounts, choose_score
 
 __all__ = ["CanaryResult", "Errors", "Scores", "finding_of", "judge", "load_finding"]
 

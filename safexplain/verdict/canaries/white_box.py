@@ -1,19 +1,35 @@
-"""What was seen of a training's steps, check by check, and what follows for its claim. No torch."""
+"""Checks of a training's steps, and the verdict about its claim. No torch.
+
+`noise_size` to `batches_drawn` test whether noise and batches, over several trainings, are drawn as the claimed
+mechanism draws them; each fails for a correct training with a probability of at most `RISK`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
-from safexplain._privacy_loss import VACUOUS, epsilon_of
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as distributions
+
+from safexplain._privacy_loss import VACUOUS, Steps, epsilon_of
 from safexplain._validate import check_follows, from_table
 from safexplain.errors import InputError
-from safexplain.verdict.canaries.claim import Claim, ScenarioName
-from safexplain.verdict.canaries.finding import TOLERANCE, Finding, Verdict
+from safexplain.verdict.canaries.claim import TOLERANCE, Claim, Finding, ScenarioName, Verdict
 
-__all__ = ["Check", "WhiteBoxResult"]
+__all__ = [
+    "SLACK",
+    "Check",
+    "WhiteBoxResult",
+    "batches_drawn",
+    "noise_distribution",
+    "noise_independence",
+    "noise_size",
+]
 
 SCALES = ("sensitivity", "size of the noise")
 """Checks that find a factor by which a step is less private than claimed."""
@@ -141,3 +157,125 @@ def white_box_of(content: Mapping[str, Any]) -> WhiteBoxResult:
     checks = tuple(from_table(Check, row, "check") for row in rows)
     claim = Claim.from_dict(content["claim"])
     return WhiteBoxResult(claim, checks, content["runs"], content["seconds"], dict(content["setting"]))
+
+
+Array = NDArray[np.float64]
+
+RISK = 1e-6
+"""Probability, at most, with which a test calls a right training wrong."""
+
+SLACK = 1.01
+"""How much more a record may add than C, and noise be smaller than claimed, and count as rounding."""
+
+PAIRS, LAGS = 400, 8
+"""Pairs of coordinates, and steps between two draws of noise, of which the correlation is tested."""
+
+
+def noise_size(z: Array, squares: Array, numbers: Array, steps: Sequence[str], coordinates: Sequence[str]) -> Check:
+    """How much smaller than claimed noise is in the step, tensor or coordinate where it surely is smallest.
+
+    Args:
+        z: (runs, steps, k) noise at some coordinates, over the claimed standard deviation.
+        squares: (runs, steps, tensors) sums of squares of all of it.
+        numbers: (tensors,) how many there are in each.
+        steps: names of the steps.
+        coordinates: names of the k.
+    """
+    runs, total = len(z), float(len(z) * numbers.sum())
+    groups: list[tuple[Array, Array, Sequence[str]]] = [
+        (squares.sum((0, 2)), np.full(len(steps), total), steps),
+        (squares.sum((0, 1)), runs * len(steps) * numbers, [f"tensor {i}" for i in range(len(numbers))]),
+        ((z**2).sum((0, 1)), np.full(z.shape[2], runs * z.shape[1]), coordinates),
+    ]
+    worst, where = np.inf, ""
+    for found, of, names in groups:
+        # the largest standard deviation with which squares as small as these are likely enough
+        largest = np.sqrt(found / distributions.chi2.ppf(RISK / len(found), of))
+        i = int(largest.argmin())
+        if largest[i] < worst:
+            worst, where = float(largest[i]), names[i]
+    small = 1 / max(worst, 1e-6)
+    says = f"the noise has {math.sqrt(squares.sum() / (total * len(steps))):.3g} of the claimed standard deviation"
+    says += f", in {where} at most {worst:.3g} of it" if small > SLACK else ""
+    return Check("size of the noise", small, SLACK, says)
+
+
+def noise_distribution(z: Array, rng: np.random.Generator) -> Check:
+    """Whether noise (runs, steps, k), scaled to variance 1, is normally distributed."""
+    values = z[z != 0]
+    if len(values) < 100:
+        return Check("distribution of the noise", None, 6.0, "too few numbers of noise were drawn to tell how")
+    values = rng.permutation(values)[:50_000] / values.std()
+    tests = (
+        distributions.kstest(values, "norm").pvalue, distributions.skewtest(values).pvalue,
+        distributions.kurtosistest(values).pvalue,
+    )  # fmt: skip
+    p = max(min(1.0, len(tests) * min(map(float, tests))), 1e-300)
+    says = f"the noise is {'' if p > RISK else 'not '}normally distributed (p = {p:.2g})"
+    return Check("distribution of the noise", -math.log10(p), -math.log10(RISK), says)
+
+
+def noise_independence(z: Array, rng: np.random.Generator) -> Check:
+    """Whether noise (runs, steps, k) is drawn anew in each step, each run and each coordinate."""
+    z = z / max(float(z.std()), 1e-12)
+    found = {"two trainings": _correlation(z[1:], z[:-1])}
+    for lag in range(1, min(z.shape[1], LAGS + 1)):
+        found[f"steps {lag} apart"] = _correlation(z[:, lag:], z[:, :-lag])
+    flat = z.reshape(-1, z.shape[2])
+    k = flat.shape[1]
+    pairs = [*pairwise(range(min(k, PAIRS))), *(tuple(rng.choice(k, 2, replace=False)) for _ in range(PAIRS * (k > 2)))]
+    of_pairs = [_correlation(flat[:, a], flat[:, b]) for a, b in pairs]
+    found["two coordinates"] = max(of_pairs, default=0.0)
+    where = max(found, key=lambda name: found[name])
+    limit = _normal_limit(len(found) + len(pairs))
+    says = "noise is drawn anew in each step, training and coordinate"
+    if found[where] > limit:
+        says = f"the noise of {where} is correlated: it is not drawn anew"
+    return Check("independence of the noise", found[where], limit, says)
+
+
+def _correlation(a: Array, b: Array) -> float:
+    """Sum of products of independent numbers of variance 1, in standard deviations."""
+    products = a * b
+    return abs(float(products.sum())) / math.sqrt(max(products.size, 1))
+
+
+def _normal_limit(tests: int) -> float:
+    """Standard deviations that none of so many tests exceeds; a half more, as sums of products have heavier tails."""
+    return 1.5 * float(distributions.norm.isf(RISK / tests / 2))
+
+
+def batches_drawn(drawn: NDArray[np.bool_], mechanism: Steps) -> Iterator[Check]:
+    """How often records are in the batches (runs, steps, n), and whether each is drawn by itself, anew in each step.
+
+    For independent draws with probability q, counts of m draws have the variance m q (1 - q), and their squared
+    deviations, over that, the mean 1 and the variance 2 + (1 - 6 q (1 - q)) / (m q (1 - q)).
+    """
+    q, trials = mechanism.sample_rate, drawn.shape[0] * drawn.shape[1]
+    often = drawn.sum((0, 1))
+    p = min(
+        float(distributions.binom.sf(often.sum() - 1, trials * drawn.shape[2], q)),
+        float(distributions.binom.sf(often.max() - 1, trials, q)) * drawn.shape[2],
+    )
+    says = f"a record was in {drawn.mean():.3g} of the batches, the most frequent one in {often.max() / trials:.3g}"
+    yield Check("sample rate", -math.log10(max(p, 1e-300)), -math.log10(RISK), f"{says}; claimed is {q:.3g}")
+    q = float(drawn.mean())
+    v = max(q * (1 - q), 1e-12)
+
+    def spread(counts: Array, m: int) -> float:
+        squares = (counts - m * q) ** 2 / (m * v)
+        return float((squares - 1).sum() / math.sqrt(squares.size * (2 + (1 - 6 * v) / (m * v))))
+
+    centred = (drawn - q) / math.sqrt(v)
+    found = {
+        "two trainings have like batches": _correlation(centred[1:], centred[:-1]),
+        "steps have like batches": _correlation(centred[:, 1:], centred[:, :-1]),
+        "records are in more alike numbers of batches than if they were drawn": -spread(drawn.sum(1), drawn.shape[1]),
+    }
+    if mechanism.sampling == "poisson":
+        alike = -spread(drawn.sum(2), drawn.shape[2])
+        found["batches are more alike in size than Poisson batches"] = alike
+    where = max(found, key=lambda name: found[name])
+    limit = _normal_limit(8)
+    says = "batches are drawn anew in each step" if found[where] <= limit else where
+    yield Check("batches drawn anew", max(found[where], 0.0), limit, says)

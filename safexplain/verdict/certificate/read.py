@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 from safexplain._validate import check_follows, from_table
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict import strict_json, words
-from safexplain.verdict.canaries.finding import Finding
+from safexplain.verdict.canaries.claim import Finding
 from safexplain.verdict.canaries.result import finding_of
 from safexplain.verdict.certificate.sign import Key, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (

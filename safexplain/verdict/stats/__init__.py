@@ -1,10 +1,9 @@
 """Statistics of attacks: ROC curves, exact intervals, and lower bounds on epsilon. No torch.
 
-`roc` counts what scores find at each threshold, and limits rates exactly. For epsilon, `tradeoff` says what a mechanism
-allows an attack, and which noise its errors refute; `bound_methods` are the ways from counted errors to a bound;
-`lower_bounds` takes them from the scores or the errors of many runs, `one_run` from the right guesses of a single one,
-and `detectable` says from which epsilon on they would find a training that spends more than is claimed.
-One orientation everywhere: a higher score says "member" (or "trained on D"), which is the positive.
+`roc` has ROC curves and exact limits of rates, `paired` the difference between two attacks. For epsilon, `tradeoff`
+computes what a mechanism allows an attack and which noise its errors refute; `lower_bounds` computes bounds from the
+scores or errors of many runs, `one_run` from the correct guesses of a single run; `detectable` is the smallest epsilon
+that an audit would have detected. A higher score always means "member" (or "trained on D"), the positive class.
 """
 
 from safexplain.verdict.stats.lower_bounds import (

@@ -29,7 +29,7 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr, ndtri
 
 from safexplain._privacy_loss import SMALLEST_DELTA, VACUOUS, Adjacency, Steps, epsilon_of
-from safexplain.verdict.stats.bound_methods import BoundMethod, ErrorCounts
+from safexplain.verdict.stats.lower_bounds import BoundMethod, ErrorCounts
 from safexplain.verdict.stats.tradeoff import SMALLEST_NOISE, Family, gaussian_epsilon, trade_off
 
 Array = NDArray[np.float64]

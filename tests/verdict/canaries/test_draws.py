@@ -7,7 +7,7 @@ import pytest
 from scipy import stats as distributions
 
 from safexplain.dp import Steps
-from safexplain.verdict.canaries.draws import (
+from safexplain.verdict.canaries.white_box import (
     batches_drawn,
     noise_distribution,
     noise_independence,

@@ -11,8 +11,8 @@ import pytest
 from safexplain._privacy_loss import Steps
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
-from safexplain.verdict.stats.bound_methods import ErrorCounts
 from safexplain.verdict.stats.detectable import _CanarySums, _refuted, detectable, promise_of
+from safexplain.verdict.stats.lower_bounds import ErrorCounts
 from safexplain.verdict.stats.tradeoff import Family
 
 DELTA = 1e-5

@@ -54,7 +54,7 @@ from safexplain.audit.canaries.trainer.runs import (
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, decisive, judge
-from safexplain.verdict.stats.bound_methods import BoundMethod
+from safexplain.verdict.stats.lower_bounds import BoundMethod
 
 __all__ = ["CanaryProbe"]
 
