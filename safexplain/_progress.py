@@ -1,4 +1,4 @@
-"""Progress of long work, for everybody: one protocol, and one way to show it."""
+"""Progress of long runs: one protocol, and one way to show it."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TextIO
 
 LINE_SECONDS = 60.0
-"""Without a terminal, a line is written this often, and when a stage ends that had taken longer."""
+"""Seconds between lines where there is no terminal."""
 
 
 class Progress(Protocol):
-    """Told about long work."""
+    """A function that receives the progress of a run."""
 
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
-        """`done` of `total` units of `stage` are finished; `note` is what else is known, in a few words."""
+        """Report that `done` of `total` units of `stage` are finished; `note` adds a few words."""
 
 
 def silent(stage: str, done: float, total: float, note: str = "") -> None:
-    """Progress that goes nowhere."""
+    """Ignore progress."""
 
 
-def named(progress: Progress, stage: str) -> Progress:
-    """The same progress under another stage's name."""
+def as_stage(progress: Progress, stage: str) -> Progress:
+    """Progress that is reported under the name of this stage."""
     return lambda _, done, total, note="": progress(stage, done, total, note)
 
 
 @contextmanager
-def shown(
+def show_progress(
     quiet: bool = False, stages: Iterable[tuple[str, float]] = (), stream: TextIO | None = None
-) -> Iterator[Shown]:
-    """Progress for a person, on standard error by default: a bar for each stage on a terminal, else a line a minute;
-    nothing if `quiet`. `stages` are as `Shown.expect` takes them."""
+) -> Iterator[ProgressDisplay]:
+    """Show progress on a stream, by default standard error: a bar for each stage on a terminal, else a line a minute,
+    nothing if `quiet`. `stages`: see `ProgressDisplay.expect`."""
     stream = sys.stderr if stream is None else stream
     if quiet:
-        yield Shown()
+        yield ProgressDisplay()
     else:
-        with _bars(stream) if stream.isatty() else _Lines(stream).beating() as found:
-            found.expect(stages)
-            yield found
+        with _bars(stream) if stream.isatty() else _Lines(stream).running() as display:
+            display.expect(stages)
+            yield display
 
 
-class Shown:
-    """Progress that knows the stages; this one shows nothing."""
+class ProgressDisplay:
+    """Progress by stage, passed to `show` at each update; by default nothing is shown."""
 
     def __init__(self, show: Callable[[_Stage], None] = lambda stage: None) -> None:
         self._plan: dict[str, float] = {}
@@ -54,36 +54,40 @@ class Shown:
         self._show, self._lock = show, threading.RLock()
 
     def expect(self, stages: Iterable[tuple[str, float]]) -> None:
-        """What will be told: which stage of how many this is, and the time left in all, are shown from then on.
+        """Announce the stages, so that their numbers and the total time left are shown.
 
         Args:
-            stages: name and expected seconds of each, in order. A stage is the planned one of its name, or else of the
-                longest planned name that its name begins with; others are shown without a number.
+            stages: name and expected seconds of each, in order. A stage is matched to the longest planned name that
+                its name begins with; unmatched stages are shown without a number.
         """
         self._plan = dict(stages)
 
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
         now = time.monotonic()
         with self._lock:
-            here = self._stages.setdefault(stage, _Stage(stage, now, done, now))
-            here.done, here.total, here.note, here.told = done, total, note, now
-            self._show(here)
+            current = self._stages.setdefault(stage, _Stage(stage, now, done, now))
+            current.done, current.total, current.note, current.updated = done, total, note, now
+            self._show(current)
 
     def text(self, stage: _Stage, now: float) -> str:
-        """A stage in a line: "3 of 6, asking for labels, 41%, 4 min left; 11 min in all"."""
-        name, again, own = self._planned(stage.name), "", stage.name
-        if not name and (name := self._planned(own.rpartition(": ")[2])):  # "look 2: asking for labels"
-            again, _, own = own.rpartition(": ")
+        """A stage in one line: "3 of 6, asking for labels, 41%, 4 min left; 11 min in all"."""
+        name, prefix, shown_name = self._planned(stage.name), "", stage.name
+        if not name and (name := self._planned(shown_name.rpartition(": ")[2])):  # "look 2: asking for labels"
+            prefix, _, shown_name = shown_name.rpartition(": ")
         left = stage.left(now, self._plan.get(name))
-        text = f"{again}, " if again else ""
+        text = f"{prefix}, " if prefix else ""
         text += f"{list(self._plan).index(name) + 1} of {len(self._plan)}, " if name in self._plan else ""
-        text += f"{own}, {f'{stage.share:.0%}' if stage.total else 'done'}"
+        text += f"{shown_name}, {f'{stage.share:.0%}' if stage.total else 'done'}"
         unfinished = stage.share < 1
-        text += f" after {spoken(now - stage.began)}" if left is None or not unfinished else f", {spoken(left)} left"
-        if name in self._plan and left is not None and not again:
+        text += (
+            f" after {duration_text(now - stage.began)}"
+            if left is None or not unfinished
+            else f", {duration_text(left)} left"
+        )
+        if name in self._plan and left is not None and not prefix:
             shares = {self._planned(s.name): s.share for s in self._stages.values()}
             later = sum(seconds * (1 - shares.get(p, 0.0)) for p, seconds in self._plan.items() if p != name)
-            text += f"; {spoken(left + later)} in all" if left + later else ""
+            text += f"; {duration_text(left + later)} in all" if left + later else ""
         return f"{text} ({stage.note})" if stage.note else text
 
     def _planned(self, name: str) -> str:
@@ -92,8 +96,8 @@ class Shown:
 
 @dataclass(eq=False)
 class _Stage:
-    """What is known of a stage: told about first at `began` (seconds), when `first` units were finished, as of a
-    resumed run; `written` is when a line was last written about it, `over` whether its end was."""
+    """A stage: first reported at `began` (seconds) with `first` units finished, which a resumed run may have;
+    `written` is the time of its last line, `over` whether that line reported its end."""
 
     name: str
     began: float
@@ -102,7 +106,7 @@ class _Stage:
     done: float = 0.0
     total: float = 0.0
     note: str = ""
-    told: float = 0.0
+    updated: float = 0.0
     over: bool = False
 
     @property
@@ -110,48 +114,48 @@ class _Stage:
         return self.done / self.total if self.total else 1.0
 
     def left(self, now: float, planned: float | None) -> float | None:
-        """Seconds, as measured, or else as planned; None: not known."""
+        """Seconds left, as measured, else as planned; None: unknown."""
         if self.share >= 1:
             return 0.0
         if self.done > self.first:
-            each = (self.told - self.began) / (self.done - self.first)
-            return max(each * (self.total - self.done) - (now - self.told), 0.0)
+            each = (self.updated - self.began) / (self.done - self.first)
+            return max(each * (self.total - self.done) - (now - self.updated), 0.0)
         return None if planned is None else max(planned * (1 - self.share) - (now - self.began), 0.0)
 
 
-class _Lines(Shown):
-    """A line a minute, also where nothing is told for so long, and one when a stage ends that had taken longer."""
+class _Lines(ProgressDisplay):
+    """A line a minute, even without updates, and one at the end of any stage longer than that."""
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__(self._tell)
+        super().__init__(self._update)
         self._stream = stream
         self._latest: _Stage | None = None
         self._began = self._written = time.monotonic()
 
-    def _tell(self, stage: _Stage) -> None:
+    def _update(self, stage: _Stage) -> None:
         self._latest = stage
         ended = stage.share >= 1 and stage.written > stage.began and not stage.over
-        if ended or stage.told - stage.written >= LINE_SECONDS:
+        if ended or stage.updated - stage.written >= LINE_SECONDS:
             stage.over = ended
-            self._write(stage, stage.told)
+            self._write(stage, stage.updated)
 
-    def beat(self) -> None:
-        """Say what was told last, if there has been no line for a minute."""
+    def repeat(self) -> None:
+        """Write the latest stage again if there has been no line for a minute."""
         now = time.monotonic()
         with self._lock:
             if now - self._written >= LINE_SECONDS:
                 self._write(self._latest, now)
 
     @contextmanager
-    def beating(self) -> Iterator[Self]:
-        """With a thread that beats."""
+    def running(self) -> Iterator[Self]:
+        """Call `repeat` from a thread until the block ends."""
         over = threading.Event()
 
-        def beat() -> None:
+        def run() -> None:
             while not over.wait(LINE_SECONDS / 4):
-                self.beat()
+                self.repeat()
 
-        thread = threading.Thread(target=beat, name="progress", daemon=True)
+        thread = threading.Thread(target=run, name="progress", daemon=True)
         thread.start()
         try:
             yield self
@@ -163,32 +167,33 @@ class _Lines(Shown):
         self._written = now
         if stage is not None:
             stage.written = now
-        text = f"at work for {spoken(now - self._began)}" if stage is None else self.text(stage, now)
+        text = f"working for {duration_text(now - self._began)}" if stage is None else self.text(stage, now)
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
 
-def spoken(seconds: float) -> str:
-    """In the unit that suits."""
+def duration_text(seconds: float) -> str:
+    """Seconds as text, in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager
-def _bars(stream: TextIO) -> Iterator[Shown]:
+def _bars(stream: TextIO) -> Iterator[ProgressDisplay]:
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TaskID
     from rich.progress import Progress as Bars
     from rich.table import Column
     from rich.text import Text
 
-    class Said(ProgressColumn):
+    class Description(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(found.text(task.fields["stage"], time.monotonic()))
+            return Text(display.text(task.fields["stage"], time.monotonic()))
 
-    said = Said(table_column=Column(no_wrap=True, overflow="ellipsis"))
-    bars = Bars(BarColumn(bar_width=12, table_column=Column(min_width=12)), said, console=Console(file=stream))
+    description = Description(table_column=Column(no_wrap=True, overflow="ellipsis"))
+    bar = BarColumn(bar_width=12, table_column=Column(min_width=12))
+    bars = Bars(bar, description, console=Console(file=stream))
     tasks: dict[str, TaskID] = {}
 
     def show(stage: _Stage) -> None:
@@ -198,9 +203,9 @@ def _bars(stream: TextIO) -> Iterator[Shown]:
             tasks[stage.name] = bars.add_task("", total=stage.total, stage=stage)
         bars.update(tasks[stage.name], completed=stage.done, total=stage.total)
 
-    found = Shown(show)
+    display = ProgressDisplay(show)
     try:
-        yield found
+        yield display
     finally:
         if tasks:
             bars.stop()

@@ -1,7 +1,7 @@
-"""Checks of numbers, for everybody: one number (`check_number`, `check_whole`), or many in whatever holds them.
+"""Checks of numbers and of tables: single numbers, arrays, and dataclasses read from TOML and JSON.
 
-NumPy reads more than numbers as float64: the text "1", dates, what lies behind a mask, the real part of a complex
-number. None of that is what its owner meant, so `real_numbers` refuses it.
+NumPy converts more than numbers to float64: the text "1", dates, masked values, the real part of a complex number.
+`real_numbers` refuses these.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 def keep_number(
     step: object, name: str, *, minimum: float | None = None, above: float | None = None, below: float | None = None
 ) -> None:
-    """Check a field of a frozen dataclass and keep it as a plain float.
+    """Check a field of a frozen dataclass and store it as a plain float.
 
-    Configurations that are equal (1, 1.0 and NumPy's 1; 0 and -0.0) must also read the same as JSON, which the noise is
-    a function of.
+    Equal configurations (1, 1.0 and NumPy's 1; 0 and -0.0) must give the same JSON, as the noise is a function of it.
     """
     owner = f"{type(step).__name__} {name}"
     value = check_number(owner, getattr(step, name), minimum=minimum, above=above, below=below)
@@ -39,11 +38,11 @@ def keep_number(
 def check_number(
     name: str, value: float, *, minimum: float | None = None, above: float | None = None, below: float | None = None
 ) -> float:
-    """The value as a float, if it is a finite real number within its limits.
+    """The value as a float, checked to be finite, real and within its limits.
 
     Raises:
         ConfigurationTypeError: not a number.
-        ConfigurationError: NaN, infinite, or outside of the limits.
+        ConfigurationError: NaN, infinite, or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
         raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
@@ -63,7 +62,7 @@ def check_number(
 
 
 def check_whole(name: str, value: object, least: int) -> int:
-    """The value, if it is an int (not a bool, nor one of NumPy's, which are no JSON) of at least `least`.
+    """The value, checked to be an int of at least `least`; bools and NumPy's integers, which JSON lacks, are refused.
 
     Raises:
         ConfigurationError: anything else.
@@ -75,7 +74,7 @@ def check_whole(name: str, value: object, least: int) -> int:
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """The value as an int, if it is a whole number of at least `least`; NumPy's integers are taken too.
+    """The value as an int, checked to be a whole number of at least `least`; NumPy's integers are accepted too.
 
     Raises:
         ConfigurationError: anything else.
@@ -89,12 +88,16 @@ _NO_NUMBERS = (str, bytes, complex, np.complexfloating, np.datetime64, np.timede
 def real_numbers(
     given: Any, what: str, error: type[SafexplainError] = InputError, expected: str = ""
 ) -> NDArray[np.float64]:
-    """Float64 copy of real numbers, in their shape; what is missing (None) is NaN. Messages call them `what`, and say
-    `expected` instead of the value.
+    """Float64 copy of real numbers, in their shape; None becomes NaN.
+
+    Args:
+        given: numbers, a nested list, an array or a tensor.
+        what: its name in messages.
+        error: class of the error.
+        expected: message for a wrong type; "": one that shows the value.
 
     Raises:
-        SafexplainError: masked entries, text, dates, complex numbers, numbers beyond float64, a tensor without data; of
-            the class `error`.
+        SafexplainError: masked entries, text, dates, complex numbers, numbers beyond float64, a tensor without data.
     """
     array = readable(given, what, error)
     try:
@@ -111,22 +114,22 @@ def real_numbers(
 
 
 def readable(given: Any, what: str, error: type[SafexplainError] = InputError) -> Any:
-    """The same, where tensors are NumPy arrays: what NumPy and scikit-learn can read; of a list, each entry.
+    """`given` with its tensors, also those in a list, as NumPy arrays, for NumPy and scikit-learn to read.
 
     Raises:
-        SafexplainError: masked entries, or a tensor without data; of the class `error`.
+        SafexplainError: masked entries, or a tensor without data.
     """
     if isinstance(given, (list, tuple)):
         return [readable(part, what, error) if _is_array(part) else part for part in given]
     if isinstance(given, np.ma.MaskedArray) and (masked := np.count_nonzero(given.mask)):
-        raise error(f"{what}: masked entries ({masked}); fill them or leave their rows out")
+        raise error(f"{what}: expected no masked entries, got {masked}; fill them or remove their rows")
     if not hasattr(given, "detach"):
         return given
     try:
         tensor = given.detach().cpu()
         return (tensor.double() if tensor.is_floating_point() else tensor).numpy()  # NumPy has no bfloat16
     except (TypeError, RuntimeError) as cause:
-        raise error(f"{what}: expected a dense tensor with data, got one that cannot be read ({cause})") from cause
+        raise error(f"{what}: expected a dense tensor with data, got an unreadable one ({cause})") from cause
 
 
 def _is_array(part: Any) -> bool:
@@ -137,33 +140,33 @@ Made = TypeVar("Made")
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
-    """The content of a TOML file, which messages call `what`, as "recipe".
+    """Content of a TOML file; messages call it `what`, such as "recipe".
 
     Raises:
-        InputError: it cannot be read or is not TOML.
+        InputError: the file is unreadable or not TOML.
     """
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the {what} {path}: {error.strerror or error}; check the path") from None
     except UnicodeDecodeError:
-        raise InputError(f"cannot read the {what} {path}: expected a TOML file, got one that is not text") from None
+        raise InputError(f"cannot read the {what} {path}: expected TOML, got a file that is not text") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"cannot read the {what} {path}: expected TOML, got a file with {error}") from None
+        raise InputError(f"cannot read the {what} {path}: expected TOML, got an error: {error}") from None
 
 
 def from_table(kind: type[Made], values: Any, what: str) -> Made:
-    """A dataclass from named values as TOML and JSON have them: each of its field's type, lists as tuples, and tables
-    as the dataclasses that belong there.
+    """Build a dataclass from a table of TOML or JSON: lists become tuples, and tables become the dataclasses of their
+    fields.
 
     Args:
-        kind: a dataclass, whose constructor checks what types do not tell.
-        values: name -> value; names that are left out have their defaults.
-        what: how messages call the table.
+        kind: a dataclass, whose constructor checks more than types.
+        values: name -> value; missing names take their defaults.
+        what: name of the table in messages.
 
     Raises:
-        ConfigurationError: an unknown name, one without a default that is missing, or as the constructor.
-        ConfigurationTypeError: no table, or a value of another type than its field's.
+        ConfigurationError: an unknown name, a missing name without a default, or an error of the constructor.
+        ConfigurationTypeError: not a table, or a value of the wrong type.
     """
     if not isinstance(values, Mapping):
         raise ConfigurationTypeError(f"{what} must be a table, got {values!r:.60}")
@@ -177,11 +180,11 @@ def from_table(kind: type[Made], values: Any, what: str) -> Made:
     return kind(**{name: _converted(v, hints[name], f"{what}: {name}") for name, v in values.items()})
 
 
-_hints = cache(get_type_hints)  # which evaluates annotations each time; a certificate has a table for every attack
+_hints = cache(get_type_hints)  # slow, and a certificate has a table for each attack
 
 
 def _converted(value: Any, hint: Any, what: str) -> Any:
-    """A value of an annotated type, with its lists as tuples and its tables as the dataclasses that belong there."""
+    """The value with lists as tuples and tables as dataclasses, as its type hint says."""
     for part in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
         if isinstance(value, Mapping) and isinstance(part, type) and is_dataclass(part):
             return from_table(part, value, what)
@@ -191,7 +194,7 @@ def _converted(value: Any, hint: Any, what: str) -> Any:
 
 
 def check_types(kind: type, values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The types of a dataclass's fields by name; ConfigurationTypeError where the value of that name has another."""
+    """Type hints of a dataclass by field; ConfigurationTypeError: a value has another type than its field."""
     hints = _hints(kind)
     for name, value in values.items():
         if not _has_type(value, hints[name]):
@@ -200,7 +203,7 @@ def check_types(kind: type, values: Mapping[str, Any], what: str) -> dict[str, A
 
 
 def from_toml(kind: type[Made], path: str | Path, what: str) -> Made:
-    """A dataclass from a TOML file, one `name = value` a line; see `read_toml` and `from_table`."""
+    """Build a dataclass from a TOML file with a line `name = value` for each field; see `read_toml`, `from_table`."""
     return from_table(kind, read_toml(path, what), f"{what} {path}")
 
 
@@ -208,7 +211,7 @@ _TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "tru
 
 
 def _type_name(hint: Any) -> str:
-    """How a person says what an annotation says."""
+    """A type hint in plain words."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return " or ".join(map(_type_name, get_args(hint)))
@@ -222,9 +225,8 @@ def _type_name(hint: Any) -> str:
 
 
 def _has_type(value: Any, hint: Any) -> bool:
-    """Whether a value of TOML or JSON is of an annotated type: a list as a tuple, an int as a float, a bool as itself.
-
-    Of literals, only the type is looked at: the constructor says which are allowed.
+    """Whether a value of TOML or JSON fits a type hint. A list counts as a tuple and an int as a float, but no bool as
+    a number. For literals only the type is checked; the constructor checks the value.
     """
     origin = get_origin(hint)
     if origin in (Union, UnionType):
@@ -248,14 +250,14 @@ _MISSING = object()
 def check_follows(
     found: Any, computed: Any, where: str, source: str, tolerance: tuple[float, float] = (1e-9, 1e-12)
 ) -> None:
-    """Compare what a file says with what is computed from other parts of it, at any depth.
+    """Compare values in a file with the same values recomputed from other parts of it, at any depth.
 
     Args:
-        found: JSON.
-        computed: likewise, tuples as lists.
-        where: what messages call it, as "audit".
-        source: from what it is computed, as "the counts".
-        tolerance: by which floats may differ, relatively and absolutely: versions of SciPy round differently.
+        found: JSON from the file.
+        computed: the recomputed JSON; tuples count as lists.
+        where: name of the value in messages, such as "audit".
+        source: what it was recomputed from, such as "the counts".
+        tolerance: relative and absolute difference allowed for floats, as versions of SciPy round differently.
 
     Raises:
         InputError: the first difference.

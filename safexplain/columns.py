@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._files import write_whole
+from safexplain._files import write_atomically
 from safexplain.errors import InputError
 
 __all__ = ["Column", "Columns"]
@@ -218,7 +218,7 @@ class Columns:
 
     def save(self, path: str | Path) -> Path:
         """Write them to a file, all or nothing."""
-        return write_whole(path, f"{self.to_json()}\n".encode())
+        return write_atomically(path, f"{self.to_json()}\n".encode())
 
     @classmethod
     def read(cls, path: str | Path) -> Self:

@@ -1,6 +1,6 @@
-"""Every error that safexplain raises on purpose, and the warnings it gives.
+"""Errors and warnings of safexplain.
 
-Messages say what was expected, what came, and what to do. Each class also derives from the built-in that Python users
+Messages say what was expected, what came, and what to do. Each error also derives from the built-in that Python users
 would catch (`ValueError`, `TypeError`, ...), so that existing `except` clauses keep working.
 """
 
@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import Any
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """What a message adds about a name that does not exist: the one that was probably meant, or nothing.
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the known name that was probably meant, or "".
 
-    >>> near("LikelyhoodRatio", ["Threshold", "LikelihoodRatio"]), near("xyz", ["Threshold"])
+    >>> did_you_mean("LikelyhoodRatio", ["Threshold", "LikelihoodRatio"]), did_you_mean("xyz", ["Threshold"])
     ('; did you mean LikelihoodRatio?', '')
     """
     by_lower = {name.lower(): name for name in known}
@@ -29,57 +29,57 @@ class SafexplainError(Exception):
 
 
 class InputError(SafexplainError, ValueError):
-    """Data, a model file or an argument cannot be used: unreadable, wrong shape, out of range, not finite."""
+    """Data, a model file or an argument is unusable: unreadable, of the wrong shape, out of range or not finite."""
 
 
 class ConfigurationError(SafexplainError, ValueError):
-    """A hardening, recipe or policy has a value that makes no sense."""
+    """A hardening, recipe, policy or other configuration has an invalid value."""
 
 
 class ConfigurationTypeError(ConfigurationError, TypeError):
-    """A hardening, recipe or policy has a value of the wrong type."""
+    """A hardening, recipe, policy or other configuration has a value of the wrong type."""
 
 
 class RefusedError(SafexplainError, RuntimeError):
-    """The request would release more than the hardened arrays, or a result that is not what its name says."""
+    """The request would release more than the hardened arrays, or something other than its name promises."""
 
 
 class CertificateError(SafexplainError, ValueError):
-    """A certificate cannot be relied on: damaged, altered, not signed as asked for, or of something else."""
+    """A certificate cannot be trusted: damaged, altered, without the expected signature, or about something else."""
 
 
 class MissingExtraError(SafexplainError, ImportError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is missing; the message names the extra that installs it."""
 
 
 @contextmanager
-def brought_by(extra: str) -> Iterator[None]:
-    """Imports of what an extra of this package brings.
+def needs_extra(extra: str) -> Iterator[None]:
+    """Run imports that need an extra of this package.
 
     Raises:
-        MissingExtraError: one of them is not installed.
+        MissingExtraError: one of the modules is not installed.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        said = f'{error.name} is not installed: pip install "safexplain[{extra}]"'
-        raise MissingExtraError(said, name=error.name) from error
+        message = f'{error.name} is not installed; install the extra: pip install "safexplain[{extra}]"'
+        raise MissingExtraError(message, name=error.name) from error
 
 
 class ProhibitedReasonError(SafexplainError, ValueError):
-    """A column that may be no reason is one: there is no explanation to give, and the model may not be used so."""
+    """A prohibited column influences the decision: no explanation can be given, and the model must not be used."""
 
 
 class NotHardenedError(SafexplainError, ImportError):
-    """A module named after a library has no hardened version of this name; the message says which names it has."""
+    """A module named after a library has no hardened version of this name; the message lists its names."""
 
 
 class InfeasibleError(SafexplainError, ValueError):
-    """Some queries have no recourse within the constraints; what was found for the others is in `result`.
+    """Some queries have no recourse within the constraints; `result` holds the answers to the others.
 
     Attributes:
         result: the whole `Recourse`, invalid rows included.
-        rows: positions of the queries without an answer.
+        rows: positions of the queries without recourse.
     """
 
     def __init__(self, message: str, *, result: Any = None, rows: Any = ()) -> None:
@@ -89,14 +89,14 @@ class InfeasibleError(SafexplainError, ValueError):
 
 
 class BudgetExhausted(SafexplainError, RuntimeError):
-    """A release would take an account past its privacy budget; nothing was charged and nothing was released.
+    """A release would exceed a privacy budget; nothing was charged and nothing was released.
 
     Attributes:
-        principal: whose account, or None for all principals together.
+        principal: owner of the account; None: all principals together.
         requested: epsilon of the release that was refused.
         spent: epsilon spent so far.
-        budget: epsilon that may be spent.
-        renews: when the budget renews (UTC), or None: never.
+        budget: the limit on epsilon.
+        renews: when the budget renews (UTC); None: never.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class BudgetExhausted(SafexplainError, RuntimeError):
 
 
 class RequestError(InputError):
-    """A request to a service cannot be answered as it is; the message may be shown to whoever sent it.
+    """A request to a service is invalid; the message may be shown to the client.
 
     Attributes:
-        field: of the request, by name; "": none in particular.
-        status: of HTTP.
+        field: name of the invalid field of the request; "": none in particular.
+        status: HTTP status code.
     """
 
     def __init__(self, message: str, *, field: str = "", status: int = 422) -> None:
@@ -132,44 +132,44 @@ class RequestError(InputError):
 
 
 class UnavailableError(SafexplainError, RuntimeError):
-    """A service cannot answer now: it is closed or overloaded; asking again later may help."""
+    """A service is closed or overloaded; a later request may succeed."""
 
 
 class LedgerError(SafexplainError, RuntimeError):
-    """A ledger cannot be used: locked, read-only, damaged, or written by a newer version."""
+    """A ledger is unusable: locked, read-only, damaged, or written by a newer version."""
 
 
 class NoKeyWarning(UserWarning):
-    """Noise without a key: this process drew its own, and another process or a restart will draw another."""
+    """The noise has no key: this process drew one, and a restart or another process will draw a different one."""
 
 
 class WeakKeyWarning(UserWarning):
-    """The noise key is so short that it can be guessed."""
+    """The noise key is short enough to be guessed."""
 
 
 class PredictedClassWarning(UserWarning):
-    """One output stands for two classes: the values of each row speak for the predicted one, natively for class 1."""
+    """A single output stands for two classes: values explain the predicted class, natively class 1."""
 
 
 class OpaqueModelWarning(UserWarning):
-    """The explained callable hides its model, so the noise cannot be tied to the model's parameters."""
+    """The explained callable hides its model, so the noise cannot depend on the model's parameters."""
 
 
 class TrainingModeWarning(UserWarning):
-    """The explained model is in training mode: dropout and batch statistics make its answers others each time."""
+    """The explained model is in training mode, in which dropout and batch statistics change its outputs each time."""
 
 
 class DataWarning(UserWarning):
-    """The data do not look like what the model was trained on: they were prepared otherwise, perhaps."""
+    """The data look different from the training data; perhaps they were prepared in another way."""
 
 
 class UsesWarning(UserWarning):
-    """Uses of certification examples cannot be counted: another configuration on them will not be noticed."""
+    """Uses of certification examples cannot be counted, so testing another configuration on them goes unnoticed."""
 
 
 class WeakDeltaWarning(UserWarning):
-    """Delta is so large that a mechanism which publishes a record outright could meet it."""
+    """Delta is so large that a mechanism which publishes a whole record could satisfy it."""
 
 
 class PrivacyWarning(UserWarning):
-    """Training with differential privacy does something that its user may not expect; the message says what."""
+    """Training with differential privacy behaves in an unexpected way; the message explains how."""

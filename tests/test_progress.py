@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from safexplain import _progress
-from safexplain._progress import named, shown, silent
+from safexplain._progress import as_stage, show_progress, silent
 
 
 class Terminal(io.StringIO):
@@ -26,7 +26,7 @@ def clock(monkeypatch):
 
 def lines(clock, told, **more):
     stream = io.StringIO()
-    with shown(stream=stream, **more) as progress:
+    with show_progress(stream=stream, **more) as progress:
         for seconds, call in told:
             clock[0] += seconds
             progress(*call)
@@ -58,20 +58,20 @@ def test_where_nothing_is_told_for_a_minute_there_is_a_line_all_the_same(clock):
     stream = io.StringIO()
     progress = _progress._Lines(stream)
     clock[0] += 59
-    progress.beat()
+    progress.repeat()
     clock[0] += 1
-    progress.beat()
+    progress.repeat()
     progress("training", 0, 4)
     clock[0] += 50
     progress("training", 1, 4, "epoch 3 of 30")
-    progress.beat()
+    progress.repeat()
     clock[0] += 20
-    progress.beat()
-    progress.beat()
+    progress.repeat()
+    progress.repeat()
     clock[0] += 300
-    progress.beat()
+    progress.repeat()
     assert stream.getvalue().splitlines() == [
-        "at work for 60 s",
+        "working for 60 s",
         "training, 25%, 2 min left (epoch 3 of 30)",
         "training, 25%, 0 s left (epoch 3 of 30)",
     ]
@@ -80,12 +80,12 @@ def test_where_nothing_is_told_for_a_minute_there_is_a_line_all_the_same(clock):
 def test_lines_come_by_themselves_and_stop_with_the_work(monkeypatch):
     monkeypatch.setattr(_progress, "LINE_SECONDS", 0.01)
     stream = io.StringIO()
-    with shown(stream=stream):
+    with show_progress(stream=stream):
         for _ in range(1000):
             if stream.getvalue():
                 break
             threading.Event().wait(0.01)
-    assert stream.getvalue().startswith("at work for ")
+    assert stream.getvalue().startswith("working for ")
     assert all(thread.name != "progress" for thread in threading.enumerate())
 
 
@@ -112,7 +112,7 @@ def test_planned_stages_are_numbered_and_the_time_left_in_all_is_given(clock):
 def test_a_plan_that_comes_later_counts_from_then_on_and_quiet_shows_nothing(clock):
     for quiet, said in ((False, "3 of 3, attacking, 50%, 60 s left; 6 min in all\n"), (True, "")):
         stream = io.StringIO()
-        with shown(quiet, stream=stream) as progress:
+        with show_progress(quiet, stream=stream) as progress:
             progress("planning", 0, 1)
             progress.expect(PLAN)
             progress("attacking", 0, 2)
@@ -124,9 +124,9 @@ def test_a_plan_that_comes_later_counts_from_then_on_and_quiet_shows_nothing(clo
 
 def test_a_terminal_gets_a_bar_for_each_stage():
     stream = Terminal()
-    with shown(stages=[("training", 60), ("explaining", 1)], stream=stream) as progress:
+    with show_progress(stages=[("training", 60), ("explaining", 1)], stream=stream) as progress:
         progress("training", 1, 2, "epsilon 1.0")
-        named(progress, "explaining")("whatever", 1, 1)
+        as_stage(progress, "explaining")("whatever", 1, 1)
     for text in ("1 of 2, training, 50%", "2 of 2, explaining, 100%", "epsilon 1.0", "in all"):
         assert text in stream.getvalue()
     assert "whatever" not in stream.getvalue()

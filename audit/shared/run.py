@@ -25,7 +25,7 @@ import numpy as np
 
 import safexplain
 from safexplain._digest import code_digest
-from safexplain._files import whole_file
+from safexplain._files import atomic_file
 from safexplain.errors import SafexplainError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,14 +230,14 @@ def _resident(field: str) -> int:
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """All or nothing, as a .npz file."""
-    with whole_file(path) as partial, partial.open("wb") as file:
+    with atomic_file(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
 
 
 def write_json(path: Path, content: Any) -> None:
     """All or nothing, as `json_text`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_text(json_text(content))
 
 

@@ -22,7 +22,7 @@ from make_figures import GREEN, MAPS, ORANGE, PURPLE, SCHEMES, style
 from matplotlib import pyplot as plt
 from matplotlib.colors import ListedColormap
 
-from safexplain._progress import shown
+from safexplain._progress import show_progress
 from safexplain.audit.controls.holdout_uses import counted_in
 from safexplain.audit.report.outcome import AuditRun
 from safexplain.cli.run.demo import digits, run_demo
@@ -122,7 +122,11 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, help="of a demo: its models are not trained again")
     run_dir = parser.parse_args().run_dir
     mpl.use("Agg")
-    with tempfile.TemporaryDirectory() as folder, shown(False) as progress, counted_in(Path(folder) / "uses.sqlite"):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        show_progress(False) as progress,
+        counted_in(Path(folder) / "uses.sqlite"),
+    ):
         found = run_demo((run_dir or Path(folder)) / "models", seed=0, device="cpu", progress=progress)
     for scheme in SCHEMES:
         with mpl.rc_context(style(scheme)):

@@ -31,7 +31,7 @@ from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Build, Shadows
 from safexplain.audit.report.model import ENDPOINT, NATIVE
 from safexplain.audit.store import Store
-from safexplain.errors import ConfigurationError, InputError, SafexplainError, near
+from safexplain.errors import ConfigurationError, InputError, SafexplainError, did_you_mean
 from safexplain.outputs import Probability, are_probabilities, as_module
 from safexplain.verdict.canaries.claim import Finding
 from safexplain.verdict.policy import Policy
@@ -246,7 +246,7 @@ class Question:
             raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {numbers[0]}")
         if self.output not in get_args(Output):
             raise ConfigurationError(
-                f"output is probability or logit, got {self.output!r}{near(self.output, get_args(Output))}"
+                f"output is probability or logit, got {self.output!r}{did_you_mean(self.output, get_args(Output))}"
             )
         hardening = self.hardening.none() if policy.release == "prediction" else self.hardening
         policy = policy.patient(noise=hardening.noise is not None)

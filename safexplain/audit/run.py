@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import model_digest, sha256
-from safexplain._progress import named
+from safexplain._progress import as_stage
 from safexplain.audit.asked import Explanations, Predictions, explanations_of, patient_queries, predict, signals_of
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import fitting
@@ -177,7 +177,7 @@ def trained(question: Question) -> Models:
             seed=question.seed,
             device=question.place,
             cache=question.cache,
-            progress=named(question.progress, "training reference models"),
+            progress=as_stage(question.progress, "training reference models"),
         )
         shadows = replace(shadows, models=tuple(with_channels_last(m, population.x) for m in shadows.models))
     number = 0 if shadows is None else len(shadows.models)
@@ -243,7 +243,7 @@ def judge(question: Question, models: Models) -> AuditRun:
         notes = [endpoint.told, *notes, *told]
     predictions = predict(
         models.asked, population, patience=policy.patience, dither=question.dither, labels=options.labels,
-        batch_size=options.batch_size, progress=named(question.progress, "asking for labels"),
+        batch_size=options.batch_size, progress=as_stage(question.progress, "asking for labels"),
     )  # fmt: skip
     asking = _Asking(question, models, predictions, large, keep)
     looked, findings = asking.look() if question.explains and endpoint is None else (None, ())
@@ -375,7 +375,7 @@ class _Asking:
                 largest=0 if self.large else np.inf,
                 natives=self._natives(native) if native and released.hardens_again(models.shadows.models[0]) else None,
                 store=Store.of(None if endpoint else options.store),
-                progress=named(question.progress, f"explaining ({name})"),
+                progress=as_stage(question.progress, f"explaining ({name})"),
             )
         classes = options.classes if question.explains else ()
         return models.signals(predictions, explanations, classes, **about), explanations
@@ -446,7 +446,7 @@ def _configuration(
         force=options.force,
         seed=question.seed,
         exposed=options.exposed,
-        progress=named(question.progress, "attacking" if endpoint else f"attacking ({name})"),
+        progress=as_stage(question.progress, "attacking" if endpoint else f"attacking ({name})"),
         quick=options.quick,
         implied=None if endpoint else implied,
     )
@@ -474,7 +474,9 @@ def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablat
         return (), ""
     policy, seed = question.policy, question.seed
     rows, which = sample(native, policy, trains=any(r.learns for r in fitting(native)), seed=seed)
-    causes = root_cause(native, rows=rows, seed=seed, fpr=policy.fpr, progress=named(question.progress, "root cause"))
+    causes = root_cause(
+        native, rows=rows, seed=seed, fpr=policy.fpr, progress=as_stage(question.progress, "root cause")
+    )
     return causes, f"{cause_sentence(causes)} {which}" if causes else ""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._files import UNWRITABLE, ArrayFile, write_arrays
+from safexplain._files import RESERVED_BY_NUMPY, ArrayFile, write_arrays
 from safexplain.audit.store import LARGEST_MAPS, all_finite, are_stored, filled, parts
 from safexplain.errors import InputError
 from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
@@ -162,7 +162,9 @@ class Signals:
             raise InputError(f"membership is of shape {m.shape}: expected at least one model and one example")
         if not self.values and maps is None:
             raise InputError("there is no signal to attack: expected arrays such as l1, l2, loss or attributions")
-        taken = sorted(name for name in self.values if name in (*RESERVED, *UNWRITABLE) or name.startswith(SLICE))
+        taken = sorted(
+            name for name in self.values if name in (*RESERVED, *RESERVED_BY_NUMPY) or name.startswith(SLICE)
+        )
         if taken:
             raise InputError(f"no signal can be called {', '.join(taken)}: the file format uses that name; rename it")
         for name, a in self.values.items():

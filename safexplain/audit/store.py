@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._files import PieceStore, made_folder, read_arrays, write_npz
+from safexplain._files import FileStore, make_folder, read_arrays, write_npz
 from safexplain.errors import InputError
 
 Array = NDArray[Any]
@@ -48,7 +48,7 @@ def on_disk(shape: tuple[int, ...], folder: str | Path | None = None) -> NDArray
     Raises:
         InputError: the disk is too small or not writable.
     """
-    place = Path(tempfile.gettempdir()) if folder is None else made_folder(folder)
+    place = Path(tempfile.gettempdir()) if folder is None else make_folder(folder)
     need, free = 4 * math.prod(shape), free_space(place)
     if need > free:
         raise InputError(
@@ -146,7 +146,7 @@ class Store:
         """The answers under a key; None if they are missing or damaged."""
         if self.folder is None or not key or not (self.folder / f"{key}.npz").exists():
             return None
-        found = PieceStore(self.folder, "what a model released").load(f"{key}.npz", _read)
+        found = FileStore(self.folder, "what a model released").load(f"{key}.npz", _read)
         if found is not None:
             self.keys.add(key)
         return found
@@ -165,7 +165,7 @@ class Store:
             **{f"@{level}": maps for level, maps in answers.maps.items()},
             "shapes": np.array(json.dumps(answers.shapes)),
         }
-        pieces = PieceStore(self.folder, "what a model released")
+        pieces = FileStore(self.folder, "what a model released")
         pieces.save(f"{key}.npz", lambda path: write_npz(path, whole, compressed=False))
         self.keys.add(key)
 

@@ -126,7 +126,7 @@ def attack_command(
     quiet: bool = QUIET,
 ) -> int:
     """Run the attacks alone, on signals from any pipeline, and judge them."""
-    from safexplain._progress import shown
+    from safexplain._progress import show_progress
     from safexplain.audit import Signals, certify
     from safexplain.cli.run.tables import show_attacks
 
@@ -134,7 +134,7 @@ def attack_command(
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split: expected certification or selection, got {split!r}")
     loaded = Signals.load(signals)
-    with shown(quiet) as progress:
+    with show_progress(quiet) as progress:
         result = certify(loaded, judged_by, split=cast("SplitName", split), seed=seed, progress=progress)
     return show_attacks(result, json_, quiet)
 
@@ -148,14 +148,14 @@ def demo_command(
     quiet: bool = QUIET,
 ) -> int:
     """Attack, harden and attack again models of handwritten digits. Takes about a minute; the exit code is 0."""
-    from safexplain._progress import shown
+    from safexplain._progress import show_progress
     from safexplain.audit.controls.holdout_uses import counted_in
     from safexplain.cli.run.demo import run_demo
     from safexplain.cli.run.tables import show_audit
 
     device_of(device)
     folder = choose_folder(run_dir, resume)
-    with resumable(folder), shown(quiet) as progress:
+    with resumable(folder), show_progress(quiet) as progress:
         make_folder(folder)
         with counted_in(folder / "uses.sqlite"):  # other audits of these digits are not its business
             found = run_demo(folder / "models", seed=seed, device=device, progress=progress)

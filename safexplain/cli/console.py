@@ -78,9 +78,9 @@ def choose_folder(run_dir: Path | None, resume: bool) -> Path:
 
 def make_folder(folder: Path) -> None:
     """Make the run directory and check that it is writable, before anything long begins, or raise InputError."""
-    from safexplain._files import made_folder, write_whole
+    from safexplain._files import make_folder, write_atomically
 
-    write_whole(made_folder(folder) / ".writable", b"0").unlink()
+    write_atomically(make_folder(folder) / ".writable", b"0").unlink()
 
 
 def device_of(name: str) -> torch.device:

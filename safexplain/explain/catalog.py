@@ -19,7 +19,7 @@ import torch
 from captum import attr
 from torch import Tensor, nn
 
-from safexplain.errors import ConfigurationError, near
+from safexplain.errors import ConfigurationError, did_you_mean
 from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus, Gradient, TokenIG
 from safexplain.explain.captum.layers import default_layer, whole_layer
 from safexplain.explain.feature_groups import grid_segments, superpixels, words
@@ -447,7 +447,7 @@ def find_row(name: str) -> Row:
     for key in (wanted, wanted.removeprefix("hardened")):
         if row := (natives | names).get(key):
             return row
-    raise ConfigurationError(f"expected one of {', '.join(CATALOG)}; got {name!r}{near(name, CATALOG)}")
+    raise ConfigurationError(f"expected one of {', '.join(CATALOG)}; got {name!r}{did_you_mean(name, CATALOG)}")
 
 
 def _plain(name: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.errors import InputError, RefusedError, brought_by
+from safexplain.errors import InputError, RefusedError, needs_extra
 from safexplain.hardening.hardening import plain
 
 __all__ = [
@@ -60,7 +60,7 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
         raise InputError(f"expected images (batch, 1 or 3, height, width), got {got}")
     if n_segments < 2:
         raise InputError(f"expected at least 2 segments, got n_segments={n_segments}")
-    with brought_by("vision"):
+    with needs_extra("vision"):
         from skimage.segmentation import slic
     masks = []
     for image in images.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0):

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.errors import brought_by
+from safexplain.errors import needs_extra
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 
@@ -175,7 +175,7 @@ def load(name: str) -> Any:
     library = name.partition(".")[0]
     with (
         _importing,
-        brought_by("aix360" if library == "lime" else library),
+        needs_extra("aix360" if library == "lime" else library),
         _without(_NOT_NEEDED.get(library), library),
         warnings.catch_warnings(),
     ):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import sha256
-from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError, brought_by
+from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError, needs_extra
 from safexplain.explain.catalog import EXTRAS, Row
 from safexplain.explain.certified import Audited, Pinned, Predict, check_options, load_audited, refuse_others
 from safexplain.explain.hardened import Asked
@@ -122,7 +122,7 @@ class OfTables:
             )
         versions = {}
         for name in cls._libraries:
-            with brought_by(EXTRAS.get(name, EXTRAS[row.library])):
+            with needs_extra(EXTRAS.get(name, EXTRAS[row.library])):
                 versions[name] = version(name)
         return MadeOf(row.name, cls, None if public is None else Background.of(public), _as_json(made), versions)
 

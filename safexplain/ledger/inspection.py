@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from safexplain._digest import sha256
-from safexplain._files import whole_file
+from safexplain._files import atomic_file
 from safexplain.errors import ConfigurationError, InputError, LedgerError
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, NOTHING, TOTAL, Balance, Settings
 from safexplain.ledger.composition import Composition
@@ -47,7 +47,7 @@ def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Pat
     if any(path.resolve() == file.resolve() for file in kept):
         raise ConfigurationError(f"{path} is a file of the ledger itself; name another one")
     try:
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             partial.unlink(missing_ok=True)  # SQLite would write into what a killed process left
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             partial.chmod(0o600)  # whatever the umask

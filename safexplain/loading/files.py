@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safexplain.errors import InputError, MissingExtraError, brought_by
+from safexplain.errors import InputError, MissingExtraError, needs_extra
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
@@ -60,7 +60,7 @@ def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
 def require(module: str, extra: str) -> Any:
     """A module that an extra of this package brings; MissingExtraError where it cannot be imported."""
     try:
-        with brought_by(extra):
+        with needs_extra(extra):
             return importlib.import_module(module)
     except MissingExtraError:
         raise

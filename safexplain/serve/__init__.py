@@ -15,11 +15,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from safexplain.errors import brought_by
+from safexplain.errors import needs_extra
 
 __all__ = ["Limits", "Service", "app", "router"]
 
-with brought_by("serve"):
+with needs_extra("serve"):
     import cachetools  # noqa: F401
     import fastapi_offline  # noqa: F401
     import orjson  # noqa: F401

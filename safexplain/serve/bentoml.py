@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.errors import ConfigurationError, brought_by
+from safexplain.errors import ConfigurationError, needs_extra
 from safexplain.serve.http import respond
 from safexplain.serve.inputs import numbers
 from safexplain.serve.protocol import Intake, Operation, Reply, Strict, checked, explain_v1, predict_v1
 from safexplain.serve.service import Service
 
-with brought_by("bentoml"):
+with needs_extra("bentoml"):
     from bentoml import Context, IODescriptor, api
 
 

@@ -19,11 +19,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from safexplain.errors import SafexplainError, brought_by
+from safexplain.errors import SafexplainError, needs_extra
 from safexplain.serve.http import router
 from safexplain.serve.service import SETTINGS, Service
 
-with brought_by("kserve"):
+with needs_extra("kserve"):
     import kserve
     from fastapi import HTTPException
     from kserve import model_server

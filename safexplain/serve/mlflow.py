@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from safexplain._versions import VERSION
-from safexplain.errors import ConfigurationError, RefusedError, brought_by
+from safexplain.errors import ConfigurationError, RefusedError, needs_extra
 from safexplain.serve.inputs import ANONYMOUS, numbers
 from safexplain.serve.loading import Options
 from safexplain.serve.service import Service
 
-with brought_by("mlflow"):
+with needs_extra("mlflow"):
     from mlflow import pyfunc
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import DataType, ParamSchema, ParamSpec

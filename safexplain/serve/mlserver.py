@@ -8,12 +8,12 @@ import multiprocessing
 from collections.abc import AsyncIterator
 from typing import Any
 
-from safexplain.errors import ConfigurationError, RequestError, brought_by
+from safexplain.errors import ConfigurationError, RequestError, needs_extra
 from safexplain.serve.inputs import client_of
 from safexplain.serve.protocol import Intake, infer_v2, metadata_v2
 from safexplain.serve.service import Service
 
-with brought_by("mlserver"):
+with needs_extra("mlserver"):
     from mlserver import MLModel, types
     from mlserver.errors import MLServerError
     from mlserver.logging import logger

@@ -16,10 +16,10 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
-from safexplain.errors import ConfigurationError, brought_by
+from safexplain.errors import ConfigurationError, needs_extra
 from safexplain.hardening.noise import KEY_VARIABLE
 
-with brought_by("ray"):
+with needs_extra("ray"):
     from ray import serve
 
 

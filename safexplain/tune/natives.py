@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from safexplain._progress import named
+from safexplain._progress import as_stage
 from safexplain.audit.asked import Predictions, explanations_of
 from safexplain.audit.population import Population
 from safexplain.audit.question import Method, Question, Release
@@ -87,7 +87,7 @@ class Natives:
             [drawing] * len(self.models),
             batch_size=self.batch_size,
             store=self.store,
-            progress=named(self.question.progress, "native maps"),
+            progress=as_stage(self.question.progress, "native maps"),
         )
         sizes = [math.prod(shape) for shape in found.shapes]
         split = torch.split(torch.from_numpy(np.asarray(found.maps[1])), sizes, dim=2)

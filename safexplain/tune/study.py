@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import model_digest, sha256
-from safexplain._files import made_folder, write_whole
-from safexplain._progress import named
+from safexplain._files import make_folder, write_atomically
+from safexplain._progress import as_stage
 from safexplain._validate import check_whole
 from safexplain.audit.asked import predict
 from safexplain.audit.controls.splits import Splits, copies_together
@@ -127,7 +127,7 @@ def tune(
 def searched(question: Question, trials: int, folder: str | Path | None, public_models: Sequence[nn.Module]) -> Tuned:
     """`tune` of a question, whose hardening counts for nothing."""
     check_whole("trials", trials, 1)
-    question, place = to_search(question), None if folder is None else made_folder(folder)
+    question, place = to_search(question), None if folder is None else make_folder(folder)
     if place is not None:
         question = replace(question, cache=question.cache or place / "models")
     models = trained(question)
@@ -267,7 +267,7 @@ class Search:
             patience=(1,),
             labels=options.labels,
             batch_size=options.batch_size,
-            progress=named(question.progress, "asking for labels"),
+            progress=as_stage(question.progress, "asking for labels"),
         )
         store = Store.of(None if folder is None else folder / "maps")
         self.natives = Natives(question, shadows.models, some, asked, store)
@@ -293,7 +293,7 @@ class Search:
     def save(self) -> None:
         """Write the file, if there is a folder."""
         if self.file is not None:
-            write_whole(self.file, self.content, "the study")
+            write_atomically(self.file, self.content, "the study")
 
     def run(self, trials: int) -> None:
         """Run trials until there are so many."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safexplain._files import made_folder, write_whole
+from safexplain._files import make_folder, write_atomically
 from safexplain.audit.report.outcome import AuditRun
 from safexplain.tune.page import render
 from safexplain.tune.result import Examples, Point, Study
@@ -70,12 +70,12 @@ class Tuned:
         Raises:
             InputError: a file cannot be written.
         """
-        folder = made_folder(folder)
+        folder = make_folder(folder)
         if self.confirmed is not None:
             self.confirmed.save(folder)
         write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
         write_json(folder / "front.json", self.to_dict())
         result = None if self.confirmed is None else self.confirmed.result
         page = render(self.study, self.front, self.chosen, self.within, result, self.examples)
-        write_whole(folder / "front.html", page.encode("utf-8", errors="replace"), "the page")
+        write_atomically(folder / "front.html", page.encode("utf-8", errors="replace"), "the page")
         return folder

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from safexplain._digest import trained_digest
-from safexplain._files import write_whole
+from safexplain._files import write_atomically
 from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
 from safexplain._validate import check_follows, check_number, from_table, whole_number
 from safexplain.errors import ConfigurationError, InputError, RefusedError
@@ -275,7 +275,7 @@ class PrivacyStatement:
 
     def save(self, path: str | Path) -> Path:
         """Write it as JSON; raises `InputError` where it cannot be written."""
-        return write_whole(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
+        return write_atomically(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> PrivacyStatement:

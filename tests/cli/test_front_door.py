@@ -19,7 +19,7 @@ import safexplain
 from safexplain.audit.canaries.setting import PRESETS
 from safexplain.cli import options
 from safexplain.cli.options import policy_of
-from safexplain.errors import ConfigurationError, near
+from safexplain.errors import ConfigurationError, did_you_mean
 from safexplain.verdict.canaries.claim import SCENARIOS
 from safexplain.verdict.stats.lower_bounds import BoundMethod
 
@@ -224,8 +224,8 @@ def test_an_unknown_attack_is_refused_before_anything_is_read() -> None:
 
 
 def test_near_names_only_what_is_near() -> None:
-    assert near("salency", ["Saliency", "IG"]) == "; did you mean Saliency?"
-    assert near("Tarot", ["Saliency", "IG"]) == ""
+    assert did_you_mean("salency", ["Saliency", "IG"]) == "; did you mean Saliency?"
+    assert did_you_mean("Tarot", ["Saliency", "IG"]) == ""
 
 
 # --- whoever stops reading, or presses Ctrl-C -------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from safexplain.audit.attacks.rmia import RMIA
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.signals import Signals
 from safexplain.audit.store import blocks
-from safexplain.errors import ConfigurationError, InputError, near
+from safexplain.errors import ConfigurationError, InputError, did_you_mean
 from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy
 
@@ -245,7 +245,7 @@ def check_suite(policy: Policy) -> None:
     if wrong := sorted(set(policy.suite) - NAMES):
         known = ", ".join(sorted(NAMES))
         raise ConfigurationError(
-            f"policy: unknown attacks {wrong} in the suite; expected some of {known}{near(wrong[0], NAMES)}"
+            f"policy: unknown attacks {wrong} in the suite; expected some of {known}{did_you_mean(wrong[0], NAMES)}"
         )
 
 

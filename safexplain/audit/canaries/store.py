@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._files import PieceStore, read_arrays, write_npz
+from safexplain._files import FileStore, read_arrays, write_npz
 
 __all__ = ["FinishedRuns"]
 
@@ -20,7 +20,7 @@ class FinishedRuns:
 
     def __init__(self, folder: str | Path | None, key: str) -> None:
         self.folder, self._memory = folder, dict[int, Array]()
-        self._files, self._key = None if folder is None else PieceStore(folder, "finished runs"), key
+        self._files, self._key = None if folder is None else FileStore(folder, "finished runs"), key
 
     def load(self, number: int) -> Array | None:
         """What was saved; None: nothing."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from safexplain._files import PieceStore
+from safexplain._files import FileStore
 from safexplain._progress import Progress
 from safexplain.audit.references.compiled import forget
 from safexplain.audit.references.parallel import each
@@ -32,7 +32,7 @@ class ModelCache:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._store = PieceStore(folder, "a trained model")
+        self._store = FileStore(folder, "a trained model")
 
     @property
     def folder(self) -> Path:

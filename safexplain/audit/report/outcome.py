@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import file_sha256
-from safexplain._files import made_folder
+from safexplain._files import make_folder
 from safexplain._versions import versions
 from safexplain.audit.report.model import ENDPOINT, Configuration, Pictures, ReportData
 from safexplain.audit.report.page import write_report
@@ -115,7 +115,7 @@ class AuditRun:
         Raises:
             InputError: a file cannot be written.
         """
-        folder = made_folder(folder)
+        folder = make_folder(folder)
         self.signals[self.judged.name].save(folder / self.files["signals"])
         if len(self.configurations) > 1:
             self.signals["native"].save(folder / self.files["native_signals"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from safexplain._files import write_whole
+from safexplain._files import write_atomically
 from safexplain.audit.report import figures, maps, tables
 from safexplain.audit.report.model import NATIVE, ReportData
 from safexplain.verdict import words
@@ -67,7 +67,7 @@ def write_report(path: str | Path, report: ReportData) -> Path:
     raw = render(report).encode("utf-8", errors="replace")
     size = f"{len(raw) / 1e6:.1f} MB"
     hint = f"; name a file in an existing folder that this user may write to, with {size} free"
-    return write_whole(path, raw, "the report", hint)
+    return write_atomically(path, raw, "the report", hint)
 
 
 def _strips(report: ReportData) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -15,7 +15,7 @@ import torch
 from rich.table import Table
 
 from safexplain._files import ArrayFile
-from safexplain._progress import Progress, shown
+from safexplain._progress import Progress, show_progress
 from safexplain.audit.canaries.run import run_canaries
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.halving import audit_within
@@ -48,7 +48,7 @@ def audit_by_canaries(o: CanaryOptions) -> int:
         raise ConfigurationError(f"give either --config dp.toml or --preset NAME; presets are {rows}")
     read = None if o.config is None else load_canary_config(o.config)
     where, folder = device_of(o.device), choose_folder(o.run_dir, o.resume)
-    with nullcontext() if o.plan else resumable(folder), shown(o.quiet) as progress:
+    with nullcontext() if o.plan else resumable(folder), show_progress(o.quiet) as progress:
         if read is not None and read.training.function:
             found = _of_function(read, o, folder, progress)
         else:

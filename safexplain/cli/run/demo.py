@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from safexplain import HardenedInputXGradient
-from safexplain._progress import Progress, named
+from safexplain._progress import Progress, as_stage
 from safexplain.audit import AuditOptions, Policy, Population, Recipe, audit, train_shadows
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.report.outcome import AuditRun
@@ -49,7 +49,7 @@ def run_demo(cache: Path, *, seed: int, device: str, progress: Progress) -> Audi
         seed=seed,
         device=device,
         cache=models,
-        progress=named(progress, "training the model"),
+        progress=as_stage(progress, "training the model"),
     )
     return audit(
         target.models[0],

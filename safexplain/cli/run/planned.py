@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from safexplain._files import machine_memory
-from safexplain._progress import spoken
+from safexplain._progress import duration_text
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import ENOUGH_REFERENCES, HOUR
 from safexplain.audit.store import free_space
@@ -24,7 +24,7 @@ def announce(plan: Plan, says: Sequence[str], *, gradients: bool, gpu: bool) -> 
     has such, which other explainers follow faster, `gpu` whether models run on one."""
     long = plan.seconds > HOUR
     if long and (ways := faster(plan, gradients=gradients, gpu=gpu)):
-        typer.echo(f"This takes {spoken(plan.seconds)} here. Faster: {'; '.join(ways)}.", err=True)
+        typer.echo(f"This takes {duration_text(plan.seconds)} here. Faster: {'; '.join(ways)}.", err=True)
     for line in (in_words(plan), *says):
         typer.echo(line, err=True)
     if long and sys.stdin.isatty() and sys.stderr.isatty():
@@ -42,11 +42,11 @@ def in_words(plan: Plan) -> str:
         total += seconds
         if total > HOUR:
             break
-        again.append(f"with {references} and {scored:,} in {spoken(total)}")
+        again.append(f"with {references} and {scored:,} in {duration_text(total)}")
     looks = f" (while undecided, again {', '.join(again)})" if again else ""
     return (
         f"{plan.scored:,} of {plan.examples:,} examples scored, {plan.references} references, {often}, about"
-        f" {spoken(plan.seconds)}{looks}; {what}; --quick for a first look in 2 min"
+        f" {duration_text(plan.seconds)}{looks}; {what}; --quick for a first look in 2 min"
     )
 
 
@@ -57,10 +57,10 @@ def faster(plan: Plan, *, gradients: bool, gpu: bool) -> list[str]:
     if plan.references > ENOUGH_REFERENCES:
         asked = sum(s.seconds for s in plan.stages if s.name.startswith(("training", "asking for", "explaining")))
         less = total - asked * (1 - (ENOUGH_REFERENCES + 1) / (plan.references + 1))
-        found.append(f"--references {ENOUGH_REFERENCES} ({spoken(less)})")
+        found.append(f"--references {ENOUGH_REFERENCES} ({duration_text(less)})")
     kept = sum(stage.count for stage in explaining) * 4 * plan.rates.label  # a pass forward and one backward
     if gradients and kept < (spent := sum(stage.seconds for stage in explaining)) / 2 and spent > total / 4:
-        found.append(f"--explainer InputXGradient, if that is what you serve ({spoken(total - spent + kept)})")
+        found.append(f"--explainer InputXGradient, if that is what you serve ({duration_text(total - spent + kept)})")
     if gradients and not gpu:
         found.append("a machine with a GPU")
     return [*found, "several processes or machines, from Python (docs/scale.md)"]
@@ -72,7 +72,7 @@ def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
     warned = warnings_of(plan, memory, disk)
     machine = {"memory_bytes": memory, "free_disk_bytes": disk}
     content = {**plan.to_dict(), "machine": machine, "warnings": warned}
-    if console := screen(content, spoken(plan.seconds), json_, quiet):
+    if console := screen(content, duration_text(plan.seconds), json_, quiet):
         console.print(plan_table(plan))
         console.print(f"Memory: about {decimal(plan.memory_bytes)} of {decimal(memory)}", highlight=False)
         console.print(f"Disk: about {decimal(plan.disk_bytes)} of {decimal(disk)} that are free", highlight=False)
@@ -91,10 +91,12 @@ def plan_table(plan: Plan) -> Table:
     table = result_table("What this will take", ("stage", "what"), ("time", "share"))
     for stage in plan.stages:
         what = f"{stage.count:,} {stage.unit}" + (f" ({stage.says})" if stage.says else "")
-        table.add_row(stage.name, what, spoken(stage.seconds), f"{stage.seconds / max(plan.seconds, 1e-9):.0%}")
+        table.add_row(stage.name, what, duration_text(stage.seconds), f"{stage.seconds / max(plan.seconds, 1e-9):.0%}")
     table.add_section()
-    table.add_row("all", "", f"[bold]{spoken(plan.seconds)}[/]", "")
-    table.caption = f"Measured in {spoken(plan.took)} on this machine, as busy as it is now. Nothing was written."
+    table.add_row("all", "", f"[bold]{duration_text(plan.seconds)}[/]", "")
+    table.caption = (
+        f"Measured in {duration_text(plan.took)} on this machine, as busy as it is now. Nothing was written."
+    )
     table.caption_justify = "left"
     return table
 

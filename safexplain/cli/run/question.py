@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from safexplain._digest import file_sha256, model_digest
-from safexplain._progress import Shown, shown
+from safexplain._progress import ProgressDisplay, show_progress
 from safexplain.audit import Population, Recipe
 from safexplain.audit.controls.splits import copies_of
 from safexplain.audit.endpoint.client import EndpointError
@@ -36,7 +36,7 @@ from safexplain.cli.run.classifiers import COLUMNS, Tabular, is_classifier_file
 from safexplain.cli.run.recipes import RecipeFile, TrainingFunction, dp_notes, untrained
 from safexplain.cli.run.stages import STARTED_ELSEWHERE, Stages, TwoStages, no_recipe
 from safexplain.columns import Columns
-from safexplain.errors import ConfigurationError, InputError, near
+from safexplain.errors import ConfigurationError, InputError, did_you_mean
 from safexplain.explain import find_row
 from safexplain.explain.served import OF_ROWS, default_hardening
 from safexplain.explain.wrap import HARDENED
@@ -168,7 +168,7 @@ class Begun:
     question: Question  # for the plan; `ready` has that for the audit and the search
     says: Sequence[str]  # what has to be known before anything is trained
     two: TwoStages | None  # an audit of pre-training data
-    progress: Shown
+    progress: ProgressDisplay
     endpoints: ExitStack  # closes them
 
     @property
@@ -200,7 +200,7 @@ def begun(asked: Asked, kept: str = "finished models") -> Iterator[Begun]:
     given = asked.given
     folder = choose_folder(given.run_dir, given.resume)
     once = nullcontext() if given.plan else resumable(folder, kept)
-    with once, shown(given.quiet) as progress, ExitStack() as endpoints:
+    with once, show_progress(given.quiet) as progress, ExitStack() as endpoints:
         file = RecipeFile.read(given.recipe)
         statement = None if given.privacy is None else PrivacyStatement.load(given.privacy)
         found = (_read_tabular if asked.of_tables else _read_network)(asked, file, statement)
@@ -264,7 +264,7 @@ def _data_and_model(asked: Asked, drop_slices: bool = False) -> tuple[AuditData,
         raise
 
 
-def _begun(asked: Asked, found: Found, folder: Path, progress: Shown, endpoints: ExitStack) -> Begun:
+def _begun(asked: Asked, found: Found, folder: Path, progress: ProgressDisplay, endpoints: ExitStack) -> Begun:
     """The question about what was found."""
     given, loaded, stages = asked.given, found.loaded, found.stages
     place, references = device_of(given.device), asked.looks[0] if found.trains else 0
@@ -494,5 +494,5 @@ def parse_hardening(text: str) -> Hardening | None:
         raise ConfigurationError(f"--hardening: expected a hardening as JSON in {text}, which is no text") from None
     except OSError:
         raise ConfigurationError(
-            f"--hardening: expected {', '.join(named)}, JSON, or a JSON file; got {text!r}{near(text, named)}"
+            f"--hardening: expected {', '.join(named)}, JSON, or a JSON file; got {text!r}{did_you_mean(text, named)}"
         ) from None

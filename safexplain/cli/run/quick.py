@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from safexplain._progress import spoken
+from safexplain._progress import duration_text
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import Question
 from safexplain.audit.report.outcome import AuditRun
@@ -129,7 +129,7 @@ def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet:
         number = f"{result.members + result.non_members:,} examples asked once"
         typer.echo(f"A first look with {few} and {number}: it proves nothing, and counts as no use of them.")
         typer.echo(f"Report: {folder / found.files['report']}")
-        typer.echo(f"The whole audit takes about {spoken(plan.seconds)}:")
+        typer.echo(f"The whole audit takes about {duration_text(plan.seconds)}:")
         typer.echo(again)
     return EXIT_CODE
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from safexplain._digest import sha256
-from safexplain._progress import named
+from safexplain._progress import as_stage
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
 from safexplain.audit.asked import predict
 from safexplain.audit.controls.splits import copies_of, refuse_copies
@@ -132,10 +132,10 @@ class TwoStages:
             self.pretraining,
             build=self.fresh,
             models=question.references,
-            progress=named(question.progress, "pre-training reference models"),
+            progress=as_stage(question.progress, "pre-training reference models"),
             **how,
         )
-        progress = named(question.progress, "fine-tuning reference models")
+        progress = as_stage(question.progress, "fine-tuning reference models")
         shadows = fine_tune(pretrained, self.how, progress=progress, **how)
         return replace(question, shadows=shadows, recipe=self.tuning, build=self.loaded.fresh)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._digest import digest, model_digest
-from safexplain._files import PieceStore
+from safexplain._files import FileStore
 from safexplain._progress import Progress, silent
 from safexplain.errors import InputError
 
@@ -28,7 +28,7 @@ _PIECE = 2**24
 """Numbers in one piece on disk, about."""
 
 
-def _stored(store: PieceStore, name: str, rows: int) -> Tensor | None:
+def _stored(store: FileStore, name: str, rows: int) -> Tensor | None:
     """The array of that name; None where there is none, or it is damaged or has another number of rows."""
 
     def read(path: Path) -> Tensor | None:
@@ -38,7 +38,7 @@ def _stored(store: PieceStore, name: str, rows: int) -> Tensor | None:
     return store.load(name, read)
 
 
-def _store(store: PieceStore, name: str, rows: Tensor) -> None:
+def _store(store: FileStore, name: str, rows: Tensor) -> None:
     def write(path: Path) -> None:
         with path.open("wb") as file:
             np.save(file, rows.numpy())
@@ -119,7 +119,7 @@ def features(
     linear_head(model, head_name)
     if batch_size < 1 or not len(x):
         raise InputError(f"expected at least one row and a batch size of at least 1, got {len(x)} and {batch_size}")
-    store = None if cache is None else PieceStore(cache, "features")
+    store = None if cache is None else FileStore(cache, "features")
     key = _key(model, head_name, x) if store else ""
     if store and (known := _stored(store, f"{key}.npy", len(x))) is not None:
         return known

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest, weights_digest
 from safexplain._privacy_loss import Adjacency, Epsilons
-from safexplain._progress import Progress, named, shown, silent
+from safexplain._progress import Progress, as_stage, show_progress, silent
 from safexplain._validate import check_number
 from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, train_head
 from safexplain.dp.models.checks import Mode, check_classes, check_loss, check_rows, outputs_of
@@ -226,7 +226,7 @@ class DPFineTuner:
         others = self._others(records, epsilons)
         known: dict[str, Tensor] = {}
         with ExitStack() as stack:
-            progress = self.progress or stack.enter_context(shown())
+            progress = self.progress or stack.enter_context(show_progress())
             model, skipped = self._fitted(progress, known)
             if skipped:
                 whose = "single examples" if self.persons is None else "persons"
@@ -242,7 +242,7 @@ class DPFineTuner:
             found = [own]
             for number, other in enumerate(others, 1):
                 stage = f"comparing: training {number} of {len(others)}"
-                model, _ = other._fitted(named(progress, stage), known)
+                model, _ = other._fitted(as_stage(progress, stage), known)
                 spent = None if isinstance(other.config.clipping, NoClipping) else other.statement.epsilons
                 right = accuracy_of(model, records, self.config.piece)
                 found.append(Compared(spent, other.plan.noise_multiplier, right))

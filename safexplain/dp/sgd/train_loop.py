@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from safexplain._files import whole_file
+from safexplain._files import atomic_file
 from safexplain._progress import Progress, silent
 from safexplain.dp.sgd.plan import TrainingConfig, TrainingPlan
 from safexplain.dp.sgd.records import Inputs, Persons, Records, RowsPiece
@@ -272,7 +272,7 @@ class Saver:
                 "optimizer": self.optimizer.state_dict(),
                 "skipped": self.skipped(),
             }
-            with _told_unwritable(self.path), whole_file(self.path) as partial, partial.open("wb") as file:
+            with _told_unwritable(self.path), atomic_file(self.path) as partial, partial.open("wb") as file:
                 torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from torch import Tensor, nn
 
-from safexplain.errors import InputError, near
+from safexplain.errors import InputError, did_you_mean
 from safexplain.loading.files import described, require
 from safexplain.loading.models.huggingface import Network
 from safexplain.loading.models.weights import channels_of, classes_of, seeded
@@ -74,7 +74,7 @@ def fresh_network(
 def _timm(name: str, num_classes: int | None, channels: int | None) -> Callable[[], Any]:
     timm = require("timm", "vision")
     if not timm.is_model(name):
-        raise InputError(f"timm has no model {name!r}{near(name, timm.list_models())}")
+        raise InputError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
     return partial(timm.create_model, name, pretrained=False, **_given(num_classes=num_classes, in_chans=channels))
 
 
@@ -82,7 +82,7 @@ def _torchvision(name: str, num_classes: int | None) -> Callable[[], Any]:
     models = require("torchvision", "vision").models
     known = models.list_models(module=models)  # classification only: the others fetch a backbone
     if name not in known:
-        raise InputError(f"torchvision has no classification model {name!r}{near(name, known)}")
+        raise InputError(f"torchvision has no classification model {name!r}{did_you_mean(name, known)}")
     draws = "init_weights" in inspect.signature(models.get_model_builder(name)).parameters
     options = _given(num_classes=num_classes, init_weights=draws or None)
     return partial(models.get_model, name, weights=None, **options)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safexplain._progress import shown
+from safexplain._progress import show_progress
 from safexplain._validate import check_number, real_numbers
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
@@ -102,7 +102,7 @@ def linear_recourse(
         for part in np.split(todo, range(ROWS, len(todo), ROWS)):
             found.put(part, line.limited(rows[part], shift[part], rules, held[part]))
         left = np.flatnonzero(found.open)
-        with shown(quiet=len(left) < 2, stream=sys.stderr) as progress:
+        with show_progress(quiet=len(left) < 2, stream=sys.stderr) as progress:
             for done, at in enumerate(left.tolist()):
                 progress("recourse by integer program", done, len(left))
                 one = slice(at, at + 1)

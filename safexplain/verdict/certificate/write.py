@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from safexplain._digest import sha256
-from safexplain._files import write_whole
+from safexplain._files import write_atomically
 from safexplain.verdict.guarantee import Guarantee, Measured
 from safexplain.verdict.strict_json import canonical
 
@@ -141,7 +141,7 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
     Raises:
         InputError: it cannot be written.
     """
-    return write_whole(path, as_json(content))
+    return write_atomically(path, as_json(content))
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:

@@ -119,7 +119,7 @@ def test_a_full_disk_is_said_and_keeps_what_was_stored(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot make the cache folder"):
+    with pytest.raises(InputError, match="cannot create the cache folder"):
         ModelCache(tmp_path / "file" / "folder")
 
 

@@ -464,7 +464,7 @@ def test_a_row_outside_of_the_background_is_not_printed(capsys: pytest.CaptureFi
 
 def test_a_missing_library_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HardenedAlibiKernelShap, "_libraries", ("a library that nobody has",))
-    with pytest.raises(MissingExtraError, match="a library that nobody has is not installed: pip install"):
+    with pytest.raises(MissingExtraError, match="nobody has is not installed; install the extra: pip install"):
         HardenedAlibiKernelShap.catalogued(PUBLIC)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import TensorDataset
 
-from safexplain._files import whole_file
+from safexplain._files import atomic_file
 from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.outlier import far_record
@@ -202,7 +202,7 @@ def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> Gradie
 
 def save_canary(path: Path, canary: Canary) -> None:
     """Write it, all or nothing."""
-    with whole_file(path) as partial, partial.open("wb") as file:
+    with atomic_file(path) as partial, partial.open("wb") as file:
         torch.save(canary, file)
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from safexplain._digest import Undigestable, digest
-from safexplain._files import made_folder
-from safexplain._progress import Progress, shown
+from safexplain._files import make_folder
+from safexplain._progress import Progress, show_progress
 from safexplain._validate import whole_number
 from safexplain.audit.canaries.canary import Canary, check_target
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
@@ -176,7 +176,7 @@ class CanaryProbe:
             return found
         made = self._made()
         if path:
-            made_folder(path.parent)
+            make_folder(path.parent)
             save_canary(path, made)
         return made
 
@@ -218,7 +218,7 @@ class CanaryProbe:
         """
         if self._classes:
             return decisive(self.each(progress))
-        with nullcontext(progress) if progress else shown() as told:
+        with nullcontext(progress) if progress else show_progress() as told:
             store = self._store
             told("canary", 0, 1)
             if store.load(0) is None:
