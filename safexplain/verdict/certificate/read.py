@@ -1,9 +1,9 @@
 """Reading a certificate: nothing is believed that can be checked. No torch here.
 
-Checked are the signature (where a public key is given), the form of every field, the checksum, and that the verdict and
-every bound follow from the counts: counts, policy and what controls found are what an audit measured; everything else
-is computed again, so a file in which it does not follow has been changed. Without a signature this finds damage and
-careless edits, not a forger, who can compute them.
+Reading checks the signature (if a public key is given), the form of every field, the checksum, and that the verdict and
+every bound follow from what the audit measured: counts, policy and controls. Sentences are computed again too; those of
+another version, which may phrase them differently, are not compared. Without a signature this finds damage and careless
+edits, but not a forger, who can compute everything too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from safexplain._validate import check_follows, from_table
+from safexplain._versions import VERSION
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict import strict_json, words
 from safexplain.verdict.canaries.claim import Finding
@@ -326,7 +327,7 @@ def _predicate_of(content: Mapping[str, Any], kind: type[Predicate]) -> tuple[Pr
 def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate:
     p, subject = _predicate_of(content, _AuditPredicate)
     _refuse_null(content["predicate"], "predicate", except_for=("utility", "native"))
-    judgement = recount(p.audit)
+    judgement = recount(p.audit, compare_words=p.environment["safexplain"] == VERSION)
     privacy = _read_optional(content, "privacy", PrivacyStatement.from_dict)
     if judgement.implied is not None:
         judgement.implied.check(privacy)
@@ -371,7 +372,7 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
 
 def _read_guarantee(content: Mapping[str, Any], signature: Signature) -> GuaranteeCertificate:
     p, subject = _predicate_of(content, _GuaranteePredicate)
-    guarantee = Guarantee.from_dict(p.guarantee)
+    guarantee = Guarantee.from_dict(p.guarantee, compare_words=p.environment["safexplain"] == VERSION)
     if p.kind != guarantee.kind:
         _refuse("kind", guarantee.kind, p.kind)
     if len(subject) != 1:
@@ -408,8 +409,12 @@ def _refuse(name: str, expected: object, found: object, more: str = "") -> NoRet
 # --- the audit --------------------------------------------------------------------------------------------------------
 
 
-def recount(audit: Mapping[str, Any]) -> Judgement:
-    """The judgement of what `AuditResult.to_dict()` wrote, compared with all that it derives.
+def recount(audit: Mapping[str, Any], *, compare_words: bool = True) -> Judgement:
+    """The judgement that `AuditResult.to_dict()` wrote, compared with everything that follows from its counts.
+
+    Args:
+        audit: plain JSON types.
+        compare_words: also compare sentences; another version may phrase them differently.
 
     Raises:
         CertificateError: a count is missing or impossible, or something does not follow from the counts; the message
@@ -418,7 +423,7 @@ def recount(audit: Mapping[str, Any]) -> Judgement:
     try:
         judgement = Judgement.from_dict(audit)
         _check(judgement)
-        computed = {**judgement.to_dict(), **words.written(judgement)}
+        computed = {**judgement.to_dict(), **(words.written(judgement) if compare_words else {})}
     except (SafexplainError, ValueError, ArithmeticError) as error:
         raise CertificateError(f"audit: {error}") from None
     own = {name: value for name, value in computed.items() if name != "others"}
@@ -427,7 +432,7 @@ def recount(audit: Mapping[str, Any]) -> Judgement:
     except InputError as error:
         raise CertificateError(str(error)) from None
     for other in audit["others"]:
-        recount(other)
+        recount(other, compare_words=compare_words)
     return judgement
 
 

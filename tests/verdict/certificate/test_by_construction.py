@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from certificates import made
+from certificates import made, sealed
 
+from safexplain._versions import VERSION
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.verdict.certificate.read import load_any, load_certificate, load_guarantee
 from safexplain.verdict.certificate.sign import sign_certificate
@@ -35,7 +36,7 @@ def content(guarantee: Guarantee = PUBLIC, measured: Measured | None = MEASURED)
         subject={"model.pt": {"safexplainModelDigest": "12" * 32, "sha256": "34" * 32}},
         guarantee=guarantee,
         measured=measured,
-        environment={"safexplain": "0.1.0", "torch": "2.15"},
+        environment={"safexplain": VERSION, "torch": "2.15"},
         notes=["a note"],
     )
 
@@ -116,6 +117,18 @@ CHANGES: list[tuple[tuple[Any, ...], Any, str]] = [
 def test_what_was_changed_is_refused_by_name(path: tuple[Any, ...], value: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match=said):
         load_guarantee(write_json(tmp_path / "g.json", changed(path, value)))
+
+
+def test_another_version_may_phrase_a_guarantee_differently_but_not_state_other_facts(tmp_path: Path) -> None:
+    worded, other = content(), {"safexplain": "9.0.0", "torch": "2.15"}
+    worded["predicate"]["guarantee"] |= {"sentence": "In other words.", "says": [], "does_not_say": ["Less."]}
+    worded["predicate"]["environment"] = other
+    read = load_guarantee(write_json(tmp_path / "g.json", sealed(worded))).guarantee
+    assert read == PUBLIC
+    assert "nothing was audited" in read.sentence
+    worded["predicate"]["guarantee"]["kind"] = "by audit"
+    with pytest.raises(CertificateError, match=r"guarantee\.kind says"):
+        load_guarantee(write_json(tmp_path / "g.json", sealed(worded)))
 
 
 def test_careless_edits_and_two_models_are_refused(tmp_path: Path) -> None:

@@ -308,6 +308,17 @@ def test_pairs_that_no_examples_have_are_refused(load: Callable[..., Any], windo
         load(sealed(changed(content, (*row, window), counts[1:])))
 
 
+def test_another_version_may_phrase_an_audit_differently_but_not_judge_otherwise(load: Callable[..., Any]) -> None:
+    worded = changed(made(LEAKING), ("predicate", "environment", "safexplain"), "9.0.0")
+    for path in (ALONE, (*ALONE, "others", 0)):
+        for name, words_of_others in (("sentence", "In other words."), ("says", []), ("details", ["Less."])):
+            worded = changed(worded, (*path, name), words_of_others)
+    assert load(sealed(worded)).sentence == words.sentence(LEAKING)
+    for name, value in (("verdict", "certified"), ("bound", 0.0)):
+        with pytest.raises(CertificateError, match=rf"audit\.{name} says"):
+            load(sealed(changed(worded, (*ALONE, name), value)))
+
+
 def test_the_verdict_of_one_of_several_targets_cannot_be_forged(load: Callable[..., Any]) -> None:
     calm = (*ALONE, "others", 0)
     for path, value in (((*calm, "verdict"), "leak"), ((*calm, "bound"), 0.0), ((*ALONE, "verdict"), "certified")):
