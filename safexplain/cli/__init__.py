@@ -1,10 +1,10 @@
-"""The command line: `safexplain audit | attack | tune | canaries | ...`, and `safexplain-audit` for the first.
+"""The command line: `safexplain audit | attack | tune | canaries | ...`; `safexplain-audit` is `safexplain audit`.
 
-`app` lists the commands, one function each: options in, exit code out. What they run is in `run`, which they import
-only then: `--help` and usage errors come without PyTorch.
+`app` lists the commands, one function each: options in, exit code out. A command imports its part of `run`, and with it
+PyTorch, only when it runs: `--help` and usage errors do not need it.
 
 Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted (143 by
-SIGTERM). `verify` gives 0 or 1.
+SIGTERM). `verify` exits with 0 or 1.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import typer
 
 import safexplain
 
-HELP = "Prove or refute that explanations leak the training set."
+HELP = "Prove or refute by attack that a model's explanations leak its training set."
 EXIT_CODES = "Exit codes: 0 certified, 1 leak proven, 2 wrong usage or input, 3 inconclusive, 130/143 interrupted."
 AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve and check"
-"""Headings under which commands are listed."""
+"""Headings of the list of commands."""
 
 
 def app() -> typer.Typer:
-    """All commands."""
+    """The command line with all commands."""
     from safexplain.cli import audit
     from safexplain.cli.ledger import ledger_app
     from safexplain.cli.serve import serve_command
@@ -71,7 +71,7 @@ def audit_main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    # Threads that spin while they wait make small matrix products 20 times slower where cores are shared.
+    # Threads that spin while they wait make small matrix products 20 times slower on shared cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _keep_memory()
     try:
@@ -84,8 +84,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _keep_memory() -> None:
-    """Let glibc keep freed memory: it gives back arrays of over 32 MiB at once and takes them anew page by page, which
-    was 40 % of the time of integrated gradients of a small CNN. Other C libraries are left alone."""
+    """Let glibc keep freed memory: returning arrays of over 32 MiB at once and fetching them again page by page took
+    40 % of the time of integrated gradients of a small CNN. Does nothing with other C libraries."""
     m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
     with suppress(AttributeError, OSError, TypeError):
         for option, value in ((m_mmap_max, 0), (m_trim_threshold, 2**31 - 1)):

@@ -1,8 +1,8 @@
-"""Commands that judge: `audit`, `tune`, `attack` and `demo` what is released, `canaries` a training; and `verify` and
-`sign`, what a deployment asks of a certificate.
+"""The commands `audit`, `tune`, `attack` and `demo`, which judge a release; `canaries`, which judges a training; and
+`verify` and `sign`, for the deployment of a certificate.
 
-Exit codes of verify: 0 intact, of this very file, certified (or by construction), and served by the versions installed
-here; 1 anything else that is wrong with the certificate, the model or the versions, in one line; 2 wrong usage.
+Exit codes of verify: 0 if the certificate is intact, about this file, certified or by construction, and can be served
+by the installed versions; 1 if not; 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from safexplain.cli.options import (
     CanaryOptions,
     Options,
     VerifyOptions,
-    asks,
     option,
     policy_of,
+    takes_options,
 )
 from safexplain.errors import CertificateError, ConfigurationError
 
@@ -44,68 +44,65 @@ if TYPE_CHECKING:
     from safexplain.audit.certify import SplitName
 
 SEARCH = "Search"
-"""Heading of the options of a search."""
+"""Heading of the options of tune."""
 
 
-@asks
+@takes_options
 def audit_command(
     given: Options,
-    hardening: str = option("recommended", "HARDENING", "recommended, none, deepleak, JSON or its file.", EXPLANATION),
-    pretraining_pool: Path | None = option(
-        None, "PATH", "Audit membership in this pre-training data, not in --data.", DATA
+    hardening: str = option(
+        "recommended", "HARDENING", "recommended, none, deepleak, or JSON (or its file).", EXPLANATION
     ),
-    endpoint: str | None = option(None, "URL", "Explanation service to audit, not a model file.", MODEL),
+    pretraining_pool: Path | None = option(None, "PATH", "Audit membership in this pre-training data.", DATA),
+    endpoint: str | None = option(None, "URL", "Explanation service to audit, in place of MODEL.", MODEL),
     format_: str | None = option(
-        None, "FORMAT", "kserve-v1, v2, json or a TOML file.  \\[default: json]", MODEL, "--format"
+        None, "FORMAT", "Its format: kserve-v1, v2, json, or a TOML file.  \\[default: json]", MODEL, "--format"
     ),
-    public: Path | None = option(
-        None, "PATH", "Public rows, for explainers that need them, as LimeTabular.", EXPLANATION
-    ),
-    quick: bool = option(False, "", "A first look in two minutes, which decides nothing.", RUN, "--quick"),
+    public: Path | None = option(None, "PATH", "Public rows, for explainers such as LimeTabular.", EXPLANATION),
+    quick: bool = option(False, "", "Take a first look in two minutes; it decides nothing.", RUN, "--quick"),
     scored: int | None = option(
         None, "N", "Examples to score.  \\[default: as many as the policy needs]", REFERENCES, min=2
     ),
 ) -> int:
-    """Attack a model's explanations, native and hardened, or a service's answers, and judge what is released."""
+    """Attack the explanations of a model (native and hardened) or of a running service, and give a verdict."""
     from safexplain.audit.endpoint.payload import Payload
     from safexplain.audit.planning.plan import planned
     from safexplain.audit.run import answered
-    from safexplain.cli.run.planned import announce, show_plan
-    from safexplain.cli.run.question import Asked, Service, begun, parse_hardening
-    from safexplain.cli.run.quick import PLANNING, numbers_of, show_quick
+    from safexplain.cli.run.preview import PLANNING, announce, quick_changes, show_plan, show_quick
+    from safexplain.cli.run.question import Request, Service, parse_hardening, prepared_run
     from safexplain.cli.run.tables import show_audit
 
     if endpoint is None and format_ is not None:
-        raise ConfigurationError("--format describes the service of --endpoint; expected --endpoint URL, got none")
+        raise ConfigurationError("--format only works with --endpoint URL; leave it out")
     service = None if endpoint is None else Service(endpoint, Payload.read(format_ or "json"))
     kept = "finished models" if service is None else "finished models and answers"
-    asked = Asked(
+    request = Request(
         given=given, hardening=parse_hardening(hardening), pool=pretraining_pool, service=service, scored=scored,
         public=public, grows=True,
     )  # fmt: skip
-    with begun(asked, kept) as run:
+    with prepared_run(request, kept) as run:
         plan = planned(run.question, then=run.then, **({"budget": PLANNING} if quick else {}))
         if given.plan:
-            plan = replace(plan, notes=(*run.says, *plan.notes))
+            plan = replace(plan, notes=(*run.warnings, *plan.notes))
             return show_plan(plan, run.folder, given.json_, given.quiet)
         if not (given.quiet or quick):
-            announce(plan, run.says, gradients=run.found.tabular is None, gpu=run.question.place.type == "cuda")
+            announce(plan, run.warnings, gradients=run.inputs.tabular is None, gpu=run.question.place.type == "cuda")
         if not quick:
             run.progress.expect((stage.name, stage.seconds) for stage in plan.stages)
-        found = answered(run.ready(**numbers_of(plan, run.question) if quick else {}))
+        found = answered(run.ready(**quick_changes(plan, run.question) if quick else {}))
         found.save(run.folder)
     if quick:
         return show_quick(found, plan, run.folder, json_=given.json_, quiet=given.quiet)
     return show_audit(found, run.folder, given.json_, given.quiet)
 
 
-@asks
+@takes_options
 def tune_command(
     given: Options,
-    trials: int = option(100, "N", "Releases to try.", SEARCH, min=1),
-    public: Path | None = option(None, "FILE", "Public examples (x, y), to compare with models of them.", SEARCH),
+    trials: int = option(100, "N", "Number of releases to try.", SEARCH, min=1),
+    public: Path | None = option(None, "FILE", "Public examples (x, y): compare with models of them.", SEARCH),
 ) -> int:
-    """Search for the release that leaks least and keeps most utility, then audit the chosen one."""
+    """Search for the release with the least leakage and the most utility, then audit it."""
     from safexplain.cli.run.tune import run_tune
 
     return run_tune(given, trials, public)
@@ -114,18 +111,18 @@ def tune_command(
 def attack_command(
     signals: Annotated[
         Path,
-        typer.Argument(metavar="SIGNALS", help="signals.npz with membership, and arrays such as l1 or attributions."),
+        typer.Argument(metavar="SIGNALS", help=".npz file with membership and arrays such as l1 or attributions."),
     ],
     policy: Path | None = POLICY_FILE,
     policy_fpr: float | None = POLICY_FPR,
     max_tpr: float | None = MAX_TPR,
     attacks: str | None = ATTACKS,
-    split: str = option("certification", "NAME", "certification, or selection, which decides nothing.", POLICY),
+    split: str = option("certification", "NAME", "certification, or selection (which decides nothing).", POLICY),
     seed: int = SEED,
     json_: bool = JSON,
     quiet: bool = QUIET,
 ) -> int:
-    """Run the attacks alone, on signals from any pipeline, and judge them."""
+    """Run only the attacks, on signals from any pipeline, and give a verdict."""
     from safexplain._progress import show_progress
     from safexplain.audit import Signals, certify
     from safexplain.cli.run.tables import show_attacks
@@ -147,7 +144,7 @@ def demo_command(
     json_: bool = JSON,
     quiet: bool = QUIET,
 ) -> int:
-    """Attack, harden and attack again models of handwritten digits. Takes about a minute; the exit code is 0."""
+    """Attack a model of handwritten digits, harden its explanations, and attack again. Takes about a minute."""
     from safexplain._progress import show_progress
     from safexplain.audit.controls.holdout_uses import counted_in
     from safexplain.cli.run.demo import run_demo
@@ -157,24 +154,24 @@ def demo_command(
     folder = choose_folder(run_dir, resume)
     with resumable(folder), show_progress(quiet) as progress:
         make_folder(folder)
-        with counted_in(folder / "uses.sqlite"):  # other audits of these digits are not its business
+        with counted_in(folder / "uses.sqlite"):  # separate from other audits of these digits
             found = run_demo(folder / "models", seed=seed, device=device, progress=progress)
         found.save(folder)
     show_audit(found, folder, json_, quiet)
     return 0  # a demonstration has no wrong outcome
 
 
-@asks
+@takes_options
 def canaries_command(given: CanaryOptions) -> int:
-    """Audit training with DP by canaries: a lower bound on epsilon, beside the epsilons that are claimed."""
+    """Audit training with DP by canaries: a lower bound on epsilon, compared with the claimed epsilons."""
     from safexplain.cli.run.canaries import audit_by_canaries
 
     return audit_by_canaries(given)
 
 
-@asks
+@takes_options
 def verify_command(given: VerifyOptions) -> int:
-    """Check that a certificate is intact, is about this model file, and says certified or holds by construction."""
+    """Check that a certificate is intact, about this model file, and certified or by construction."""
     from safexplain.cli.run.verify import verify
 
     return verify(given)
@@ -182,7 +179,7 @@ def verify_command(given: VerifyOptions) -> int:
 
 def sign_command(
     certificate: Annotated[
-        Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, of an audit or by construction.")
+        Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, by audit or by construction.")
     ],
     key: Path = option(..., "FILE", "Private key (ed25519, PEM) without a password."),
     out: Path | None = option(None, "FILE", "File to write.  \\[default: the certificate itself]"),
@@ -194,7 +191,7 @@ def sign_command(
 
     found = load_any(certificate)
     if found.signature != "none":
-        raise CertificateError(f"{certificate} is signed already; sign the certificate as it was written")
+        raise CertificateError(f"{certificate} is already signed; give the unsigned certificate")
     path = write_json(out or certificate, sign_certificate(found.statement, key))
     typer.echo(f"{path} is signed.")
     return 0

@@ -1,4 +1,4 @@
-"""What all commands share: the run directory, interruptions, and errors as one line.
+"""Shared by all commands: the run directory, interruptions, and errors in one line.
 
 Nothing here imports PyTorch before a command runs.
 """
@@ -30,15 +30,20 @@ USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM during a run that can be resumed: what is `kept` in its folder, in words, and what was `found`,
-    for the JSON object."""
+    """Ctrl-C or SIGTERM during a run that can be resumed.
+
+    Args:
+        folder: the run directory.
+        kept: names what it contains.
+        found: part of the JSON object.
+    """
 
     def __init__(self, folder: Path, kept: str, found: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"interrupted; {kept} are kept in {folder}")
         self.folder, self.kept, self.found = folder, kept, dict(found or {})
 
     def resume(self, arguments: list[str]) -> str:
-        """The command that continues."""
+        """The command that continues the run."""
         words = ["safexplain", *arguments]
         if not any(word.partition("=")[0] == "--run-dir" for word in words):
             words += ["--run-dir", str(self.folder)]
@@ -46,13 +51,13 @@ class Interrupted(Exception):
 
 
 def _is_interruption(error: BaseException) -> bool:
-    """Ctrl-C or SIGTERM, also if it came while a class was made, which wraps it (`__set_name__` before Python 3.12)."""
+    """Whether it is Ctrl-C or SIGTERM, also wrapped by the creation of a class (`__set_name__` before Python 3.12)."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
 @contextmanager
 def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
-    """Let an interruption say what is kept and how to resume, once the run directory exists."""
+    """Raise `Interrupted` when the run is interrupted, once its directory exists."""
     try:
         yield
     except (KeyboardInterrupt, RuntimeError) as error:
@@ -62,29 +67,31 @@ def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
 
 
 def choose_folder(run_dir: Path | None, resume: bool) -> Path:
-    """The run directory, not yet created; InputError if it holds files and `resume` is False, or is missing."""
+    """The run directory, not yet created; InputError if it has files without `resume`, or is missing with it."""
     if run_dir is None:
         if resume:
-            raise InputError("--resume: expected --run-dir with the directory of the run to continue, got none")
+            raise InputError("--resume: give the directory of the run to continue with --run-dir")
         return Path("safexplain-runs") / time.strftime("%Y%m%d-%H%M%S")
     if resume and not run_dir.is_dir():
-        raise InputError(f"--resume: expected a run directory, got {run_dir}, which does not exist; leave --resume out")
+        raise InputError(f"--resume: {run_dir} does not exist; check --run-dir, or leave --resume out")
     if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"--run-dir: expected a directory, got the file {run_dir}")
     if not resume and run_dir.is_dir() and any(run_dir.iterdir()):
-        raise InputError(f"--run-dir: expected an empty directory, got {run_dir}; pass --resume to continue its run")
+        raise InputError(
+            f"--run-dir: {run_dir} is not empty; pass --resume to continue its run, or choose another directory"
+        )
     return run_dir
 
 
 def make_folder(folder: Path) -> None:
-    """Make the run directory and check that it is writable, before anything long begins, or raise InputError."""
+    """Create the run directory and check that it is writable, or raise InputError."""
     from safexplain._files import make_folder, write_atomically
 
     write_atomically(make_folder(folder) / ".writable", b"0").unlink()
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device ("auto": a GPU if there is one), or InputError."""
+    """The torch device ("auto" is a GPU if there is one), or InputError."""
     import torch
 
     if name == "auto":
@@ -102,9 +109,9 @@ def device_of(name: str) -> torch.device:
 def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run the command line (`arguments` without the program's name) and return its exit code; errors become one line.
 
-    With --json among the arguments, an error is an object {"error", "exit_code"} on standard output, too; that of an
-    interrupted run also has "run_dir", "kept" and "resume", the command that continues. SIGTERM interrupts as Ctrl-C
-    does. With SAFEXPLAIN_DEBUG set, unexpected errors keep their tracebacks. A closed pipe changes no exit code.
+    With --json, an error is also an object {"error", "exit_code"} on standard output; that of an interrupted run has
+    "run_dir", "kept" and "resume", the command that continues, as well. SIGTERM interrupts as Ctrl-C does. With
+    SAFEXPLAIN_DEBUG, unexpected errors keep their tracebacks. A closed pipe does not change the exit code.
     """
     warnings.filterwarnings("ignore", module=r"captum\..*")
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
@@ -121,7 +128,9 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         except KeyboardInterrupt:
             message, code = "interrupted", INTERRUPTED
         except Exception as error:
-            message, code = ("interrupted", INTERRUPTED) if _is_interruption(error) else _line(error, arguments)
+            message, code = (
+                ("interrupted", INTERRUPTED) if _is_interruption(error) else _message_and_code(error, arguments)
+            )
             if os.environ.get("SAFEXPLAIN_DEBUG") and message.endswith(DEBUG):
                 raise
         if code == INTERRUPTED and terminated:
@@ -137,7 +146,7 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """SIGTERM raises KeyboardInterrupt and is noted in the list; a second one ends the process at once."""
+    """SIGTERM raises KeyboardInterrupt and is added to the list; a second one ends the process at once."""
     received: list[int] = []
     before, process = signal.getsignal(signal.SIGTERM), os.getpid()
     if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
@@ -146,7 +155,7 @@ def _terminable() -> Iterator[list[int]]:
 
     def end(number: int, _: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() != process:  # a forked worker, which has nothing to say
+        if os.getpid() != process:  # a forked worker
             os.kill(os.getpid(), number)
         received.append(number)
         raise KeyboardInterrupt
@@ -159,11 +168,11 @@ def _terminable() -> Iterator[list[int]]:
 
 
 DEBUG = "(set SAFEXPLAIN_DEBUG=1 for the traceback)"
-"""How the line of an unexpected error ends."""
+"""End of the line of an unexpected error."""
 
 
 class _Pipe:
-    """A stream that discards what is written once its reader is gone, as in `safexplain ... | head`."""
+    """A stream that discards all output once its reader has gone, as in `safexplain ... | head`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -187,8 +196,8 @@ class _Pipe:
         return getattr(self._stream, name)
 
 
-def _line(error: Exception, arguments: list[str]) -> tuple[str, int]:
-    """The message for an error, and the exit code."""
+def _message_and_code(error: Exception, arguments: list[str]) -> tuple[str, int]:
+    """The message of an error, and its exit code."""
     if isinstance(error, SafexplainError):
         return str(error), USAGE
     if isinstance(error, typer.Abort):

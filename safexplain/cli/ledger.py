@@ -1,4 +1,4 @@
-"""`safexplain ledger`: who has spent what, who may ask for more, and the records for an auditor."""
+"""`safexplain ledger`: shows and sets privacy budgets and limits on questions, and exports the records."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ Url = Annotated[str, typer.Argument(metavar="LEDGER", help="sqlite:///path.db, p
 @ledger_app.command("show")
 def show_command(
     ledger: Url,
-    principal: str | None = option(None, "NAME", "Only this account, with its last 10 charges."),
+    principal: str | None = option(None, "NAME", "Only show this account, with its last 10 charges."),
     verify: bool = option(False, "", "Recompute every sum from the records and compare.", None, "--verify"),
     json_: bool = JSON,
 ) -> int:
-    """List accounts: what they have spent, what remains and when it renews."""
+    """List accounts with their spent and remaining budgets and the time of renewal."""
     from rich.console import Console
 
     from safexplain.cli.run.tables import result_table
     from safexplain.ledger.inspection import charge_as_json
 
-    with _opened(ledger) as questions:
+    with _open_questions(ledger) as questions:
         asked, granted, services = questions.counts(), questions.grants(), questions.services()
         numbered = questions.verify() if verify else 0
     if principal is not None:
@@ -58,7 +58,7 @@ def show_command(
             trainings, total = opened.trainings(), opened.total()
             unknown = principal is not None and accounts[0].principal not in {a.principal for a in opened.accounts()}
             checked = opened.verify() if verify else None
-        content |= {"accounts": [_plain(a) for a in accounts], "total": _plain(total)}
+        content |= {"accounts": [_account_dict(a) for a in accounts], "total": _account_dict(total)}
         content["trainings"] = [{**charge_as_json(c), "statement": s.to_dict()} for c, s in trainings]
         if principal is not None:
             content["charges"] = [charge_as_json(c) for c in charges]
@@ -67,11 +67,11 @@ def show_command(
         for charge, statement in trainings:
             what = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {statement.mechanism}"
             weights = f"weights {statement.weights[:16]}..."
-            about.append(f"Training: {what}; {weights}; counts in every account of its period and in the total")
-        about += ["This principal was never charged or granted anything."] if unknown else []
+            about.append(f"Training: {what}; {weights}; counted in every account of its period and in the total")
+        about += ["This principal has no charges and no grants."] if unknown else []
         about += [f"{c.time:%Y-%m-%d %H:%M:%S} UTC  {c.release}  {c.mechanism}".rstrip() for c in charges]
         if checked is not None:
-            about.append(f"{checked:,} records add up to what the accounts say.")
+            about.append(f"{checked:,} records add up to the sums of the accounts.")
     if json_:
         typer.echo(json.dumps(content, allow_nan=False))
         return 0
@@ -80,7 +80,7 @@ def show_command(
         table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), sums)
         for a in accounts if principal is not None else [*accounts, total]:
             left, limit = (f"{a.remaining:.4f}", f"{a.epsilon:g}") if math.isfinite(a.epsilon) else NO_LIMIT
-            table.add_row(*_whose(a), f"{a.spent:.4f}", left, limit, f"{a.delta:g}", f"{a.charges:,}")
+            table.add_row(*_account_cells(a), f"{a.spent:.4f}", left, limit, f"{a.delta:g}", f"{a.charges:,}")
         console.print(table)
     if asked or granted or services or budgets is None:
         table = result_table("Distinct questions", ("principal",), ("asked", "granted a period"))
@@ -102,37 +102,39 @@ def show_command(
 def grant_command(
     ledger: Url,
     principal: Annotated[
-        str | None, typer.Argument(metavar="PRINCIPAL", help="Whose budget; omit with --total or --everybody.")
+        str | None, typer.Argument(metavar="PRINCIPAL", help="Account to change; omit with --total or --everybody.")
     ] = None,
     *,
-    epsilon: float | None = option(None, "NUMBER", "New budget of each period; what was spent stays spent."),
-    delta: float | None = option(None, "NUMBER", "New delta.  \\[default: as before]"),
+    epsilon: float | None = option(None, "NUMBER", "New budget of each period; past charges still count."),
+    delta: float | None = option(None, "NUMBER", "New delta.  \\[default: unchanged]"),
     note: str = option("", "TEXT", "Reason, stored with the grant."),
-    total: bool = option(False, "", "Set the budget of all principals together, without renewal.", None, "--total"),
+    total: bool = option(False, "", "Set the joint budget of all principals, which does not renew.", None, "--total"),
     questions: int | None = option(None, "N", "New number of distinct questions in each period."),
-    everybody: bool = option(False, "", "Set --questions where nobody has set them.", None, "--everybody"),
+    everybody: bool = option(
+        False, "", "Set --questions for all principals without a grant of their own.", None, "--everybody"
+    ),
     json_: bool = JSON,
 ) -> int:
-    """Set the budget of a principal; recorded with the time and the note."""
+    """Set the budget of a principal, and record the time and the note."""
     if (principal is not None) + total + everybody != 1:
         raise ConfigurationError(
-            "give either a principal, or --total for the budget of all together, or --everybody with --questions"
+            "give either a principal, or --total for the joint budget, or --everybody with --questions"
         )
     if (total and questions is not None) or (everybody and epsilon is not None):
-        raise ConfigurationError("--total goes with --epsilon, and --everybody with --questions")
+        raise ConfigurationError("--total needs --epsilon, and --everybody needs --questions; leave the other out")
     if epsilon is None and (questions is None or delta is not None):
-        raise ConfigurationError("give --epsilon, with or without --delta, or --questions, or both")
-    told: dict[str, Any] = {}
+        raise ConfigurationError("give --epsilon (and --delta, if it changes), or --questions, or both")
+    granted: dict[str, Any] = {}
     if questions is not None:
-        with _opened(ledger) as opened:
+        with _open_questions(ledger) as opened:
             opened.grant(principal, questions, note)
-        told["questions"] = questions
+        granted["questions"] = questions
     if epsilon is not None:
-        with _charged(ledger) as budgets:
+        with _open_budgets(ledger) as budgets:
             account = budgets.grant(principal, epsilon, delta, note)
-        told |= _plain(account)
+        granted |= _account_dict(account)
     if json_:
-        typer.echo(json.dumps(told, allow_nan=False))
+        typer.echo(json.dumps(granted, allow_nan=False))
         return 0
     if questions is not None:
         typer.echo(f"{principal or 'everybody'}: {questions:,} questions in each period.")
@@ -150,16 +152,16 @@ def training_command(
     ],
     json_: bool = JSON,
 ) -> int:
-    """Charge a training that was done elsewhere, once, to every account."""
+    """Charge a training that ran elsewhere to every account, once."""
     from safexplain.ledger.inspection import charge_as_json
     from safexplain.verdict.privacy_statement import PrivacyStatement
 
     content = PrivacyStatement.load(statement)
-    with _charged(ledger) as opened:
+    with _open_budgets(ledger) as opened:
         charge = opened.charge_training(content)
         total = opened.total()
     if json_:
-        typer.echo(json.dumps({"charge": charge_as_json(charge), "total": _plain(total)}, allow_nan=False))
+        typer.echo(json.dumps({"charge": charge_as_json(charge), "total": _account_dict(total)}, allow_nan=False))
         return 0
     limit = f" of {total.epsilon:g}" if math.isfinite(total.epsilon) else ""
     typer.echo(f"{charge.release} counts in every account. All together: {total.spent:.4g}{limit} spent.")
@@ -173,7 +175,7 @@ def export_command(
     format_: str = option("jsonl", "NAME", "Format: jsonl or csv.", None, "--format"),
 ) -> int:
     """Export every charge. Answers stay in the ledger; only their digests are exported."""
-    with _charged(ledger) as opened:
+    with _open_budgets(ledger) as opened:
         opened.export(sys.stdout if out is None else out, format=format_)
     return 0
 
@@ -183,24 +185,24 @@ def backup_command(
     ledger: Url,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; an existing file is replaced.")],
 ) -> int:
-    """Copy an SQLite ledger that is in use. Copying the file alone would miss its log."""
-    with _opened(ledger) as opened:
+    """Copy an SQLite ledger, also while it is in use. Copying only the file would miss its log."""
+    with _open_questions(ledger) as opened:
         opened.backup(out)
     return 0
 
 
-def _opened(ledger: str) -> Questions:
-    """A ledger that exists, for what services count in it: none is made here."""
+def _open_questions(ledger: str) -> Questions:
+    """The questions counted in an existing ledger; InputError if there is none."""
     from safexplain.serve.questions import Questions
 
     file = Path(_url(ledger).removeprefix("sqlite:///"))
     if _url(ledger).startswith("sqlite:///") and not (file.is_file() and file.stat().st_size):
-        raise InputError(f"expected a ledger at {file}, got no such file; it is created by the service that charges it")
+        raise InputError(f"there is no ledger at {file}; the service that charges it creates it")
     return Questions(_url(ledger))
 
 
 def _budgets(ledger: str) -> Ledger | None:
-    """The budgets of epsilon in a ledger that exists; None: it counts questions alone."""
+    """The budgets of epsilon in an existing ledger; None if it only counts questions."""
     from safexplain.ledger import Ledger
 
     try:
@@ -209,11 +211,11 @@ def _budgets(ledger: str) -> Ledger | None:
         return None
 
 
-def _charged(ledger: str) -> Ledger:
-    _opened(ledger).close()
+def _open_budgets(ledger: str) -> Ledger:
+    _open_questions(ledger).close()
     if (found := _budgets(ledger)) is None:
         raise ConfigurationError(
-            "this ledger counts questions and has no budget of epsilon; make one with Ledger(url, epsilon=...)"
+            "this ledger only counts questions and has no budget of epsilon; create one with Ledger(url, epsilon=...)"
         )
     return found
 
@@ -222,8 +224,8 @@ def _url(ledger: str) -> str:
     return ledger if "://" in ledger else f"sqlite:///{ledger}"
 
 
-def _plain(account: Account) -> dict[str, Any]:
-    """JSON types; what has no limit is None."""
+def _account_dict(account: Account) -> dict[str, Any]:
+    """The account in JSON types; None where there is no limit."""
     numbers = {name: getattr(account, name) for name in ("spent", "remaining", "epsilon", "delta")}
     return {
         **asdict(account),
@@ -232,6 +234,6 @@ def _plain(account: Account) -> dict[str, Any]:
     }
 
 
-def _whose(account: Account) -> tuple[str, str, str]:
+def _account_cells(account: Account) -> tuple[str, str, str]:
     renews = f"{account.renews:%Y-%m-%d %H:%M} UTC" if account.renews else "never"
     return account.principal or "all together", account.period, renews

@@ -15,53 +15,72 @@ from typing import Any
 import typer
 
 from safexplain.cli.console import device_of
-from safexplain.cli.options import ARCH, EXPLANATION, MODEL, ON_CPU, RUN, TRUST_PICKLE, TRUST_TYPE, asks, option
+from safexplain.cli.options import (
+    ARCH,
+    EXPLANATION,
+    MODEL,
+    ON_CPU,
+    RUN,
+    TRUST_PICKLE,
+    TRUST_TYPE,
+    option,
+    takes_options,
+)
 from safexplain.errors import ConfigurationError, MissingExtraError
 
 LIMITS = "Limits"
 """Heading of the options that limit questions."""
 
 STARTS_WITHIN = 60
-"""Seconds after which a silent worker is started anew. uvicorn's 5 may be over before PyTorch and a model are read, and
-a worker that is ended before it is ready never is."""
+"""Seconds after which a silent worker is restarted. With 5, the default of uvicorn, a worker that is still importing
+PyTorch and reading the model would be restarted for ever."""
 
 CONNECTIONS = 1000
-"""At once; more are answered with 503, so that those which a client keeps open do not fill the memory."""
+"""Simultaneous connections; further ones are answered with 503, so that open connections do not fill the memory."""
 
 NOT_SETTINGS = ("questions", "looks", "period", "host", "port", "workers", "audit_log")
-"""Options that are no argument of `Service.load`, or only together."""
+"""Options that `Service.load` does not take, or takes in another form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """The options of `safexplain serve`; those of `Service.load` are named as there."""
+    """The options of `safexplain serve`; arguments of `Service.load` have the same names."""
 
-    model: Path = option(..., "FILE", "Model file or folder, as `audit` takes it.", MODEL)
+    model: Path = option(..., "FILE", "Model file or folder, in any format of `audit`.", MODEL)
     certificate: Path | None = option(None, "FILE", "Certificate; optional with --uncertified and --explainer.", MODEL)
     public_key: Path | None = option(None, "FILE", "Public key (ed25519, PEM) that the signature must match.", MODEL)
     arch: str | None = ARCH
     trust_pickle: bool = TRUST_PICKLE
     trust_types: list[str] | None = TRUST_TYPE
-    columns: Path | None = option(None, "FILE", "columns.json of the audit, for texts or missing values.", MODEL)
-    input_range: str | None = option(None, "LOW:HIGH", "Smallest and largest value of an input.", MODEL)
-    name: str = option("model", "NAME", "Name of the model in URLs.", MODEL)
-    key: Path | None = option(None, "FILE", "Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION, "--key-file")
-    probabilities: bool = option(False, "", "Return class probabilities, too.", EXPLANATION, "--probabilities")
-    uncertified: bool = option(False, "", "Serve uncertified; answers say so.", EXPLANATION, "--uncertified")
-    explainer: str | None = option(None, "NAME", "Explanation method, with --uncertified.", EXPLANATION)
-    hardening: str | None = option(None, "HARDENING", "As in audit, with --uncertified.", EXPLANATION)
-    ledger: str = option(
-        "sqlite:///safexplain-ledger.db", "URL", "Ledger of questions: sqlite:///... or postgresql://...", LIMITS
+    columns: Path | None = option(
+        None, "FILE", "columns.json of the audit, for tables with texts or missing values.", MODEL
     )
-    questions: int = option(1000, "N", "Distinct questions of a client in a period.", LIMITS, min=1)
-    looks: int = option(5, "N", "Near-duplicates of one question, itself included.", LIMITS, min=1)
-    period: str = option("day", "NAME", "day, week, month or lifetime.", LIMITS)
-    public: Path | None = option(None, "PATH", "Public rows, to recognise near-duplicates.", LIMITS, "--public-data")
+    input_range: str | None = option(
+        None, "LOW:HIGH", "Smallest and largest allowed value of an input, such as 0:1.", MODEL
+    )
+    name: str = option("model", "NAME", "Name of the model in URLs.", MODEL)
+    key: Path | None = option(
+        None, "FILE", "File with the noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION, "--key-file"
+    )
+    probabilities: bool = option(False, "", "Also return class probabilities.", EXPLANATION, "--probabilities")
+    uncertified: bool = option(False, "", "Serve without a certificate; answers say so.", EXPLANATION, "--uncertified")
+    explainer: str | None = option(None, "NAME", "Explanation method, with --uncertified.", EXPLANATION)
+    hardening: str | None = option(None, "HARDENING", "Hardening as in audit, with --uncertified.", EXPLANATION)
+    ledger: str = option(
+        "sqlite:///safexplain-ledger.db",
+        "URL",
+        "Ledger that counts questions: sqlite:///... or postgresql://...",
+        LIMITS,
+    )
+    questions: int = option(1000, "N", "Distinct questions that a client may ask in a period.", LIMITS, min=1)
+    looks: int = option(5, "N", "Questions about one input and its near-duplicates.", LIMITS, min=1)
+    period: str = option("day", "NAME", "Period: day, week, month or lifetime.", LIMITS)
+    public: Path | None = option(None, "PATH", "Public rows that define near-duplicates.", LIMITS, "--public-data")
     host: str = option("127.0.0.1", "ADDRESS", "Address to listen on; 0.0.0.0 for all.", RUN)
     port: int = option(8000, "N", "Port to listen on.", RUN, min=0, max=65535)
     workers: int = option(1, "N", "Number of processes.", RUN, min=1)
-    watch: float = option(5.0, "SECONDS", "How often to check for changed files and reload.", RUN, min=0)
-    audit_log: Path | None = option(None, "FILE", "Log of who asked when.  \\[default: stderr]", RUN)
+    watch: float = option(5.0, "SECONDS", "Interval at which changed files are reloaded.", RUN, min=0)
+    audit_log: Path | None = option(None, "FILE", "Log of clients and times.  \\[default: stderr]", RUN)
     device: str = ON_CPU
 
     def settings(self) -> str:
@@ -78,25 +97,27 @@ class ServeOptions:
             try:
                 low, high = map(float, self.input_range.split(":"))
             except ValueError:
-                raise ConfigurationError(f"--input-range takes LOW:HIGH, as 0:1; got {self.input_range!r}") from None
+                raise ConfigurationError(
+                    f"--input-range: expected LOW:HIGH, such as 0:1; got {self.input_range!r}"
+                ) from None
             given["input_range"] = [low, high]
         named = {name: value for name, value in given.items() if value not in (None, [])}
         return json.dumps(named, default=lambda path: str(path.absolute()))
 
     def sentence(self, found: dict[str, Any]) -> str:
-        """What is served, by what right, and where; `found` is what the service says of itself."""
-        right = "UNCERTIFIED" if found.get("uncertified") else "certified"
+        """What is served, whether it is certified, and where, from the description `found` of the service."""
+        status = "UNCERTIFIED" if found.get("uncertified") else "certified"
         signed = {"valid": ", signed", "unchecked": ", signature not checked", "none": ", not signed"}
         return (
-            f"{found['method']} of {self.model.name}: {right} ({found['certificate'][:12]}"
+            f"{found['method']} of {self.model.name}: {status} ({found['certificate'][:12]}"
             f"{signed.get(found.get('signature', ''), '')}); {self.questions} questions a client"
             f" a {self.period}, counted in {self.ledger.rpartition('@')[2]}\nhttp://{self.host}:{self.port}/docs"
         )
 
 
-@asks
+@takes_options
 def serve_command(given: ServeOptions) -> int:
-    """Serve hardened explanations over HTTP, as the model's certificate says."""
+    """Serve hardened explanations over HTTP, with the configuration of a certificate."""
     _check_extras(given)
     import uvicorn
 
@@ -104,7 +125,7 @@ def serve_command(given: ServeOptions) -> int:
     from safexplain.serve.service import SETTINGS, Service
 
     os.environ[SETTINGS] = given.settings()
-    service = Service.from_environment()  # what cannot be served is refused before anything listens
+    service = Service.from_environment()  # raises before anything listens if it cannot be served
     typer.echo(given.sentence(service.ready()), err=True)
     listening: dict[str, Any] = {
         "host": given.host,
@@ -128,10 +149,10 @@ def serve_command(given: ServeOptions) -> int:
 
 
 def _check_extras(given: ServeOptions) -> None:
-    """All that is missing, in one message, before a model is read.
+    """Report all missing extras in one message, before a model is read.
 
     Raises:
-        MissingExtraError: what the options, or the certificate's method, need is not installed.
+        MissingExtraError: the options, or the certificate's method, need libraries that are not installed.
     """
     from safexplain.explain.catalog import CATALOG, EXTRAS
 
@@ -144,7 +165,7 @@ def _check_extras(given: ServeOptions) -> None:
     if given.model.suffix == ".skops":
         modules["skops"] = "tabular"
     methods = [given.explainer or ""]
-    if given.certificate is not None:  # one that cannot be read is refused later, in words
+    if given.certificate is not None:  # unreadable ones are reported later
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             methods += json.loads(given.certificate.read_text())["predicate"]["explainer"]["method"].split("+")
     for row in filter(None, map(CATALOG.get, methods)):
@@ -153,29 +174,29 @@ def _check_extras(given: ServeOptions) -> None:
     missing = {name: extra for name, extra in modules.items() if find_spec(name) is None}
     if missing:
         raise MissingExtraError(
-            f"this service needs {', '.join(missing)}, not installed here: pip install"
+            f"this service needs {', '.join(missing)}, not installed here; install the extra: pip install"
             f' "safexplain[{",".join(dict.fromkeys(missing.values()))}]"'
         )
 
 
 def _logging(audit_log: Path | None) -> dict[str, Any]:
-    """Sentences to standard error; the audit log, bare JSON lines, there or to its file."""
+    """Logging of messages to standard error, and of the audit log as JSON lines to standard error or its file."""
     logging.captureWarnings(True)
     plain: dict[str, Any] = {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "plain"}
     lines = {**plain, "formatter": "bare"}
     if audit_log is not None:
         kind = "logging.handlers.WatchedFileHandler"
         lines = {"class": kind, "filename": str(audit_log.absolute()), "formatter": "bare"}
-    own = {"handlers": ["plain"], "level": "INFO", "propagate": False}
+    messages = {"handlers": ["plain"], "level": "INFO", "propagate": False}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}, "bare": {"format": "%(message)s"}},
         "handlers": {"plain": plain, "lines": lines},
         "loggers": {
-            "uvicorn": own,
+            "uvicorn": messages,
             "uvicorn.error": {"level": "INFO"},
-            "safexplain": own,
-            "safexplain.serve.audit": {**own, "handlers": ["lines"]},
+            "safexplain": messages,
+            "safexplain.serve.audit": {**messages, "handlers": ["lines"]},
         },
     }

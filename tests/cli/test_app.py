@@ -400,7 +400,7 @@ def test_explainers_that_cannot_be_asked_together_are_refused(explainers: str, o
 
 
 def test_explainers_of_public_rows_are_refused_without_such_and_public_rows_without_these() -> None:
-    with pytest.raises(ConfigurationError, match="ProtoDash is made from public rows: expected --public FILE"):
+    with pytest.raises(ConfigurationError, match="ProtoDash is made from public rows: give --public FILE"):
         explainers_of("IG,ProtoDash", [])
     with pytest.raises(ConfigurationError, match="leave it out"):
         explainers_of("IG", [], np.zeros((2, 3), dtype=np.float32))
@@ -420,7 +420,7 @@ def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "hardening.json").write_text(written)
     (tmp_path / "model.pt2").write_bytes(b"PK\x03\x04\xff\xfe")
     assert parse_hardening(written) == parse_hardening(str(tmp_path / "hardening.json")) == Hardening.deepleak()
-    for nothing, said in (("strong", "deepleak"), (str(tmp_path / "model.pt2"), "no text")):
+    for nothing, said in (("strong", "deepleak"), (str(tmp_path / "model.pt2"), "not a text file")):
         with pytest.raises(ConfigurationError, match=said):
             parse_hardening(nothing)
 

@@ -11,7 +11,7 @@ import pytest
 from safexplain.audit.canaries.batched import blocks as plan
 from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.cli import _run
-from safexplain.cli.run.canary_config import load_canary_config
+from safexplain.cli.run.canaries import load_canary_config
 
 PROMISED = ("epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substitute", "ceiling", "verdict", "runs")
 
@@ -77,8 +77,8 @@ def test_all_scenarios_share_the_confidence(config, tmp_path, capfd):
     out = capfd.readouterr().out
     for name in ("worst-case", "gradient", "crafted", "mislabelled", "natural"):
         assert name in out
-    assert "Each bound holds at 98.8%, so all of them together at 95%." in out
-    assert "drawn, not trained" in out
+    assert "Each bound holds at 98.8%, so that all hold together at 95%." in out
+    assert "simulated, not trained" in out
     content = json.loads((tmp_path / "run" / "canaries.json").read_text())
     assert {s["confidence"] for s in content["scenarios"].values()} == {0.9875}
     trained = {name: s["epsilon_lower"] for name, s in content["scenarios"].items() if name != "worst-case"}
@@ -211,7 +211,7 @@ def test_a_target_of_every_class_has_a_row_of_its_own(config, function, tmp_path
     assert [stage["count"] for stage in stages if stage["unit"] == "runs"] == [80]
     function.write_text(function.read_text().replace("function = 'scaled:train'", "lr = 0.5"))
     assert run("--config", function, "--target", "classes") == 2
-    assert "for a training function of your own" in capfd.readouterr().err
+    assert "only work with a training function of your own" in capfd.readouterr().err
 
 
 def test_a_record_and_a_score_of_ones_own(function, tmp_path, capfd):
@@ -233,7 +233,7 @@ def test_a_record_and_a_score_of_ones_own(function, tmp_path, capfd):
         (("--canary", "train.npz", "--target", "3"), "a class index"),
         (("--threshold", "high"), "threshold"),
         (("--scenario", "S8"), "scenario"),
-        (("--target", "first"), "a row of the data or classes"),
+        (("--target", "first"), "the number of a row, or classes"),
         (("--target", "60"), "a row from 0 to 59"),
     ],
 )
@@ -346,7 +346,7 @@ def test_a_training_function_of_the_current_directory_is_found_by_workers(config
         (("batch_size = 60", "batch_size = 600"), "at most the 60 records"),
         (("lr = 0.5", "rate = 0.5"), "unknown ['rate']"),
         (("lr = 0.5", "clipping = 'none'"), "flat or auto-s"),
-        (("[claim]", "[claims]"), "unknown table"),
+        (("[claim]", "[claims]"), "expected the tables claim, data and training"),
         (("epsilon = 12.0", ""), "noise_multiplier"),
         (("delta = 1e-5", "delta = 2"), "delta"),
         (("train.npz", "none.npz"), "No such file"),

@@ -159,8 +159,8 @@ def test_a_certificate_of_an_endpoint_says_so_and_is_taken_for_no_model(
     said = " ".join(out.split())
     assert (code, err) == (0, "")
     assert f"endpoint {served.url}/v1/models/model:explain, answers with SHA-256" in said
-    assert "model not seen: no file can be checked against this certificate, and no explainer loaded with it" in said
-    assert "what the endpoint answered; explainer and hardening are those of the reference models, as declared" in said
+    assert "model not seen: this certificate can neither check a model file nor load an explainer" in said
+    assert "the answers of the endpoint; explainer and hardening are those declared for it" in said
     assert json.loads(cli("verify", path, "--any-verdict", "--json")[1])["endpoint"].startswith(served.url)
     code, out, err = cli("verify", path, "--any-verdict", "--model", "m.pt2")
     assert (code, out) == (1, "")
@@ -218,7 +218,7 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
         "http://127.0.0.1:9/v1/models/model:explain will be asked 496 questions (120 examples, 4 each, and 16" in said
     )
     assert "nobody answers there" in said
-    assert f"What it answered is kept: repeat the command with --run-dir {run} --resume to continue" in said
+    assert f"Its answers so far are kept: to continue, repeat the command with --run-dir {run} --resume" in said
     (tmp_path / "tight.toml").write_text((case / "v2.toml").read_text() + "budget = 300\n")
     arguments = command(served.url, "v2.toml")
     arguments[arguments.index("v2.toml")] = str(tmp_path / "tight.toml")
@@ -234,8 +234,8 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
     ("change", "said"),
     [
         (lambda a: ["audit", "m.pt2", *a[1:]], "got both (m.pt2 and --endpoint)"),
-        (lambda a: ["audit", *a[5:]], "expected a MODEL file (or, for audit, --endpoint URL), got none"),
-        (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool is for model files"),
+        (lambda a: ["audit", *a[5:]], "expected a MODEL file (or, for audit, --endpoint URL), got neither"),
+        (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool only works with the file of a network"),
         (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or a TOML file"),
         (lambda a: [*a, "--endpoint", "localhost/x"], "expected the URL of a service"),
         (lambda a: [*a, "--explainer", "IG,Saliency"], "one explainer alone"),

@@ -24,8 +24,8 @@ from safexplain.audit.planning import Plan, Stage
 from safexplain.audit.planning.plan import Rates
 from safexplain.audit.planning.plan import planned as measured
 from safexplain.audit.references.training import train_one
-from safexplain.cli.run import planned
-from safexplain.cli.run.quick import FEWEST, numbers_of
+from safexplain.cli.run import preview
+from safexplain.cli.run.preview import FEWEST, quick_changes
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
@@ -90,7 +90,8 @@ def test_a_plan_writes_nothing_and_is_an_object_or_a_table_of_stages(cli: Cli, c
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("1", "expected 0 or at least 2"), ("8,4", "several that grow"), ("many", "a number, as 16")]
+    ("given", "said"),
+    [("1", "expected 0 or at least 2"), ("8,4", "several that grow"), ("many", "a number such as 16")],
 )
 def test_errors_while_planning_are_one_line(cli: Cli, given: str, said: str) -> None:
     code, out, err = cli(*ASKED, "--references", given, "--plan")
@@ -135,7 +136,7 @@ def test_a_screen_says_whether_a_leak_is_likely_and_ends_with_the_command_of_the
     code, out, err = done.returncode, done.stdout, done.stderr
     assert (code, "examples scored" in err) == (3, False)
     likely = r"A leak is likely: \d+ to \d+ % of members found at 10 % false positives, from the "
-    unseen = r"None seen by a weak attack, which finds \d+ to \d+ % of members at 10 % false positives"
+    unseen = r"No leak seen by a weak attack, which finds \d+ to \d+ % of members at 10 % false positives"
     assert re.match(f"{likely}|{unseen}", out)  # how many examples there is time for depends on the machine
     assert "proves nothing" in out
     command = shlex.join(["python", "-m", "safexplain", *ASKED, "--run-dir", "quick", "--resume"])
@@ -153,15 +154,15 @@ def test_a_screen_of_a_model_that_saw_nobody_sees_nothing(cli: Cli, case: Path) 
     code, out, _ = cli(*words, "--quick", "--json")
     found = json.loads(out)
     assert (code, found["quick"], found["likely"], found["references"]) == (3, True, False, 2)
-    assert found["sentence"].startswith("None seen by a weak attack, which finds ")
+    assert found["sentence"].startswith("No leak seen by a weak attack, which finds ")
     assert {one["what"] for one in found["seen"]} > {"the label alone", "the native explanation"}
 
 
 def test_a_screen_takes_references_only_where_training_them_is_short() -> None:
     given = SimpleNamespace(policy=Policy(), options=AuditOptions())
     plan = Plan((), 0, 0, 0.01, 0.02, "excess", 600, 600, scored=1200, references=8)
-    short = numbers_of(replace(plan, rates=Rates(training=5, native=0.005, released=0.005)), given)
-    long = numbers_of(replace(plan, rates=Rates(training=1000, native=1, released=1)), given)
+    short = quick_changes(replace(plan, rates=Rates(training=5, native=0.005, released=0.005)), given)
+    long = quick_changes(replace(plan, rates=Rates(training=1000, native=1, released=1)), given)
     assert (short["references"], short["options"].scored) == (2, 1000)
     assert (long["references"], long["options"].scored) == (0, FEWEST)
     assert short["policy"].patience == (1,)
@@ -194,7 +195,7 @@ def test_above_an_hour_it_is_said_what_would_be_faster(capsys: pytest.CaptureFix
     stages = Stage("training reference models", 3600, 16, "models"), Stage("explaining (native)", 7200, 10_000)
     plan = Plan(stages, 0, 0, 0.009, 0.02, "excess", 600, 600, scored=1200, examples=6000, references=16,
                 patience=(1, 32), rates=Rates(label=0.01))  # fmt: skip
-    planned.announce(plan, (), gradients=True, gpu=False)
+    preview.announce(plan, (), gradients=True, gpu=False)
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("This takes 3.0 h here. Faster: --references 8 (95 min); --explainer InputXGradient, if ")
     assert second == (
@@ -202,7 +203,9 @@ def test_above_an_hour_it_is_said_what_would_be_faster(capsys: pytest.CaptureFix
         " --quick for a first look in 2 min"
     )
     again = replace(plan, stages=(Stage("attacking", 600),), later=((32, 2400, 1800.0), (64, 4800, 9000.0)))
-    assert "about 10 min (while undecided, again with 32 and 2,400 in 40 min); certifiable" in planned.in_words(again)
+    assert "about 10 min (while undecided, again with 32 and 2,400 in 40 min); certifiable" in preview.plan_sentence(
+        again
+    )
 
 
 def test_canaries_are_planned_too(cli: Cli, case: Path) -> None:
@@ -217,9 +220,9 @@ def test_canaries_are_planned_too(cli: Cli, case: Path) -> None:
 
 def test_what_does_not_fit_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan((Stage("training", 7200.0, 3, "models"),), 10**15, 10**16, 0.05, 0.02, "excess", 100, 90)
-    assert planned.show_plan(plan, tmp_path / "a" / "b", json_=False, quiet=False) == 0
+    assert preview.show_plan(plan, tmp_path / "a" / "b", json_=False, quiet=False) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Warning: this machine has" in out
-    assert "are free: give a --run-dir elsewhere" in out
+    assert "Warning: the audit needs about" in out
+    assert "are free: choose a --run-dir on another disk" in out
     assert "out of reach" in out
-    assert planned.warnings_of(replace(plan, memory_bytes=1, disk_bytes=1), 2, 2) == []
+    assert preview.shortages(replace(plan, memory_bytes=1, disk_bytes=1), 2, 2) == []

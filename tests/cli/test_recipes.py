@@ -13,7 +13,7 @@ from torch import nn
 
 from safexplain.audit import Recipe
 from safexplain.audit.references.dp_recipe import DPTraining
-from safexplain.cli.run.recipes import Read, RecipeFile, TrainingFunction, dp_notes, untrained
+from safexplain.cli.run.recipes import ParsedRecipe, RecipeFile, TrainingFunction, dp_builder, dp_notes
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM
 from safexplain.errors import ConfigurationError, InputError
@@ -80,7 +80,9 @@ def written(folder: Path, text: str) -> Path:
     return folder / "recipe.toml"
 
 
-def read_recipe(path: Path | None, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
+def read_recipe(
+    path: Path | None, pool: Path | None, seed: int, statement: PrivacyStatement | None = None
+) -> ParsedRecipe:
     return RecipeFile.read(path).training(pool, seed, statement)
 
 
@@ -132,7 +134,7 @@ def test_what_trained_is_said_once(here: Path) -> None:
 
 def test_a_statement_is_compared_with_the_members_and_a_public_start_is_said() -> None:
     assert dp_notes(HEAD, STATED, 60) == ()
-    assert "is about 60 records, and the data marks 59 members" in dp_notes(HEAD, STATED, 59)[0]
+    assert "is about 60 records, but the data marks 59 members" in dp_notes(HEAD, STATED, 59)[0]
     assert "started from weights that had seen other data" in dp_notes(DPTraining(1e-5, 8), STATED, 60)[0]
     with pytest.raises(InputError, match="60 records, and the data marks 30 members"):
         dp_notes(HEAD, STATED, 30)
@@ -154,8 +156,8 @@ def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here: Path) -
     [
         ('function = "nowhere:train"', "No module named 'nowhere'"),
         ('function = "train"', "is not understood"),
-        ('function = "recipe_training:two"', r"called as train\(x, y, generator\)"),
-        ("function = 3", "function is a text"),
+        ('function = "recipe_training:two"', r"three arguments, train\(x, y, generator\)"),
+        ("function = 3", "function: expected a text"),
         ('function = "recipe_training:train"\nepochs = 3', "leave out epochs"),
     ],
 )
@@ -165,7 +167,7 @@ def test_a_function_that_cannot_be_called_is_refused(here: Path, text: str, mess
 
 
 def test_a_function_is_for_one_stage(here: Path) -> None:
-    with pytest.raises(ConfigurationError, match="for one stage"):
+    with pytest.raises(ConfigurationError, match="describes one stage"):
         read_recipe(written(here, 'function = "recipe_training:train"'), here / "pool.npz", 0)
 
 
@@ -201,14 +203,14 @@ def test_a_function_gets_its_verdict(cli, here: Path) -> None:  # type: ignore[n
 
 def test_graphs_are_given_layers_and_a_frozen_backbone_a_fresh_head(tmp_path: Path) -> None:
     plain = load_model(exported(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), tmp_path / "a.pt2", 4))
-    build, _ = untrained(plain, DPTraining(1e-5, 8))
+    build, _ = dp_builder(plain, DPTraining(1e-5, 8))
     assert build is not None
     assert [type(m) for m in build(0).children()] == [nn.Linear, nn.Linear]
     normed = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
     frozen = load_model(exported(normed, tmp_path / "b.pt2", 4))
-    build, why = untrained(frozen, DPTraining(1e-5, 8))
-    assert (build, "holds batch_norm, which differential privacy" in why) == (None, True)
-    build, _ = untrained(frozen, HEAD)
+    build, why = dp_builder(frozen, DPTraining(1e-5, 8))
+    assert (build, "contains batch_norm, which differential privacy" in why) == (None, True)
+    build, _ = dp_builder(frozen, HEAD)
     assert build is not None
     fresh = build(0).state_dict()
     assert torch.equal(fresh["0.weight"], normed[0].weight)
@@ -226,11 +228,11 @@ def test_weights_that_no_layer_holds_ask_for_the_architecture(tmp_path: Path) ->
             return self.head(self.into(x) @ self.into.weight)
 
     loaded = load_model(exported(Tied(), tmp_path / "tied.pt2", 4))
-    build, why = untrained(loaded, DPTraining(1e-5, 8))
+    build, why = dp_builder(loaded, DPTraining(1e-5, 8))
     assert build is None
-    assert "2 of the exported graph's parameters are used in bare operations (into.weight, into.bias)" in why
+    assert "2 of the exported graph's parameters belong to no layer (into.weight, into.bias)" in why
     assert "--arch" in why
-    assert untrained(loaded, HEAD)[0] is not None
+    assert dp_builder(loaded, HEAD)[0] is not None
 
 
 def test_a_recipe_states_the_models_accuracy_beside_how_it_was_trained(here):

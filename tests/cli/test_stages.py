@@ -16,7 +16,7 @@ from torch import nn
 from safexplain.audit import FineTune, Population, Recipe, Shadows, Signals, fine_tune
 from safexplain.audit.references import training
 from safexplain.audit.references.training import train_one
-from safexplain.cli.run import stages
+from safexplain.cli.run import recipes
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
@@ -71,7 +71,7 @@ def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_aft
 
     arguments = (*AUDIT, *POOL, *SMALL, "--run-dir", tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "fine_tune", killed)
+        patch.setattr(recipes, "fine_tune", killed)
         code, _, err = cli(*arguments)
     assert (code, "--resume" in err) == (130, True)
     assert len(list((tmp_path / "run" / "models").glob("*.pt"))) == 4
@@ -162,7 +162,7 @@ def test_options_that_do_not_go_together_stop_before_anything_is_made(
 def test_an_exported_graph_needs_arch_to_be_pretrained(cli: Cli, tmp_path: Path) -> None:
     command = ["model.pt2" if a == "state.pt" else a for a in AUDIT if a not in ("--arch", "tuned_arch:build")]
     code, _, err = cli(*command, *POOL, *SMALL, "--run-dir", tmp_path / "run")
-    assert (code, "say with --arch how the network is built" in err) == (2, True), err
+    assert (code, "pass --arch, how the network is built" in err) == (2, True), err
     with_arch = ["model.pt2" if a == "state.pt" else a for a in AUDIT]
     code, _, err = cli(*with_arch, *POOL, *SMALL, "--quiet", "--hardening", "none", "--run-dir", tmp_path / "run")
     assert code in (0, 1, 3), err

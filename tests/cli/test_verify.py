@@ -95,7 +95,7 @@ def test_a_certificate_of_another_patch_release_is_verified_and_says_so(cli: Cli
     code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
     assert (code, err) == (0, "")
     assert f"safexplain {LATER} (release format {RELEASE_FORMAT}), captum" in out
-    assert "yes: these versions release what was audited" in out
+    assert "yes: the installed versions release what was audited" in out
     assert f"made with safexplain {LATER}, which releases the same as {VERSION}" in out
     assert "made with torch 2.5, and here is " in out
     content = json.loads(cli("verify", "certificate.json", "--model", "model.pt", "--json")[1])
@@ -119,7 +119,7 @@ def test_versions_that_would_not_serve_it_fail_and_say_what_to_install(
     arguments = ("verify", "certificate.json", "--model", "model.pt")
     code, out, err = cli(*arguments)
     assert (code, out) == (1, "")
-    for said in ("is intact, but could not be served here", f'pip install "{install}"', "or audit again"):
+    for said in ("is intact, but cannot be served here", f'pip install "{install}"', "or audit again"):
         assert said in err, said
     assert err.count("\n") == 1
     assert not json.loads(cli(*arguments, "--json")[1])["verified"]
@@ -197,8 +197,8 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "with another note": (with_another_note, "checksum"),
     "of an older version": (of_an_older_version, "explanation-audit:v2' (audit again with this version)"),
     "truncated": (truncated, "cannot be read as JSON"),
-    "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the certificate's file"),
-    "of no file": (lambda f: certificate(f / "certificate.json", f / "model.pt", sha256=None), "no sha256"),
+    "of another model": (lambda f: (f / "model.pt").write_bytes(b"other weights"), "is not the certified file"),
+    "of no file": (lambda f: certificate(f / "certificate.json", f / "model.pt", sha256=None), "has no SHA-256"),
     "of a leak": (
         lambda f: certificate(f / "certificate.json", f / "model.pt", audited(LEAK)),
         "the verdict is leak. Leak proven",
@@ -295,7 +295,7 @@ def test_what_holds_by_construction_says_so_and_what_it_rests_on(
     assert (code, err) == (0, "")
     for said in (
         f"guarantee.json is intact{' and about model.pt' if model else ''}.",
-        "by construction: no attack was run; it rests on the assumptions below",
+        "by construction: no attacks were run; it rests on the assumptions below",
         "IntegratedGradients of a student of the labels of 597 public inputs",
         "The label of each explained query is released anyway",
         "The labels of the public inputs may be asked for",
@@ -392,7 +392,7 @@ def test_signing_writes_elsewhere_where_asked_and_only_once(cli: Cli, tmp_path: 
     assert "predicate" in json.loads((tmp_path / "certificate.json").read_text())
     code, _, err = cli("sign", "signed.json", "--key", "own.pem")
     assert code == 2
-    assert "signed already" in err
+    assert "already signed" in err
 
 
 # --- from the audit to production ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import typer
 from audit.shared.run import module_at
 from safexplain.audit import Recipe
 from safexplain.cli import app
-from safexplain.cli.run.canary_config import Data, Promise, Training
+from safexplain.cli.run.canaries import Data, Promise, Training
 from safexplain.explain import CATALOG
 from safexplain.verdict.evidence import EXIT_CODES
 

@@ -1,21 +1,25 @@
-"""What `safexplain canaries` runs: a training is audited, and the findings are shown.
+"""`safexplain canaries`: a training with DP is audited, one scenario after another, and the findings are shown.
 
-Options and configuration (`canary_config`) describe a training, or name a function that trains; one scenario after
-another is planned or audited, and the findings are shown: a table, canaries.json and a figure.
+The training is a preset or described in dp.toml, with a table each for the data, the training and the claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from rich.table import Table
+from torch import Tensor
 
 from safexplain._files import ArrayFile
+from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain._progress import Progress, show_progress
+from safexplain._validate import from_table, read_toml
 from safexplain.audit.canaries.run import run_canaries
 from safexplain.audit.canaries.setting import PRESETS, Setting, preset
 from safexplain.audit.canaries.trainer.halving import audit_within
@@ -25,24 +29,27 @@ from safexplain.audit.planning.canaries import plan_canaries, plan_probes
 from safexplain.audit.planning.plan import Plan
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import CanaryOptions
-from safexplain.cli.run.canary_config import CanaryConfig, load_canary_config
-from safexplain.cli.run.planned import show_plan
-from safexplain.cli.run.tables import result_table, screen, show_files
+from safexplain.cli.run.preview import show_plan
+from safexplain.cli.run.tables import console_for, result_table, show_files
+from safexplain.dp.accounting import noise_multiplier as calibrated
+from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
+from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.loading.data.load import load_records
 from safexplain.loading.models.architectures import importable_in_workers, imported
-from safexplain.verdict.canaries.claim import Finding, ScenarioName, scenario_of
+from safexplain.verdict.canaries.claim import Claim, Finding, ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json
 
 RUNS = 1000
-"""Of each scenario, unless told otherwise."""
+"""Default number of runs of each scenario."""
 
 Found = tuple[list[Finding], dict[str, str]]
-"""Findings, and why scenarios were skipped that "all" has."""
+"""Findings, and the reason for each scenario of "all" that was skipped."""
 
 
 def audit_by_canaries(o: CanaryOptions) -> int:
-    """Audit a training, show what was found and return the exit code."""
+    """Audit a training, show the findings and return the exit code."""
     if (o.config is None) == (o.preset_ is None):
         rows = "; ".join(f"{name}: {row.summary}" for name, row in PRESETS.items())
         raise ConfigurationError(f"give either --config dp.toml or --preset NAME; presets are {rows}")
@@ -60,68 +67,67 @@ def audit_by_canaries(o: CanaryOptions) -> int:
 def _of_setting(
     setting: Setting, o: CanaryOptions, device: torch.device, folder: Path, progress: Progress
 ) -> Plan | Found:
-    """A linear head, whose runs are computed side by side."""
+    """Plan or findings for a linear head, whose runs are computed side by side."""
     target = _target(o)
     if o.score or o.canary or target == "classes":
         raise ConfigurationError(
-            "--score, --canary and --target classes are for a training function of your own: a description trains all"
-            " records alike"
+            "--score, --canary and --target classes only work with a training function of your own; leave them out"
         )
     natural = () if setting.auxiliary is None else ("natural",)
     names = _scenarios(o, "gradient", ("worst-case", "gradient", "crafted", "mislabelled", *natural))
-    how: dict[str, Any] = {"method": o.method or "pld", "threshold": o.threshold, "device": device}
-    how["runs"] = RUNS if o.runs is None else o.runs
-    how["confidence"] = _each(o, names)
+    settings: dict[str, Any] = {"method": o.method or "pld", "threshold": o.threshold, "device": device}
+    settings["runs"] = RUNS if o.runs is None else o.runs
+    settings["confidence"] = _confidence_each(o, names)
     if o.plan:
-        return plan_canaries(setting, names, **how)
+        return plan_canaries(setting, names, **settings)
     make_folder(folder)
-    how |= {"every": o.every or max(1, setting.recipe.steps // 10), "cache": folder / "runs"}
+    settings |= {"every": o.every or max(1, setting.recipe.steps // 10), "cache": folder / "runs"}
     found: list[Finding] = []
     for name in names:
-        told = _about(name, progress)
-        found.append(run_canaries(setting, name, target=target, seed=o.seed, progress=told, **how))
+        shown_as = _named_progress(name, progress)
+        found.append(run_canaries(setting, name, target=target, seed=o.seed, progress=shown_as, **settings))
     return found, {}
 
 
 def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress: Progress) -> Plan | Found:
-    """A training function of the user's."""
+    """Plan or findings for a training function of the user's own."""
     if o.every:
-        raise ConfigurationError("--every: a training function returns its last model only; leave it out")
+        raise ConfigurationError("--every: a training function only returns its last model; leave --every out")
     what = imported(config.training.function, "[training] function"), (config.x, config.y)
     common: dict[str, Any] = {"claim": config.claim, "auxiliary": config.auxiliary, "seed": o.seed}
     natural = () if config.auxiliary is None else ("natural",)
     inside: tuple[ScenarioName, ...] = () if o.score else ("gradient",)
     names = _scenarios(o, "mislabelled", ("white-box", *inside, "mislabelled", "crafted", *natural, "outlier"))
     if o.canary and len(names) > 1:
-        raise ConfigurationError("--canary is one record in the place of another: give one --scenario and --target N")
+        raise ConfigurationError("--canary replaces one record: give one --scenario and --target N")
     everything, found, skipped = o.scenario == "all", list[Finding](), dict[str, str]()
     common |= {
         "runs": RUNS if o.runs is None else o.runs, "method": o.method or "pld", "threshold": o.threshold,
-        "canary": _given(o), "score": imported(o.score, "--score") if o.score else None, "cache": folder / "runs",
+        "canary": _own_canary(o), "score": imported(o.score, "--score") if o.score else None, "cache": folder / "runs",
         "workers": o.workers, "target": _target(o),
     }  # fmt: skip
     if not o.plan:
         make_folder(folder)
     elif names == ("white-box",):
-        raise ConfigurationError("--plan: the white box trains some dozens of times; it has no plan")
+        raise ConfigurationError("--plan: the white box trains a few dozen models and has no plan; leave --plan out")
     if "white-box" in names and not o.plan:
         try:
             white = WhiteBox(*what, config.claim, clip=config.training.clip or None, seed=o.seed).run(
-                _about("white-box", progress)
+                _named_progress("white-box", progress)
             )
-        except RefusedError as reason:  # no step was seen
+        except RefusedError as reason:  # no step was observed
             if not everything:
                 raise
             skipped["white-box"] = str(reason)
         else:
             found.append(white)
             if white.verdict == "refuted":
-                skipped |= dict.fromkeys(names[1:], "the white box refutes the claim, so that no canaries are needed")
+                skipped |= dict.fromkeys(names[1:], "the white box refutes the claim, so no canaries are needed")
                 return found, skipped
     canaries = [name for name in names if name != "white-box"]
     if not canaries:
         return found, skipped
-    common["confidence"] = o.confidence if everything and o.runs is None else _each(o, canaries)
+    common["confidence"] = o.confidence if everything and o.runs is None else _confidence_each(o, canaries)
     probes: dict[str, CanaryProbe] = {name: CanaryProbe(*what, scenario=name, **common) for name in canaries}
     if o.plan:
         return plan_probes(list(probes.values()), o.minutes if everything and o.runs is None else None)
@@ -131,7 +137,7 @@ def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress:
             return [*found, *tried], skipped | others
         for name in probes:
             try:
-                found += probes[name].each(_about(name, progress))
+                found += probes[name].each(_named_progress(name, progress))
             except RefusedError as reason:  # the loop has no optimizer of Opacus
                 if not everything:
                     raise
@@ -145,11 +151,11 @@ def _target(o: CanaryOptions) -> int | Literal["classes"] | None:
     try:
         return int(o.target)
     except ValueError:
-        raise ConfigurationError(f"--target: expected a row of the data or classes, got {o.target!r}") from None
+        raise ConfigurationError(f"--target: expected the number of a row, or classes, got {o.target!r}") from None
 
 
-def _given(o: CanaryOptions) -> tuple[Any, Any] | None:
-    """The canary of one's own, (x, y)."""
+def _own_canary(o: CanaryOptions) -> tuple[Any, Any] | None:
+    """The user's own canary, (x, y)."""
     if o.canary is None:
         return None
     with ArrayFile(o.canary) as file:
@@ -159,13 +165,13 @@ def _given(o: CanaryOptions) -> tuple[Any, Any] | None:
     return (x[0] if y.ndim else x), y
 
 
-def _each(o: CanaryOptions, names: Sequence[str]) -> float:
-    """Confidence of each scenario, so that all that are trained hold together."""
+def _confidence_each(o: CanaryOptions, names: Sequence[str]) -> float:
+    """Confidence of each scenario, so that the bounds of all trained ones hold together."""
     return 1 - (1 - o.confidence) / max(1, len({*names} - {"worst-case"}))
 
 
-def _about(name: str, progress: Progress) -> Progress:
-    """Tells of which canary it is told."""
+def _named_progress(name: str, progress: Progress) -> Progress:
+    """Progress with the name of the canary in front of its stages."""
     return lambda stage, done, total, note="": progress(f"{name}: {stage}", done, total, note)
 
 
@@ -178,7 +184,7 @@ COLUMNS = ("at\nleast", "would be\nfound from", "claimed,\nsubst.", "claimed,\na
 
 
 def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: CanaryOptions) -> int:
-    """Write the files, print the finding that decides or all, and return its exit code; findings are of one claim."""
+    """Write the files, print the findings about one claim, and return the exit code of the one that decides."""
     judged = [one for one in found if one.scenario != "worst-case"] or found
     strongest = decisive(judged)
     content: dict[str, Any] = strongest.to_dict()
@@ -189,15 +195,18 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
     files = {"result": "canaries.json"}
     write_json(folder / files["result"], content)
     content |= {"run_dir": str(folder), "files": files}
-    if console := screen(content, strongest.verdict, o.json_, o.quiet):
+    if console := console_for(content, strongest.verdict, o.json_, o.quiet):
         console.print(_table(found, o.confidence))
         console.print(f"{_name(strongest)}: {strongest.sentence}", highlight=False)
         notes = [f"Skipped {', '.join(skipped)}: {reason}" for reason in set(skipped.values())]
         if len(judged) < len(found):
-            notes.append("The worst case is drawn, not trained: it shows what runs can tell, and decides nothing here.")
+            notes.append(
+                "The worst case is simulated, not trained: it shows what this number of runs can prove, and"
+                " decides nothing."
+            )
         if len(bounds := [one for one in judged if isinstance(one, CanaryResult)]) > 1:
             notes.append(
-                f"Each bound holds at {bounds[0].confidence:.1%}, so all of them together at {o.confidence:.0%}."
+                f"Each bound holds at {bounds[0].confidence:.1%}, so that all hold together at {o.confidence:.0%}."
             )
         for note in notes:
             console.print(note, style="dim", highlight=False)
@@ -206,7 +215,7 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
 
 
 def _name(found: Finding) -> str:
-    """The scenario, and the class of the record where there is one of each."""
+    """The scenario, and the class of the record if every class has one."""
     label = found.setting.get("class")
     return found.scenario if label is None else f"{found.scenario}, class {label}"
 
@@ -224,3 +233,121 @@ def _table(found: Sequence[Finding], confidence: float) -> Table:
         shown = ["" if n is None else f"{n:.2f}" for n in numbers]
         table.add_row(_name(finding), *shown, f"{finding.runs:,}", f"[{style}]{finding.verdict}[/]")
     return table
+
+
+# --- dp.toml ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    """Table [data]: the records that are trained on."""
+
+    file: str  # .npz with x (n, ...) and y (n,), CSV or Parquet; relative to the configuration
+    label: str = ""  # label column of a table
+    auxiliary: str = ""  # other records in the same form, for the natural canary
+    classes: int = 0  # 0: as many as `file` has labels
+
+
+@dataclass(frozen=True)
+class Training:
+    """Table [training]: how the model is trained."""
+
+    steps: int
+    batch_size: (
+        float  # expected size, which sums are divided by; divided by the number of records, it is the sample rate
+    )
+    clip: float = 0.0  # bound C on the norm of an example's gradient; 0: 1, or that of the function's optimizer
+    clipping: str = "flat"  # or "auto-s"
+    noise_multiplier: float = 0.0  # standard deviation of the noise divided by C; 0: calibrated to the claimed epsilon
+    optimizer: HeadOptimizer = "sgd"
+    lr: float = 0.001
+    momentum: float = 0.0
+    l2: float = 0.0
+    bias: bool = True
+    one_logit: bool = False  # for two classes, one vector of weights
+    function: str = ""  # "package.module:function", which replaces all but steps, batch size and noise
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Table [claim]: the guarantee that the training claims."""
+
+    delta: float
+    epsilon: float = 0.0  # 0: as accounted
+    adjacency: Adjacency = "substitute"
+    sampling: Sampling = "poisson"  # or "full-batch"
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryConfig:
+    """A configuration with its data loaded."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    auxiliary: tuple[Tensor, Tensor] | None
+    classes: int
+    training: Training
+    claim: Claim
+
+    def setting(self) -> Setting:
+        """A linear head, as it is trained side by side."""
+        t, m = self.training, self.claim.mechanism
+        assert m is not None
+        if t.clipping not in ("flat", "auto-s"):
+            raise ConfigurationError(f"clipping: expected flat or auto-s, got {t.clipping!r}")
+        clipping = (FlatClipping if t.clipping == "flat" else AutoSClipping)(t.clip or 1.0)
+        recipe = HeadRecipe(
+            self.classes, t.steps, m.sample_rate, t.batch_size, clipping, lr=t.lr, optimizer=t.optimizer,
+            momentum=t.momentum, l2=t.l2, bias=t.bias, one_logit=t.one_logit,
+        )  # fmt: skip
+        flat = None if self.auxiliary is None else (self.auxiliary[0].flatten(1), self.auxiliary[1])
+        return Setting(self.name, self.x.flatten(1), self.y, recipe, self.claim, flat)
+
+
+def load_canary_config(path: Path) -> CanaryConfig:
+    """Read a configuration and its data."""
+    content = read_toml(path, "configuration")
+    if unknown := content.keys() - {"claim", "data", "training"}:
+        raise ConfigurationError(f"{path}: expected the tables claim, data and training, got {sorted(unknown)}")
+    data = from_table(Data, content.get("data", {}), f"{path}: [data]")
+    training = from_table(Training, content.get("training", {}), f"{path}: [training]")
+    promise = from_table(Promise, content.get("claim", {}), f"{path}: [claim]")
+    x, y, names = load_records(path.parent / data.file, label=data.label or "label")
+    auxiliary = _auxiliary(path.parent / data.auxiliary, data.label, names) if data.auxiliary else None
+    if data.classes and int(y.max()) >= data.classes:
+        raise InputError(f"{path}: classes = {data.classes}, but {data.file} has labels up to {int(y.max())}")
+    claim = Claim(
+        _mechanism(training, promise, len(x)), promise.delta, promise.epsilon or None, adjacency=promise.adjacency
+    )
+    classes = data.classes or max(2, int(y.max()) + 1)
+    return CanaryConfig(path.stem, torch.from_numpy(x), torch.from_numpy(y), auxiliary, classes, training, claim)
+
+
+def _mechanism(training: Training, promise: Promise, records: int) -> Steps:
+    """The mechanism, with calibrated noise if none is given; the sample rate comes from the data trained on."""
+    if not 0 < training.batch_size <= records:
+        raise ConfigurationError(
+            f"batch_size: expected more than 0 and at most the {records:,} records, got {training.batch_size:g}"
+        )
+    q = training.batch_size / records
+    sampling: Sampling = "full-batch" if q == 1 else promise.sampling
+    sigma = training.noise_multiplier
+    if not sigma:
+        if not promise.epsilon:
+            raise ConfigurationError(
+                "give noise_multiplier in [training], or epsilon in [claim], to which the noise is calibrated"
+            )
+        sigma = calibrated(promise.epsilon, q, training.steps, promise.delta, promise.adjacency, sampling=sampling)
+    return Steps(sigma, q, training.steps, sampling)
+
+
+def _auxiliary(path: Path, label: str, names: tuple[str, ...] | None) -> tuple[Tensor, Tensor]:
+    """Other records, with their labels numbered as in the data."""
+    x, y, other_names = load_records(path, label=label or "label")
+    if other_names != names:
+        if other_names is None or names is None or set(other_names) - set(names):
+            got = f"{names or 'numbers'}; got {other_names or 'numbers'}"
+            raise InputError(f"labels of {path.name}: expected those of the data, {got}")
+        y = np.array([names.index(name) for name in other_names])[y]
+    return torch.from_numpy(x), torch.from_numpy(y)

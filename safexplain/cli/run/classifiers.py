@@ -1,4 +1,4 @@
-"""Audits of a classifier of tables: what explains it, how its data are read, and how reference models repeat it."""
+"""Audits of a classifier of tables: its default explainer, its data, and how reference models repeat its training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from safexplain.audit.references.training import EstimatorTraining
 from safexplain.cli.options import Options
-from safexplain.cli.run.recipes import RecipeFile, TrainingFunction
+from safexplain.cli.run.recipes import WEAKER, RecipeFile, TrainingFunction
 from safexplain.errors import ConfigurationError, MissingExtraError
 from safexplain.explain import CATALOG
 from safexplain.explain.served import OF_ROWS
@@ -30,11 +30,11 @@ from safexplain.loading.models.estimators import FittedClassifier, SkopsKeeper, 
 from safexplain.loading.models.load import LoadedModel, load_model
 from safexplain.outputs import EstimatorModule, are_places
 
-READS, ASKS = ("TreeExplainer", "LinearExplainer"), "FeatureAblation"
-"""The default explainers: the first that reads the classifier exactly, else the one that works with all of them."""
+EXACT, BY_QUERIES = ("TreeExplainer", "LinearExplainer"), "FeatureAblation"
+"""The default explainers: the first that is exact for the classifier, else the one that works with every classifier."""
 
 COLUMNS = "columns.json"
-"""File of the run directory that says what the numbers of a row stand for."""
+"""File of the run directory with the meaning of the numbers in a row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +48,12 @@ class Tabular:
 
     @classmethod
     def of(cls, given: Options, public: Path | None) -> Tabular:
-        """The classifier that the command line names, and its data; SafexplainError if they do not fit each other."""
+        """The classifier that the options name, and its data; SafexplainError if they do not fit each other."""
         assert given.model is not None
         if given.output == "logit":
-            raise ConfigurationError("--output logit: the probability of a classifier is explained; leave --output out")
+            raise ConfigurationError(
+                "--output logit: only the probability of a classifier can be explained; leave --output out"
+            )
         types = given.trust_type or ()
         found = load_model(given.model, arch=given.arch, trust_pickle=given.trust_pickle, trust_types=types).classifier
         assert found is not None
@@ -62,30 +64,36 @@ class Tabular:
 
     @cached_property
     def default(self) -> tuple[str, str]:
-        """What explains the classifier without --explainer, and a sentence that says so."""
-        name, why = ASKS, "which works with every classifier"
-        for method in READS:
+        """The explainer used without --explainer, and a sentence about it."""
+        name, why = BY_QUERIES, "it works with every classifier"
+        for method in EXACT:
             try:
                 if adds_up(method, self.loaded.model, self.read.data.x):
-                    name, why = method, "which reads the model and is exact"
+                    name, why = method, "it reads the model and is exact"
                     break
             except MixedColumnsError as error:
                 why = str(error)
             except MissingExtraError:
-                why = 'as shap, exact for trees and linear models, is not installed: pip install "safexplain[shap]"'
+                why = (
+                    "shap, which is exact for trees and linear models, is not installed; install the extra:"
+                    ' pip install "safexplain[shap]"'
+                )
             except Exception:  # any error of a library that cannot read this kind of model
                 continue
-        return name, f"No --explainer: {name}, {why}. Name the explainer that you serve; the verdict is only about it."
+        return (
+            name,
+            f"No --explainer: {name} is used ({why}). Name the explainer that you serve: the verdict only covers that"
+            " one.",
+        )
 
     def notes(self, training: EstimatorTraining | TrainingFunction | None) -> tuple[str, ...]:
-        """How model and data were read, and which hyper-parameters of reference models nobody has told."""
+        """How model and data were read, and which hyper-parameters of reference models are unknown."""
         notes = (*self.found.notes, *self.read.notes)
         known = training.given if isinstance(training, EstimatorTraining) else self.found.untold
         if missing := [name for name in self.found.untold if name not in known]:
             notes += (
-                f"Neither the model's file nor --recipe says {', '.join(missing)}: reference models have the library's"
-                " defaults. If the model was trained differently, a real attacker may do better than this audit: a leak"
-                " found is a leak, a certificate says less.",
+                f"Neither the model file nor --recipe states {', '.join(missing)}: reference models use the library's"
+                f" defaults. If the model was trained differently, {WEAKER}",
             )
         if self.read.columns is not None:
             coded = [c.name for c in self.read.columns.columns if not c.plain]
@@ -97,14 +105,14 @@ class Tabular:
         return notes
 
     def training(self, file: RecipeFile) -> EstimatorTraining | TrainingFunction:
-        """How reference models are trained: with the classifier's own hyper-parameters, or as a recipe says."""
+        """How reference models are trained: with the hyper-parameters of the classifier, or by the recipe."""
         found, columns = self.found, self.read.columns
         labels = None if are_places(found.classes) else found.classes
         if (function := file.function()) is not None:
             names, outputs = getattr(found.estimator, "feature_names_in_", None), self.outputs
 
             def train(x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
-                """What the function fits to a frame if the classifier was fitted with names, else to an array."""
+                """The function's model, fitted to a frame if the classifier was fitted to names, else to an array."""
                 rows: Any = x.flatten(1).numpy()
                 if columns is not None:
                     rows = columns.decode(rows)
@@ -114,23 +122,24 @@ class Tabular:
                 return EstimatorModule(fitted, outputs, columns=columns, labels=labels)
 
             return replace(function, train=train)
-        given = _flat({name: value for name, value in file.values.items() if name != "examples"})
+        given = _flattened({name: value for name, value in file.values.items() if name != "examples"})
         known = found.again.get_params()
         if unknown := sorted(given.keys() - known.keys()):
             plain = sorted(name for name, value in known.items() if not hasattr(value, "get_params"))
             raise ConfigurationError(
-                f"{file.what}: {type(found.again).__name__} has no hyper-parameter {', '.join(unknown)}; expected among"
+                f"{file.label}: {type(found.again).__name__} has no hyper-parameter {', '.join(unknown)}; expected"
+                " among"
                 f" {', '.join(plain[:40])}{', ...' if len(plain) > 40 else ''}, or function"
             )
         try:
             training = EstimatorTraining(found.again, labels, columns, SkopsKeeper.of(found.trusted), given)
             str(training)
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"{file.what}: {one_line(error)}") from None
+            raise ConfigurationError(f"{file.label}: {one_line(error)}") from None
         return training
 
     def check(self, makers: Sequence[Any]) -> None:
-        """Raise ConfigurationError for a method that follows gradients, listing those that do not."""
+        """Raise ConfigurationError for a method that needs gradients, and list those that do not."""
         fitting = [
             row.name
             for row in CATALOG.values()
@@ -139,7 +148,8 @@ class Tabular:
         names = [make.method if isinstance(make, MadeOf) else make._row.name for make in makers]
         if refused := [name for name in names if name not in fitting]:
             raise ConfigurationError(
-                f"{refused[0]} follows gradients, and a {type(self.found.estimator).__name__} has none; expected one of"
+                f"{refused[0]} needs gradients, which a {type(self.found.estimator).__name__} does not have; expected"
+                " one of"
                 f" {', '.join(fitting)}"
             )
 
@@ -150,23 +160,23 @@ def is_classifier_file(path: Path | None) -> bool:
 
 
 def adds_up(name: str, model: nn.Module, x: NDArray[np.float32]) -> bool:
-    """Whether a method that reads a model reads it rightly: on a few rows of x (n, d), values of the two most likely
-    classes differ as the outputs do, up to a constant. Raises if it cannot read it at all."""
+    """Whether a method that reads the model is right: on a few rows of x (n, d), the attributions of the two most
+    likely classes differ as the outputs do, up to a constant. Raises if it cannot read the model at all."""
     explainer = OF_ROWS[name].catalogued()
-    asked, rows = explainer(model, hardening=Hardening.none()), torch.from_numpy(x[:64])
+    hardened, rows = explainer(model, hardening=Hardening.none()), torch.from_numpy(x[:64])
     p = model(rows).double()
     order = p.mean(0).argsort(descending=True)
     first, second = (torch.full((len(rows),), int(c)) for c in order[:2])
-    explained = (asked.attribute(rows, target=first) - asked.attribute(rows, target=second)).sum(1).double()
+    explained = (hardened.attribute(rows, target=first) - hardened.attribute(rows, target=second)).sum(1).double()
     known = (p[:, order[:2]] > 1e-3).all(1)  # logarithms of the others are not exact in float32
     outputs = p if explainer.explains(model) is None else p.clamp(min=1e-30).log() * (2 if p.shape[1] == 2 else 1)
     off = (explained - outputs[:, order[0]] + outputs[:, order[1]])[known]
     return len(off) < 2 or bool(off.max() - off.min() < 0.01 * (1 + explained.abs().max()))
 
 
-def _flat(written: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Tables as scikit-learn names the parameters of steps: [model] max_depth -> model__max_depth."""
+def _flattened(written: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested tables by scikit-learn's names for parameters of steps: [model] max_depth -> model__max_depth."""
     found: dict[str, Any] = {}
     for name, value in written.items():
-        found |= _flat(value, f"{before}{name}__") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        found |= _flattened(value, f"{before}{name}__") if isinstance(value, Mapping) else {f"{before}{name}": value}
     return found

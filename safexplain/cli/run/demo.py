@@ -1,4 +1,4 @@
-"""`safexplain demo`: a real model's explanations attacked, hardened, attacked again, and judged, in a minute."""
+"""`safexplain demo`: explanations of a real model are attacked, hardened, attacked again and judged, in a minute."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ POLICY = Policy(
     fpr=0.05,
     max_tpr=0.08,
     confidence=0.9,
-    reason="with about 900 non-members a false-positive rate of 1 % would rest on nine of them, so it is 5 %, and the"
-    " confidence is 90 %; explanations may add 3 points to what the labels of the same queries tell",
+    reason="with about 900 non-members, a false-positive rate of 1 % would rest on nine of them, so it is 5 %, and the"
+    " confidence is 90 %; explanations may add 3 points to what the labels of the same queries reveal",
 )
 
 
 def build(seed: int) -> nn.Module:
-    """A small network for 8 x 8 digits that can learn its members by heart."""
+    """A small network for 8 x 8 digits that can memorise its members."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 10))
 
 
@@ -39,7 +39,7 @@ def digits() -> Population:
 
 
 def run_demo(cache: Path, *, seed: int, device: str, progress: Progress) -> AuditRun:
-    """Train a network on half of the digits, and attack its native explanations and the recommended release."""
+    """Train a network on half of the digits, and audit its native explanations and the recommended release."""
     population, models = digits(), ModelCache(cache)
     target = train_shadows(
         population,
@@ -66,7 +66,7 @@ def run_demo(cache: Path, *, seed: int, device: str, progress: Progress) -> Audi
             title="Handwritten digits, small network",
             notes=("Demonstration: one network, overfitted to half of the digits.",),
         ),
-        seed=seed + 1,  # whose coin flips are others than the target's
+        seed=seed + 1,  # other coin flips than those of the target
         cache=models,
         progress=progress,
     )

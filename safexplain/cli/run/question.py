@@ -1,4 +1,4 @@
-"""From the options of `audit` and `tune` to a `Question`: what was asked, what the files hold, what is audited."""
+"""From the options of `audit` and `tune` to a `Question`: the request, its files, and the prepared run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,17 @@ from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import Options, policy_of
 from safexplain.cli.run.classifiers import COLUMNS, Tabular, is_classifier_file
-from safexplain.cli.run.recipes import RecipeFile, TrainingFunction, dp_notes, untrained
-from safexplain.cli.run.stages import STARTED_ELSEWHERE, Stages, TwoStages, no_recipe
+from safexplain.cli.run.recipes import (
+    STARTED_ELSEWHERE,
+    WEAKER,
+    RecipeFile,
+    Stages,
+    TrainingFunction,
+    TwoStages,
+    dp_builder,
+    dp_notes,
+    no_recipe,
+)
 from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, InputError, did_you_mean
 from safexplain.explain import find_row
@@ -53,26 +62,26 @@ from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 ANSWERS = "answers.sqlite"
-"""File of the run directory with what an endpoint answered."""
+"""File of the run directory with the answers of an endpoint."""
 
 HIDDEN = 256
-"""Units of the reference models of a service of which nobody says how its model is built."""
+"""Units of the reference models of a service whose architecture is unknown."""
 
 PERCEPTRONS = (
     f"No --arch: the reference models are perceptrons with {HIDDEN} hidden units. If the model behind the endpoint is"
-    " another, a real attacker may do better than this audit: a leak found is a leak, a certificate says less."
+    f" built differently, {WEAKER}"
 )
 
 
 @dataclass(frozen=True)
 class Service:
-    """A service that runs already, in the place of the model."""
+    """A running service that is audited in place of a model file."""
 
     url: str
-    payload: Payload  # how questions are written for it
+    payload: Payload  # the form of its requests and answers
 
-    def like(self, read: AuditData, arch: str | None) -> LoadedModel:
-        """An untrained network like the model behind it, and how one is built; where nobody says, a perceptron."""
+    def stand_in(self, read: AuditData, arch: str | None) -> LoadedModel:
+        """An untrained network like the model behind it, and how to build more; without `arch`, a perceptron."""
         classes = len(self.payload.answer.classes) or max(int(read.y.max()) + 1, len(read.class_names or ()), 2)
         if arch is not None:
             fresh = fresh_network(arch, classes, int(read.x.shape[1]) if read.x.ndim == 4 else None)
@@ -80,14 +89,14 @@ class Service:
             fresh = partial(_perceptron, read.x[0].size, classes)
         return LoadedModel(fresh(0).float().eval(), fresh, "", "")
 
-    def opened(self, classes: int, folder: Path) -> Endpoint:
-        """What stands for the model; its answers are kept in the run directory, once there is one."""
+    def as_endpoint(self, classes: int, folder: Path) -> Endpoint:
+        """The endpoint in place of a model; it stores its answers in the run directory, once that exists."""
         store = folder / ANSWERS if folder.is_dir() else None
         return Endpoint(self.url, self.payload, classes=classes, store=store)
 
 
 def _perceptron(features: int, classes: int, seed: int) -> nn.Module:
-    """With one hidden layer, for want of an architecture."""
+    """A network with one hidden layer."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         hidden, out = nn.Linear(features, HIDDEN), nn.Linear(HIDDEN, classes)
@@ -95,28 +104,28 @@ def _perceptron(features: int, classes: int, seed: int) -> nn.Module:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What `audit` or `tune` was asked: the options that both have, and those that one of them has."""
+class Request:
+    """The options of `audit` or `tune`: those that both have, and those of one."""
 
     given: Options
-    hardening: Hardening | None  # that is judged; None: the recommended one
-    pool: Path | None = None  # data of the pre-training, which is asked about in place of --data
-    service: Service | None = None  # that is asked in place of a model
+    hardening: Hardening | None  # to judge; None: the recommended one
+    pool: Path | None = None  # data of the pre-training, audited in place of --data
+    service: Service | None = None  # audited in place of a model file
     scored: int | None = None  # examples; None: as many as the policy needs
-    public: Path | None = None  # rows of which explainers are made
-    grows: bool = False  # it may look again, with more reference models
+    public: Path | None = None  # rows that explainers are made from
+    grows: bool = False  # whether it may look again, with more reference models
 
     def __post_init__(self) -> None:
         model = self.given.model
         if self.service is None and model is None:
-            raise ConfigurationError("expected a MODEL file (or, for audit, --endpoint URL), got none")
+            raise ConfigurationError("expected a MODEL file (or, for audit, --endpoint URL), got neither")
         if self.service is not None and model is not None:
             raise ConfigurationError(
                 f"expected a model file or --endpoint, got both ({model} and --endpoint); leave one out"
             )
         if self.pool is not None and (self.service is not None or self.of_tables):
             raise ConfigurationError(
-                "--pretraining-pool is for model files of networks, trained in stages: leave it out"
+                "--pretraining-pool only works with the file of a network that was trained in stages: leave it out"
             )
 
     @property
@@ -126,28 +135,28 @@ class Asked:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """How many reference models at each look: "16", or "8,16,32"; "": as `LOOKS`."""
+        """Number of reference models at each look: "16", or "8,16,32"; "": `LOOKS`."""
         text = self.given.references
         try:
             return tuple(int(number) for number in text.split(",")) if text else LOOKS
         except ValueError:
             raise ConfigurationError(
-                f"--references: expected a number, as 16, or several that grow, as 8,16,32; got {text!r}"
+                f"--references: expected a number such as 16, or several that grow, such as 8,16,32; got {text!r}"
             ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What the files hold: the data as the model takes them, the model, and how reference models are trained."""
+class Inputs:
+    """Contents of the files: the preprocessed data, the model, and how to train reference models."""
 
     file: RecipeFile
     statement: PrivacyStatement | None
     data: AuditData
-    loaded: LoadedModel  # of a service: a network like its model
+    loaded: LoadedModel  # for a service, a network like its model
     outputs: int  # of the model
     recipe: Any
     build: Build | None = None  # makes an untrained network
-    why_not: str = ""  # there is none
+    no_build_reason: str = ""  # why `build` is None
     stages: Stages | None = None
     tabular: Tabular | None = None
     notes: tuple[str, ...] = ()
@@ -159,98 +168,104 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Begun:
-    """A run that may begin: all is read and checked, nothing is made or trained."""
+class PreparedRun:
+    """A run that can start: everything is read and checked, nothing is written or trained yet."""
 
-    asked: Asked
-    found: Found
+    request: Request
+    inputs: Inputs
     folder: Path  # the run directory
-    question: Question  # for the plan; `ready` has that for the audit and the search
-    says: Sequence[str]  # what has to be known before anything is trained
-    two: TwoStages | None  # an audit of pre-training data
+    question: Question  # for the plan; `ready` returns the one for the audit and the search
+    warnings: Sequence[str]  # shown before anything is trained
+    two_stages: TwoStages | None  # for an audit of pre-training data
     progress: ProgressDisplay
-    endpoints: ExitStack  # closes them
+    endpoints: ExitStack  # closes endpoints
 
     @property
     def then(self) -> FineTune | None:
         """How reference models are fine-tuned after their training."""
-        return self.two.how if self.two is not None and self.two.trains else None
+        return self.two_stages.fine_tuning if self.two_stages is not None and self.two_stages.trains else None
 
     def ready(self, **changes: Any) -> Question:
-        """The question, some of it changed: the directory is made, and models of two stages are trained."""
+        """The question with `changes`; creates the run directory, and trains references of two stages."""
         make_folder(self.folder)
-        tabular, service = self.found.tabular, self.asked.service
+        tabular, service = self.inputs.tabular, self.request.service
         if tabular is not None and tabular.read.columns is not None:
             tabular.read.columns.save(self.folder / COLUMNS)
         question = replace(self.question, **changes)
         if service is not None:
             self.endpoints.close()
-            target = self.endpoints.enter_context(closing(service.opened(self.found.outputs, self.folder)))
+            target = self.endpoints.enter_context(closing(service.as_endpoint(self.inputs.outputs, self.folder)))
             question = replace(question, model=target)
-            if not self.asked.given.quiet:
-                will = target.plan(len(question.scored_rows), question.policy.patience)
-                typer.echo(f"{target.url} will be asked {will}.", err=True)
-        return question if self.two is None or not question.references else self.two.trained(question)
+            if not self.request.given.quiet:
+                number = target.plan(len(question.scored_rows), question.policy.patience)
+                typer.echo(f"{target.url} will be asked {number}.", err=True)
+        return (
+            question
+            if self.two_stages is None or not question.references
+            else self.two_stages.with_references(question)
+        )
 
 
 @contextmanager
-def begun(asked: Asked, kept: str = "finished models") -> Iterator[Begun]:
-    """The run of what was asked, once all of it is read and checked; `kept` is what an interruption leaves in its
-    directory, in words."""
-    given = asked.given
+def prepared_run(request: Request, kept: str = "finished models") -> Iterator[PreparedRun]:
+    """A run of the request, once everything is read and checked; `kept` names what an interruption leaves in the run
+    directory."""
+    given = request.given
     folder = choose_folder(given.run_dir, given.resume)
     once = nullcontext() if given.plan else resumable(folder, kept)
     with once, show_progress(given.quiet) as progress, ExitStack() as endpoints:
         file = RecipeFile.read(given.recipe)
         statement = None if given.privacy is None else PrivacyStatement.load(given.privacy)
-        found = (_read_tabular if asked.of_tables else _read_network)(asked, file, statement)
+        inputs = (_read_tabular if request.of_tables else _read_network)(request, file, statement)
         try:
-            yield _begun(asked, found, folder, progress, endpoints)
+            yield _prepare(request, inputs, folder, progress, endpoints)
         except EndpointError as error:
-            how = f"repeat the command with --run-dir {folder} --resume to continue"
-            raise InputError(f"{error}. What it answered is kept: {how}") from None
+            raise InputError(
+                f"{error}. Its answers so far are kept: to continue, repeat the command with --run-dir {folder}"
+                " --resume"
+            ) from None
 
 
-def _read_tabular(asked: Asked, file: RecipeFile, statement: PrivacyStatement | None) -> Found:
-    """Of a classifier of tables."""
-    given, tabular = asked.given, Tabular.of(asked.given, asked.public)
+def _read_tabular(request: Request, file: RecipeFile, statement: PrivacyStatement | None) -> Inputs:
+    """Inputs of an audit of a classifier of tables."""
+    given, tabular = request.given, Tabular.of(request.given, request.public)
     recipe = tabular.training(file)
-    notes = tabular.notes(recipe if asked.looks[0] else None)
+    notes = tabular.notes(recipe if request.looks[0] else None)
     if given.explainer is None:
         notes += (tabular.default[1],)
         if not (given.quiet or given.json_):
             typer.echo(tabular.default[1], err=True)
-    return Found(
+    return Inputs(
         file=file, statement=statement, data=tabular.read.data, loaded=tabular.loaded, outputs=tabular.outputs,
         recipe=recipe, tabular=tabular, notes=notes,
     )  # fmt: skip
 
 
-def _read_network(asked: Asked, file: RecipeFile, statement: PrivacyStatement | None) -> Found:
-    """Of a network, or of a service."""
-    data, loaded, outputs, notes = _data_and_model(asked)
-    recipe, stages, caveats = file.training(asked.pool, asked.given.seed, statement if asked.looks[0] else None)
-    build, why_not = loaded.fresh, loaded.fresh_unavailable
-    if isinstance(recipe, Recipe) and recipe.dp is not None and asked.pool is None:
-        build, why_not = untrained(loaded, recipe.dp)
+def _read_network(request: Request, file: RecipeFile, statement: PrivacyStatement | None) -> Inputs:
+    """Inputs of an audit of a network, or of a service."""
+    data, loaded, outputs, notes = _data_and_model(request)
+    recipe, stages, caveats = file.training(request.pool, request.given.seed, statement if request.looks[0] else None)
+    build, no_build_reason = loaded.fresh, loaded.fresh_unavailable
+    if isinstance(recipe, Recipe) and recipe.dp is not None and request.pool is None:
+        build, no_build_reason = dp_builder(loaded, recipe.dp)
     notes += caveats if build is not None else ()
-    return Found(
+    return Inputs(
         file=file, statement=statement, data=data, loaded=loaded, outputs=outputs, recipe=recipe, build=build,
-        why_not=why_not, stages=stages, notes=notes,
+        no_build_reason=no_build_reason, stages=stages, notes=notes,
     )  # fmt: skip
 
 
-def _data_and_model(asked: Asked, drop_slices: bool = False) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
-    """The data as the model takes them, the model, the number of its outputs, and what was done to the data.
+def _data_and_model(request: Request, drop_slices: bool = False) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
+    """The preprocessed data, the model, the number of its outputs, and notes on the preprocessing.
 
-    Columns by which the report is sliced are features of a table, or are not, if the model only fits without them.
+    The columns of --slice-by count as features, unless the model only fits without them.
     """
-    given = asked.given
-    group, slices = (given.group_column, given.slice_by or []) if asked.pool is None else (None, [])
+    given = request.given
+    group, slices = (given.group_column, given.slice_by or []) if request.pool is None else (None, [])
     try:
         data = load_data(given.data, group=group, slices=slices, drop_slices=drop_slices)
-        if asked.service is not None:
-            loaded = asked.service.like(data, given.arch)
+        if request.service is not None:
+            loaded = request.service.stand_in(data, given.arch)
         else:
             assert given.model is not None
             shape = tuple(data.x.shape[1:])
@@ -260,40 +275,42 @@ def _data_and_model(asked: Asked, drop_slices: bool = False) -> tuple[AuditData,
     except InputError:
         if slices and not drop_slices:
             with suppress(InputError):
-                return _data_and_model(asked, drop_slices=True)
+                return _data_and_model(request, drop_slices=True)
         raise
 
 
-def _begun(asked: Asked, found: Found, folder: Path, progress: ProgressDisplay, endpoints: ExitStack) -> Begun:
-    """The question about what was found."""
-    given, loaded, stages = asked.given, found.loaded, found.stages
-    place, references = device_of(given.device), asked.looks[0] if found.trains else 0
-    data, dropped = _asked_about(asked, found)
-    about, says = _about_references(asked, found, references)
-    materials = {f"data {found.data.source} sha256": found.data.sha256}
-    if asked.public is not None:
-        materials[f"public rows {asked.public} sha256"] = file_sha256(asked.public)
-    two, recipe, build = None, found.recipe, found.build
-    if stages is not None and asked.pool is not None:
-        two = TwoStages(stages, found.data, data, loaded, recipe, found.outputs, references > 0, given.seed)
-        checked, materials = two.notes(), {**materials, **two.materials()}
-        recipe, build = (two.pretraining, two.fresh) if two.trains else (None, build)
+def _prepare(
+    request: Request, inputs: Inputs, folder: Path, progress: ProgressDisplay, endpoints: ExitStack
+) -> PreparedRun:
+    """The run, with its question for the plan."""
+    given, loaded, stages = request.given, inputs.loaded, inputs.stages
+    place, references = device_of(given.device), request.looks[0] if inputs.trains else 0
+    data, dropped = _audited_data(request, inputs)
+    about, warnings = _reference_notes(request, inputs, references)
+    materials = {f"data {inputs.data.source} sha256": inputs.data.sha256}
+    if request.public is not None:
+        materials[f"public rows {request.public} sha256"] = file_sha256(request.public)
+    two_stages, recipe, build = None, inputs.recipe, inputs.build
+    if stages is not None and request.pool is not None:
+        two_stages = TwoStages(stages, inputs.data, data, loaded, recipe, inputs.outputs, references > 0, given.seed)
+        checked, materials = two_stages.notes(), {**materials, **two_stages.materials()}
+        recipe, build = (two_stages.pretraining, two_stages.fresh) if two_stages.trains else (None, build)
     else:
-        checked = check_data(data, num_classes=found.outputs)
+        checked = check_data(data, num_classes=inputs.outputs)
     population = Population.of(data.x, data.y, data.groups)
     name, subject, target = "", dict[str, dict[str, str]](), loaded.model.to(place)
     if given.model is not None:
         name = given.model.name
         subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(target).hex()}}
-    if asked.service is not None:
-        target = endpoints.enter_context(closing(asked.service.opened(found.outputs, folder)))
-    elif two is None:
+    if request.service is not None:
+        target = endpoints.enter_context(closing(request.service.as_endpoint(inputs.outputs, folder)))
+    elif two_stages is None:
         target = with_channels_last(target, population.x)
-    tabular, names = found.tabular, given.explainer or ("IG" if found.tabular is None else found.tabular.default[0])
-    rows = None if asked.public is None else load_inputs(asked.public)
+    tabular, names = inputs.tabular, given.explainer or ("IG" if inputs.tabular is None else inputs.tabular.default[0])
+    rows = None if request.public is None else load_inputs(request.public)
     rows, columns = (rows, None) if tabular is None else (tabular.read.public, tabular.read.columns)
-    calls, form = _about_form(given.options or [])
-    explainers, arguments = explainers_of(names, calls, rows, found.data.feature_names, columns)
+    calls, form = _split_form_options(given.options or [])
+    explainers, arguments = explainers_of(names, calls, rows, inputs.data.feature_names, columns)
     if tabular is not None:
         tabular.check(explainers)
     question = Question(
@@ -302,23 +319,23 @@ def _begun(asked: Asked, found: Found, folder: Path, progress: ProgressDisplay, 
         recipe,
         member=data.member,
         explainer=explainers[0] if len(explainers) == 1 else explainers,
-        hardening=_in_columns(asked.hardening, found.data.feature_names, explainers, loaded.model, form),
+        hardening=_with_form_columns(request.hardening, inputs.data.feature_names, explainers, loaded.model, form),
         output=cast("Output", given.output),
         arguments=arguments,
         build=build,
-        references=asked.looks if references and asked.grows and two is None else references,
+        references=request.looks if references and request.grows and two_stages is None else references,
         policy=policy_of(given.policy, given.policy_fpr, given.max_tpr, given.attacks),
         options=AuditOptions(
             slices=data.slices,
-            accuracy=found.file.accuracy,
+            accuracy=inputs.file.accuracy,
             title=name,
             subject=subject,
             materials=materials,
-            notes=(*found.notes, *dropped, *checked, *about),
-            privacy=found.statement,
+            notes=(*inputs.notes, *dropped, *checked, *about),
+            privacy=inputs.statement,
             canaries=None if given.canaries is None else load_finding(given.canaries),
             subject_data="training" if stages is None else stages.subject,
-            scored=asked.scored,
+            scored=request.scored,
             seconds=math.inf if given.references else HOUR,
         ),
         seed=given.seed,
@@ -326,55 +343,56 @@ def _begun(asked: Asked, found: Found, folder: Path, progress: ProgressDisplay, 
         device=place,
         progress=progress,
     )
-    return Begun(
-        asked=asked, found=found, folder=folder, question=question, says=says, two=two, progress=progress,
-        endpoints=endpoints,
+    return PreparedRun(
+        request=request, inputs=inputs, folder=folder, question=question, warnings=warnings,
+        two_stages=two_stages, progress=progress, endpoints=endpoints,
     )  # fmt: skip
 
 
-def _asked_about(asked: Asked, found: Found) -> tuple[AuditData, tuple[str, ...]]:
-    """The examples whose membership is attacked. With --drop-copies without members that are exact copies of
-    non-members, and without these; a note says how many."""
-    given, data = asked.given, found.data
-    if asked.pool is not None:
-        pool = load_data(asked.pool, group=given.group_column, slices=given.slice_by or [])
-        data, _ = as_the_model_takes(pool, found.loaded.preprocessing)
+def _audited_data(request: Request, inputs: Inputs) -> tuple[AuditData, tuple[str, ...]]:
+    """The examples whose membership is attacked, and a note if --drop-copies removed members that are exact copies of
+    non-members, and these."""
+    given, data = request.given, inputs.data
+    if request.pool is not None:
+        pool = load_data(request.pool, group=given.group_column, slices=given.slice_by or [])
+        data, _ = as_the_model_takes(pool, inputs.loaded.preprocessing)
     which = copies_of(hash_examples(data.x), data.x)
     mixed = ((np.bincount(which, data.member) > 0) & (np.bincount(which, ~data.member) > 0))[which]
     if not given.drop_copies or not mixed.any():
         return data, ()
     inside, outside = int((mixed & data.member).sum()), int((mixed & ~data.member).sum())
-    said = f"{inside} members and {outside} non-members that are exact copies of each other were left out."
-    return data.rows(~mixed), (said,)
+    note = f"{inside} members and {outside} non-members that are exact copies of each other were left out."
+    return data.rows(~mixed), (note,)
 
 
-def _about_references(asked: Asked, found: Found, references: int) -> tuple[list[str], list[str]]:
-    """Caveats about reference models, and what of them has to be known before they are trained; InputError if they
-    would train on fewer rows than the model did."""
-    file, recipe, member, staged = found.file, found.recipe, found.data.member, found.stages is not None
+def _reference_notes(request: Request, inputs: Inputs, references: int) -> tuple[list[str], list[str]]:
+    """Caveats about reference models, and warnings to show before they are trained; InputError if they would train on
+    fewer rows than the model did."""
+    file, recipe, member, staged = inputs.file, inputs.recipe, inputs.data.member, inputs.stages is not None
     dp, members = recipe.dp if isinstance(recipe, Recipe) else None, int(member.sum())
-    if not found.trains:
-        said = f"Reference models cannot be trained: {found.why_not}."
-        return [said], [said]
+    if not inputs.trains:
+        note = f"Reference models cannot be trained: {inputs.no_build_reason}."
+        return [note], [note]
     if not references:
         return [], []
-    notes, says = [], []
-    like_target = dp is not None or asked.pool is not None  # which see as many rows as the target
+    notes, warnings = [], []
+    like_target = dp is not None or request.pool is not None  # these train on as many rows as the target
     check_examples(file.examples, members if like_target else len(member) // 2)
-    if staged and asked.pool is None:
+    if staged and request.pool is None:
         notes.append(STARTED_ELSEWHERE)
-    if dp is not None and found.statement is not None:
-        notes += dp_notes(dp, found.statement, members)
+    if dp is not None and inputs.statement is not None:
+        notes += dp_notes(dp, inputs.statement, members)
     if isinstance(recipe, Recipe) and file.path is None:
-        notes.append(no_recipe(recipe, "--recipe", "trained" if asked.pool is None else "fine-tuned"))
+        notes.append(no_recipe(recipe, "--recipe", "trained" if request.pool is None else "fine-tuned"))
     if file.examples is None and not like_target:
-        says.append(
-            f"References train on {len(member) // 2:,} rows, half of --data, of which the model was trained on"
-            f" {members:,}; if it was trained on more, give all of them."
+        warnings.append(
+            f"References train on {len(member) // 2:,} rows, half of --data; the model was trained on {members:,} of"
+            " them."
+            " If it was trained on more, include them all."
         )
-    if asked.service is not None and asked.given.arch is None:
+    if request.service is not None and request.given.arch is None:
         notes.append(PERCEPTRONS)
-    return notes, says
+    return notes, warnings
 
 
 def explainers_of(
@@ -384,8 +402,11 @@ def explainers_of(
     features: Sequence[str] | None = None,
     columns: Columns | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Hardened classes from the command line's words, those of rows with what they are made with: public rows (n, d),
-    names of features, categories, and the options that are the constructor's. And the options of calls."""
+    """The hardened classes that --explainer names, and the options of their calls, from --option NAME=VALUE.
+
+    Explainers of rows are made with the public rows (n, d), the names of features and categories, and the options
+    that their constructor takes.
+    """
     listed = [name.strip() for name in names.split(",") if name.strip()] or [""]
     values: dict[str, dict[str, Any]] = {name: {} for name in listed}
     for text in options:
@@ -393,7 +414,8 @@ def explainers_of(
         owner, _, name = key.rpartition(".") if len(listed) > 1 else (listed[0], "", key)
         if not equals or not name.isidentifier() or owner not in values:
             raise ConfigurationError(
-                "--option: expected NAME=VALUE, as n_steps=25, of several explainers METHOD.NAME=VALUE, as"
+                "--option: expected NAME=VALUE, such as n_steps=25, and with several explainers METHOD.NAME=VALUE,"
+                " such as"
                 f" IG.n_steps=25; got {text!r}"
             )
         try:
@@ -418,22 +440,22 @@ def explainers_of(
         kind, of_rows = OF_ROWS[row.name], True
         if public is None and kind._needs:
             raise ConfigurationError(
-                f"{row.name} is made from public rows: expected --public FILE, rows that anybody may know and that were"
-                " not trained on, in the form of --data, without label and member"
+                f"{row.name} is made from public rows: give --public FILE, with rows that are no secret and were not"
+                " trained on, in the form of --data without label and member"
             )
         made = {key: value for key, value in {**known, **own}.items() if key in kind._makes}
         makers.append(kind.catalogued(public=public, **made))
         calls[row.name] = {key: value for key, value in own.items() if key not in kind._makes}
     if public is not None and not of_rows:
         raise ConfigurationError(
-            f"--public is for explainers made from public rows ({', '.join(OF_ROWS)}); leave it out"
+            f"--public only works with explainers made from public rows ({', '.join(OF_ROWS)}); leave it out"
         )
     (only, *others) = calls.values()
     return makers, {name: own for name, own in calls.items() if own} if others else only
 
 
-def _about_form(options: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """`--option` without and with what is about the columns of the form: `prohibited` (names) and `groups`."""
+def _split_form_options(options: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """`--option` of the explainers, and those of the form's columns: `prohibited` (names) and `groups`."""
     form: dict[str, Any] = {}
     for text in options:
         name, _, value = text.partition("=")
@@ -445,16 +467,16 @@ def _about_form(options: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return [text for text in options if text.partition("=")[0] not in form], form
 
 
-def _in_columns(
+def _with_form_columns(
     hardening: Hardening | None,
     names: Sequence[str] | None,
     explainers: Sequence[Any],
     model: Any,
     form: Mapping[str, Any],
 ) -> Hardening:
-    """The hardening of a table whose release names reasons: in the columns of its form, of which some may be none.
+    """The hardening, with the columns of the form if the release names reasons of a table.
 
-    One-hot columns, which `load_data` names `column=value`, are added up for their column. None: see
+    One-hot columns, which `load_data` names `column=value`, are added up into their column. For None see
     `default_hardening`.
     """
     kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
@@ -463,8 +485,8 @@ def _in_columns(
     named = names is not None and maps and isinstance(hardening.clip, TopKSet) and hardening.features is None
     if form and not named:
         raise ConfigurationError(
-            f"--option {next(iter(form))}: expected a table with names, and a release of reasons in its columns"
-            " (--hardening recommended, or a TopKSet without features)"
+            f"--option {next(iter(form))} needs a table with column names and a release of reasons (--hardening"
+            " recommended, or a TopKSet without features); leave it out"
         )
     one_hot: dict[str, list[str]] = {}
     for name in (names or ()) if named else ():
@@ -481,8 +503,8 @@ def _in_columns(
 
 
 def parse_hardening(text: str) -> Hardening | None:
-    """From "none", "deepleak", JSON, or the path of a JSON file such as hardening.json of a search; None from
-    "recommended", which depends on what is explained."""
+    """The hardening that "none", "deepleak", JSON or the path of a JSON file (such as hardening.json of a search)
+    describes; None for "recommended", which depends on the explainer."""
     named = {"recommended": lambda: None, "none": Hardening.none, "deepleak": Hardening.deepleak}
     if text.strip() in named:
         return named[text.strip()]()
@@ -491,7 +513,9 @@ def parse_hardening(text: str) -> Hardening | None:
     try:
         return Hardening.from_json(Path(text).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise ConfigurationError(f"--hardening: expected a hardening as JSON in {text}, which is no text") from None
+        raise ConfigurationError(
+            f"--hardening: expected a hardening as JSON in {text}, which is not a text file"
+        ) from None
     except OSError:
         raise ConfigurationError(
             f"--hardening: expected {', '.join(named)}, JSON, or a JSON file; got {text!r}{did_you_mean(text, named)}"

@@ -1,34 +1,55 @@
-"""recipe.toml of `audit` and `tune`: a recipe, with differential privacy, of two stages, or the name of a function."""
+"""How reference models repeat a training: recipe.toml of `audit` and `tune`.
+
+A recipe describes one training, with differential privacy or without, or two stages (pre-training and fine-tuning), or
+names a function. An audit of the pre-training data has two datasets: the pool, part of which was in the pre-training,
+and the data of the fine-tuning. Its reference models are pre-trained on random halves of the pool, then fine-tuned.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from safexplain._digest import sha256
+from safexplain._progress import as_stage
 from safexplain._validate import check_whole, read_toml
-from safexplain.audit import Recipe
-from safexplain.audit.question import SubjectData
+from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
+from safexplain.audit.asked import predict
+from safexplain.audit.controls.splits import copies_of, refuse_copies
+from safexplain.audit.question import Question, SubjectData
 from safexplain.audit.references.dp_recipe import DPTraining, check_records, overruled
 from safexplain.audit.references.fine_tuning import Trainable, check_trainable, replace_head
+from safexplain.audit.references.recipe import check_examples
 from safexplain.audit.references.shadows import Build
-from safexplain.cli.run.stages import STARTED_ELSEWHERE, Stages
+from safexplain.audit.run import hardly_better_than_guessing
+from safexplain.audit.signals import hash_examples
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
+from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.files import one_line
 from safexplain.loading.models.architectures import current_directory_importable, imported
-from safexplain.loading.models.exported import frozen_operation
+from safexplain.loading.models.exported import ExportedModel, frozen_operation
 from safexplain.loading.models.layers import with_layers, without_layer
 from safexplain.loading.models.load import LoadedModel
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-BY_BOTH = ("head", "all", "lora")
-"""What both a recipe's `trainable` and `[dp]` have words for."""
+STARTED_ELSEWHERE = (
+    "The model started from weights that had seen other data, but reference models start from new weights unless --arch"
+    " gives them the same: an attacker who has those weights may do better than this audit."
+)
+
+WEAKER = "a real attacker may do better than this audit: a proven leak still counts, but a certificate is weaker."
+"""How caveats about reference models end."""
+
+SHARED_PARTS = ("head", "all", "lora")
+"""Values that both a recipe's `trainable` and its `[dp]` accept."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +60,13 @@ class TrainingFunction:
     train: Callable[..., Any] = field(repr=False)
 
     def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
-        """A model trained on (x, y), without what Opacus wrapped it in, or InputError."""
+        """A model trained on (x, y), without the wrapper of Opacus, or InputError."""
         try:
             with current_directory_importable():
                 model = self.train(x, y, generator)
         except SafexplainError:
             raise
-        except Exception as error:  # any error of a stranger's code
+        except Exception as error:  # any error of the user's code
             raise InputError(
                 f"function {self.name} failed on {len(y):,} examples of shape {tuple(x.shape[1:])}:"
                 f" {type(error).__name__}: {one_line(error)}"
@@ -60,8 +81,17 @@ class TrainingFunction:
         return f'function = "{self.name}"\n'
 
 
-class Read(NamedTuple):
-    """How the model was trained, the other stage if there were two, and caveats."""
+@dataclass(frozen=True)
+class Stages:
+    """How a model was pre-trained and fine-tuned, as far as the recipe states it."""
+
+    subject: SubjectData  # whose membership is attacked
+    recipe: Recipe | None  # of the pre-training, if stated
+    trainable: Trainable  # what was fine-tuned
+
+
+class ParsedRecipe(NamedTuple):
+    """How the model was trained, the stages if there were two, and caveats."""
 
     recipe: Recipe | TrainingFunction
     stages: Stages | None
@@ -70,7 +100,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What the file of --recipe says."""
+    """The contents of the file of --recipe."""
 
     path: Path | None  # None: there is no file
     values: Mapping[str, Any]  # how the model was trained
@@ -79,7 +109,7 @@ class RecipeFile:
 
     @classmethod
     def read(cls, path: Path | None) -> RecipeFile:
-        """The file, or InputError."""
+        """Read the file, or raise InputError."""
         values = {} if path is None else read_toml(path, "recipe")
         accuracy, examples = values.pop("accuracy", None), values.get("examples")
         if examples is not None:
@@ -87,78 +117,88 @@ class RecipeFile:
         return cls(path, values, accuracy, examples)
 
     @property
-    def what(self) -> str:
-        """As messages call it."""
+    def label(self) -> str:
+        """The name of the recipe in messages."""
         return "recipe" if self.path is None else f"recipe {self.path}"
 
     def function(self) -> TrainingFunction | None:
-        """The function that it names instead of all else, found from the current directory."""
+        """The training function that the recipe names, imported from the current directory; None if it names none."""
         if (name := self.values.get("function")) is None:
             return None
         if others := sorted(self.values.keys() - {"function", "examples"}):
             raise ConfigurationError(
-                f"{self.what}: function trains by itself, leave out {', '.join(others)}; or leave function out"
+                f"{self.label}: a function replaces the rest of the recipe; leave out {', '.join(others)}, or leave"
+                " out function"
             )
         if not isinstance(name, str):
-            raise ConfigurationError(f'{self.what}: function is a text, "module:train", got {name!r:.60}')
-        train = imported(name, f"{self.what}: function", '"package.module:function"')
+            raise ConfigurationError(
+                f'{self.label}: function: expected a text such as "module:train", got {name!r:.60}'
+            )
+        train = imported(name, f"{self.label}: function", '"package.module:function"')
         try:
             inspect.signature(train).bind(None, None, None)
         except TypeError:
             raise InputError(
-                f"{self.what}: function {name} does not take three arguments: it is called as train(x, y, generator),"
-                " with the inputs and labels of the members and a torch.Generator, and returns a trained model"
+                f"{self.label}: function {name} must take three arguments, train(x, y, generator): the inputs and"
+                " labels of"
+                " the members, and a torch.Generator. It returns a trained model"
             ) from None
         return TrainingFunction(name, train)
 
-    def training(self, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> Read:
-        """How a network was trained. With the `pool` of a pre-training, membership in that is audited; `seed` is for a
-        recipe that is not given, and a `statement` fills `[dp]`."""
+    def training(self, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> ParsedRecipe:
+        """How a network was trained.
+
+        Args:
+            pool: data of the pre-training, if membership in that is audited.
+            seed: of the default recipe.
+            statement: fills in `[dp]`.
+        """
         if (function := self.function()) is not None:
             if pool is not None:
                 raise ConfigurationError(
-                    f"{self.what}: function is for one stage of training; leave it out with a pool"
+                    f"{self.label}: a function describes one stage of training; leave it out with --pretraining-pool"
                 )
-            return Read(function, None)
+            return ParsedRecipe(function, None)
         values: dict[str, Any] = {"seed": seed} if self.path is None else dict(self.values)
         part, before = values.pop("trainable", None), values.pop("pretraining", None)
         private: Any = values.get("dp", None if statement is None else {})
-        if part in BY_BOTH and isinstance(private, dict):
+        if part in SHARED_PARTS and isinstance(private, dict):
             values["dp"] = {"trainable": part, **private}
-        recipe = Recipe.of(values, self.what, statement)
-        notes = () if statement is None else tuple(filter(None, [overruled(values, statement, self.what)]))
+        recipe = Recipe.of(values, self.label, statement)
+        notes = () if statement is None else tuple(filter(None, [overruled(values, statement, self.label)]))
         if pool is None and part is None and before is None:
-            return Read(recipe, None, notes)
+            return ParsedRecipe(recipe, None, notes)
         trained = None if recipe.dp is None else recipe.dp.trainable
-        if part is not None and trained is not None and (trained != part if part in BY_BOTH else trained == "all"):
+        if part is not None and trained is not None and (trained != part if part in SHARED_PARTS else trained == "all"):
             raise ConfigurationError(
-                f"{self.what}: trainable = {part!r} contradicts [dp], where it is {trained!r}: write there what"
-                ' trained, as trainable = "last-block"'
+                f"{self.label}: trainable = {part!r} contradicts [dp], where it is {trained!r}: state it once, in"
+                " [dp], such"
+                ' as trainable = "last-block"'
             )
         if before is not None and not isinstance(before, dict):
-            raise ConfigurationError(f"{self.what}: pretraining must be a table, got {before!r:.60}")
+            raise ConfigurationError(f"{self.label}: pretraining must be a table, got {before!r:.60}")
         try:
             check_trainable(found := trained or "head" if part is None else part)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{self.what}: {error}") from None
-        pretraining = None if before is None else Recipe.of(before, f"{self.what}: pretraining")
+            raise ConfigurationError(f"{self.label}: {error}") from None
+        pretraining = None if before is None else Recipe.of(before, f"{self.label}: pretraining")
         subject: SubjectData = "fine-tuning" if pool is None else "pre-training"
-        return Read(recipe, Stages(subject, pretraining, cast("Trainable", found)), notes)
+        return ParsedRecipe(recipe, Stages(subject, pretraining, cast("Trainable", found)), notes)
 
 
-def untrained(loaded: LoadedModel, dp: DPTraining) -> tuple[Build | None, str]:
-    """What builds reference models that can train with differential privacy, an exported graph with layers again; or
-    None and the reason."""
+def dp_builder(loaded: LoadedModel, dp: DPTraining) -> tuple[Build | None, str]:
+    """A builder of reference models that can train with differential privacy, in which an exported graph has layers
+    again; or None and the reason."""
     fresh, layered = loaded.fresh, with_layers(loaded.model)
     frozen = frozen_operation(loaded.model, training=False)
     if fresh is None or frozen is not None:
         if dp.trainable == "head":
             return lambda seed: replace_head(layered, seed=seed), ""
-        mixes = f"the exported graph holds {frozen}, which differential privacy does not allow; pass --arch"
+        mixes = f"the exported graph contains {frozen}, which differential privacy does not allow; pass --arch"
         return None, loaded.fresh_unavailable or mixes
     if dp.trainable != "head" and fresh.__class__ is partial and (bare := without_layer(layered)):
         return None, (
-            f"{len(bare)} of the exported graph's parameters are used in bare operations ({', '.join(bare[:3])}), whose"
+            f"{len(bare)} of the exported graph's parameters belong to no layer ({', '.join(bare[:3])}), so that their"
             " gradients cannot be split by example; pass --arch, how the network is built"
         )
     return partial(_layered, fresh), ""
@@ -169,13 +209,132 @@ def _layered(fresh: Build, seed: int) -> nn.Module:
 
 
 def dp_notes(dp: DPTraining, statement: PrivacyStatement, members: int) -> tuple[str, ...]:
-    """Caveats of references that repeat a statement, or InputError if the members are not its records."""
+    """Caveats of references that repeat a privacy statement, or InputError if its records are not the members."""
     check_records(statement, members)
     notes = (STARTED_ELSEWHERE,) if statement.pretrained and dp.trainable != "head" else ()
     if statement.records == members or statement.count_noised:
         return notes
     return (
-        f"The privacy statement is about {statement.records:,} records, and the data marks {members:,} members;"
-        " reference models see as many.",
+        f"The privacy statement is about {statement.records:,} records, but the data marks {members:,} members;"
+        f" reference models train on {members:,}.",
         *notes,
+    )
+
+
+# --- two stages -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TwoStages:
+    """An audit of the pre-training data. The constructor raises InputError if the data or the model cannot be used."""
+
+    stages: Stages
+    downstream: AuditData  # of the fine-tuning; the model was fine-tuned on its members
+    pool: AuditData  # of the pre-training
+    loaded: LoadedModel
+    tuning: Recipe
+    outputs: int  # of the model
+    trains: bool  # whether reference models are trained
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_data(self.downstream, num_classes=self.outputs, both_sides=False)
+        check_model_fits(self.loaded.model, self.pool)
+        refuse_copies(copies_of(hash_examples(self.pool.x), self.pool.x), self.pool.member)
+        if self.trains:
+            check_examples(self.pretraining.examples, len(self.pool.x) // 2)
+            fresh = self.fresh(self.seed)
+            try:
+                self.fine_tuning.check(fresh)
+            except InputError as error:
+                raise InputError(f"reference models cannot be fine-tuned: {error}") from None
+
+    @cached_property
+    def pretraining(self) -> Recipe:
+        """Recipe of the pre-training."""
+        return self.stages.recipe or Recipe(seed=self.seed)
+
+    @cached_property
+    def fine_tuning(self) -> FineTune:
+        """The fine-tuning, on as many rows as that of the model."""
+        return FineTune(
+            Population.of(self.downstream.x, self.downstream.y),
+            self.tuning,
+            self.stages.trainable,
+            sample=float(self.downstream.member.mean()),
+            outputs=self.outputs,
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Caveats, and facts about the fine-tuning."""
+        found = check_data(self.pool, num_classes=None)
+        member, data = self.downstream.member, self.fine_tuning.downstream
+        predicted = predict(Shadows((self.loaded.model,), member[None]), data, patience=(1,)).label[0]
+        hit = predicted == self.downstream.y
+        others = "" if member.all() else f", {hit[~member].mean():.1%} on others"
+        found += (
+            "Accuracy of the model on the fine-tuning data:"
+            f" {hit[member].mean():.1%} on the rows that it was fine-tuned on{others}.",
+        )
+        if hardly_better_than_guessing(float(hit[member].mean()), len(np.unique(self.downstream.y))):
+            found += ("That is hardly better than guessing: check the labels and the scaling of x.",)
+        both = np.isin(hash_examples(self.downstream.x), hash_examples(self.pool.x)) & member
+        if both.any():
+            found += (
+                f"{int(both.sum())} of the rows that the model was fine-tuned on are also in the pool: the audit cannot"
+                " tell which of the two stages reveals them.",
+            )
+        if not self.trains:
+            return found
+        part = self.stages.trainable
+        blocks = f"the last {'block' if part == 1 else f'{part} blocks'} and the head"
+        known = {"head": "the head", "all": "all layers", "lora": "low-rank adapters and the head"}
+        stated = self.stages.recipe or no_recipe(self.pretraining, "[pretraining] in the recipe", "pre-trained")
+        return (
+            *found,
+            f"Reference models were pre-trained on random halves of the pool ({len(self.pool.y):,} examples), then"
+            f" fine-tuned ({known.get(str(part), blocks)}) on {int(member.sum()):,} of the {len(member):,} rows of"
+            " the fine-tuning data each.",
+            *{caveat for recipe in (self.pretraining, self.tuning) if (caveat := recipe.caveat())},
+            *([stated] if isinstance(stated, str) else []),
+        )
+
+    def materials(self) -> dict[str, str]:
+        """Digests of the pool and of the recipe of the pre-training."""
+        recipe = {"pre-training recipe sha256": sha256(self.pretraining.to_toml())} if self.trains else {}
+        return {f"pre-training pool {self.pool.source} sha256": self.pool.sha256, **recipe}
+
+    def with_references(self, question: Question) -> Question:
+        """The question with reference models, which are pre-trained and fine-tuned here."""
+        assert isinstance(question.references, int)
+        common: dict[str, Any] = {"seed": self.seed, "device": question.place, "cache": question.cache}
+        pretrained = train_shadows(
+            question.population,
+            self.pretraining,
+            build=self.fresh,
+            models=question.references,
+            progress=as_stage(question.progress, "pre-training reference models"),
+            **common,
+        )
+        progress = as_stage(question.progress, "fine-tuning reference models")
+        shadows = fine_tune(pretrained, self.fine_tuning, progress=progress, **common)
+        return replace(question, shadows=shadows, recipe=self.tuning, build=self.loaded.fresh)
+
+    def fresh(self, seed: int) -> nn.Module:
+        """An untrained model with a head for the pool's classes."""
+        assert self.loaded.fresh is not None
+        fresh = self.loaded.fresh(seed)
+        try:
+            return replace_head(fresh, int(self.pool.y.max()) + 1, seed=seed)
+        except InputError as error:
+            graph = "; pass --arch, how the network is built, together with the same file"
+            advice = graph if isinstance(fresh, ExportedModel) else ""
+            raise InputError(f"reference models cannot be pre-trained: {error}{advice}") from None
+
+
+def no_recipe(recipe: Recipe, missing: str, trained: str) -> str:
+    """The caveat about a model without a recipe."""
+    return (
+        f"No {missing}: reference models were {trained} by a default ({recipe.optimizer}, learning rate {recipe.lr:g},"
+        f" {recipe.epochs} epochs, batch {recipe.batch_size}). If the model was {trained} differently, {WEAKER}"
     )

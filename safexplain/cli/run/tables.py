@@ -1,4 +1,4 @@
-"""What commands print about a result: sentences and tables, one JSON object, or the verdict alone."""
+"""How commands print a result: as sentences and tables, as one JSON object, or as the verdict alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ STYLES: dict[Verdict, str] = {"certified": "bold green", "leak": "bold red", "in
 WORDS: dict[Verdict, str] = {verdict: word.upper() for verdict, word in words.VERDICTS.items()}
 
 
-def screen(content: Mapping[str, Any], word: str, json_: bool, quiet: bool) -> Console | None:
-    """Where a result is to be shown; None once it is printed as one JSON object, or as the word alone."""
+def console_for(content: Mapping[str, Any], word: str, json_: bool, quiet: bool) -> Console | None:
+    """A console for the result, or None if it was already printed, as one JSON object or as the word alone."""
     if json_:
         typer.echo(json.dumps(content, allow_nan=False))
     elif quiet:
@@ -37,23 +37,23 @@ def screen(content: Mapping[str, Any], word: str, json_: bool, quiet: bool) -> C
 
 
 def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print what an audit found and where its files are (`json_`: one JSON object; `quiet`: the verdict alone), and
-    return its exit code."""
+    """Print the result of an audit and the paths of its files (`json_`: one JSON object; `quiet`: the verdict alone),
+    and return its exit code."""
     content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
-    if console := screen(content, WORDS[found.verdict], json_, quiet):
+    if console := console_for(content, WORDS[found.verdict], json_, quiet):
         show_verdict(console, found.result, verdict_table(found.configurations))
         if found.report.subject_data:
             console.print(SUBJECT_DATA[found.report.subject_data], highlight=False, markup=False)
         if found.judged.says:
-            said = f"Released: {found.judged.says}.\nThat is {found.judged.description}."
+            text = f"Released: {found.judged.says}.\nThat is {found.judged.description}."
             if found.utility is not None:
-                said += f"\nUtility: {'; '.join(utility_in_words(found.utility.to_dict()))}."
-            console.print(said, highlight=False, markup=False)
+                text += f"\nUtility: {'; '.join(utility_in_words(found.utility.to_dict()))}."
+            console.print(text, highlight=False, markup=False)
         notes = list(found.notes)
         if found.next_look is not None:
             references, scored, seconds = found.next_look
             notes.append(
-                f"A look at {scored:,} examples with {references} references may decide, and takes about"
+                f"Another look, at {scored:,} examples with {references} references, may decide; it takes about"
                 f" {seconds / 60:,.0f} min: repeat the command with --run-dir {folder} --resume --references 8,16,32"
             )
         show_files(console, notes, folder, found.files.values())
@@ -61,14 +61,14 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
 
 
 def show_attacks(result: AuditResult, json_: bool, quiet: bool) -> int:
-    """Print what the attacks found in signals, likewise, and return the verdict's exit code."""
-    if console := screen(result.to_dict(), WORDS[result.verdict], json_, quiet):
+    """Print the result of the attacks on signals in the same way, and return the exit code of the verdict."""
+    if console := console_for(result.to_dict(), WORDS[result.verdict], json_, quiet):
         show_verdict(console, result, attack_table(result))
     return result.exit_code
 
 
 def show_files(console: Console, notes: Iterable[str], folder: Path, files: Iterable[str]) -> None:
-    """Notes, and where the files of a run are."""
+    """Print notes, and the paths of a run's files."""
     for note in notes:
         console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
     console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
@@ -77,7 +77,7 @@ def show_files(console: Console, notes: Iterable[str], folder: Path, files: Iter
 
 
 def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
-    """The verdict in one sentence, what it leaves open in three, then tables, details and controls."""
+    """Print the verdict in one sentence, its limits in three, then tables, details and controls."""
     console.print(result.sentence, style=STYLES[result.verdict], highlight=False, markup=False)
     console.print(" ".join(words.says(result)), highlight=False, markup=False)
     for table in (*tables, *([target_table(result)] if result.others else []), level_table(result)):
@@ -90,7 +90,7 @@ def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
 
 
 def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
-    """A line for each released configuration: its verdict, its strongest attack, and what that finds."""
+    """One row for each released configuration: its verdict, its strongest attack, and what that finds."""
     excess = any(c.result.claim == "excess" for c in configurations)
     title = f"Members found at a false-positive rate of at most {percent(configurations[-1].result.policy.fpr, 3)}"
     numbers = ("adds, in\npoints",) if excess else ("AUC", "found")
@@ -99,14 +99,14 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
         kept = f"{c.utility.top_overlap:.0%}" if c.utility else ""
         name = "predictions" if c.result.policy.release == "prediction" else c.name
         found = words.headline(c.result)
-        shown = _lines(found) if found.signed == excess else ""
+        shown = _figure_cell(found) if found.signed == excess else ""
         auc = () if excess else (f"{c.result.strongest.auc:.3f}",)
-        table.add_row(name, _badge(c.result.verdict), _attack(c.result.strongest), *auc, shown, kept)
+        table.add_row(name, _badge(c.result.verdict), _attack_cell(c.result.strongest), *auc, shown, kept)
     return table
 
 
 def level_table(result: AuditResult) -> Table:
-    """What the labels of the same queries find, what the explanation adds, and both, by number of queries."""
+    """Members found from labels, added by explanations, and found from both, by number of queries."""
     alone = result.policy.release == "prediction"
     compared = () if alone else (f"{result.anyway} alone", "explanations add")
     title = f"What an attacker finds at {percent(result.policy.fpr, 3)} false positives"
@@ -120,18 +120,18 @@ def level_table(result: AuditResult) -> Table:
 
 
 def target_table(result: AuditResult) -> Table:
-    """A line for each target, judged on its own."""
+    """One row for each target, judged on its own."""
     title = f"{result.targets} models, each judged on its own"
     number = "found" if result.claim == "whole" else "adds"
     table = result_table(title, ("model", "verdict", "strongest judged attack"), (number,))
     for row in words.target_rows(result):
         verdict = _badge(row.judgement.own_verdict)
-        table.add_row(f"{row.judgement.target}", verdict, _attack(row.best), _lines(row.figure))
+        table.add_row(f"{row.judgement.target}", verdict, _attack_cell(row.best), _figure_cell(row.figure))
     return table
 
 
 def attack_table(result: AuditResult) -> Table:
-    """A line for each attack, by number of queries; dim where the verdict does not rest on it."""
+    """One row for each attack, by number of queries; dim if the verdict does not rest on it."""
     compares = any(a.pair is not None for a in result.attacks)
     more = (f"more than\n{result.anyway}",) if compares else ()
     numbers = ("AUC", f"TPR at\n{percent(result.policy.fpr, 3)}", "bounds", *more)
@@ -152,7 +152,7 @@ def attack_table(result: AuditResult) -> Table:
 
 
 def controls_line(result: AuditResult) -> str:
-    """Which controls passed, which failed, and why others were not run."""
+    """The controls that passed, those that failed, and why others were not run."""
     kinds = {
         "passed": [c.name for c in result.controls if c.failed is False],
         "FAILED": [c.name for c in result.controls if c.failed],
@@ -167,17 +167,17 @@ def _badge(verdict: Verdict) -> str:
     return f"[{STYLES[verdict]}]{WORDS[verdict]}[/]"
 
 
-def _lines(figure: Figure) -> str:
+def _figure_cell(figure: Figure) -> str:
     return f"{figure.text}\n[dim]{figure.interval}[/]"
 
 
-def _attack(e: Evidence) -> str:
+def _attack_cell(e: Evidence) -> str:
     name, reads = words.attack_name(e.attack, e.signal).split(" · ")
     return f"{name if name.isupper() else name.lower()}\n[dim]{reads}[/]"
 
 
 def result_table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
-    """Text columns flush left, then numbers flush right."""
+    """A table with text columns flush left, then numbers flush right."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in (*texts, *numbers):
         table.add_column(name, justify="left" if name in texts else "right", overflow="fold", no_wrap=name == "verdict")

@@ -1,4 +1,4 @@
-"""`safexplain tune`: search for the release that leaks least and keeps most, and audit the chosen one."""
+"""`safexplain tune`: search for the release that leaks least and keeps most utility, and audit the chosen one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from safexplain.audit import Question, Recipe
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import Interrupted
 from safexplain.cli.options import Options
-from safexplain.cli.run.planned import show_plan
-from safexplain.cli.run.question import Asked, begun
-from safexplain.cli.run.tables import WORDS, result_table, screen, show_files, show_verdict
+from safexplain.cli.run.preview import show_plan
+from safexplain.cli.run.question import Request, prepared_run
+from safexplain.cli.run.tables import WORDS, console_for, result_table, show_files, show_verdict
 from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.load import load_records
@@ -26,23 +26,23 @@ from safexplain.tune.study import plan_tune, searched
 from safexplain.verdict.release import in_words
 
 SHOWN = 8
-"""Points of the front in the printed table, spread over it; `front.html` has all of them."""
+"""Points of the front in the printed table, evenly spread; `front.html` has all."""
 
 PUBLIC_MODELS = 3
 """Models trained on public examples; their explanations are averaged."""
 
 KEPT = "finished models and trials"
-"""What an interruption leaves in the run directory."""
+"""What an interrupted search leaves in the run directory."""
 
 
 def run_tune(given: Options, trials: int, public: Path | None) -> int:
-    """Search, audit the chosen release, print both, and return the exit code."""
-    with begun(Asked(given=given, hardening=Hardening.none()), KEPT) as run:
+    """Search, audit the chosen release, print the results, and return the exit code."""
+    with prepared_run(Request(given=given, hardening=Hardening.none()), KEPT) as run:
         if given.plan:
             return show_plan(plan_tune(run.question, trials=trials), run.folder, given.json_, given.quiet)
-        asked = run.ready()
-        others = () if public is None else public_models(public, asked)
-        found = searched(asked, trials, run.folder, others)
+        question = run.ready()
+        others = () if public is None else public_models(public, question)
+        found = searched(question, trials, run.folder, others)
         found.save(run.folder)
     if found.study.interrupted and given.json_:
         raise Interrupted(run.folder, KEPT, {**found.to_dict(), "files": found.files})
@@ -53,17 +53,19 @@ def run_tune(given: Options, trials: int, public: Path | None) -> int:
 
 
 def public_models(path: Path, question: Question) -> list[nn.Module]:
-    """Models trained on public examples by the recipe of the search."""
+    """Models trained on the public examples by the recipe of the audit."""
     x, y, _ = load_records(path)
     population, build, recipe, progress = question.population, question.build, question.recipe, question.progress
     if build is None:
-        raise InputError("--public: an untrained model cannot be made of this file; give a state_dict with --arch")
+        raise InputError(
+            "--public: an untrained model cannot be built from this model file; give a state_dict with --arch"
+        )
     if x.shape[1:] != tuple(population.x.shape[1:]):
         raise InputError(f"--public: expected examples of shape {tuple(population.x.shape[1:])}, got {x.shape[1:]}")
-    own = hash_examples(population.x.cpu().numpy())
-    if shared := int(np.isin(hash_examples(x), own).sum()):
+    private = hash_examples(population.x.cpu().numpy())
+    if shared := int(np.isin(hash_examples(x), private).sum()):
         raise InputError(
-            f"--public: expected examples outside --data, but {shared} of {len(x)} are in it: leave these out"
+            f"--public: expected examples outside --data, but {shared} of {len(x)} are in it; leave them out"
         )
     trained = []
     for i in range(PUBLIC_MODELS):
@@ -78,21 +80,21 @@ def public_models(path: Path, question: Question) -> list[nn.Module]:
 
 
 def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print what a search found and where its files are, and return its exit code."""
+    """Print the result of a search and the paths of its files, and return its exit code."""
     verdict = "inconclusive" if found.confirmed is None else found.confirmed.verdict
     content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
-    if console := screen(content, WORDS[verdict], json_, quiet):
+    if console := console_for(content, WORDS[verdict], json_, quiet):
         console.print(release_table(found))
         console.print()
         for sentence in chosen_words(found.study, found.chosen, found.within):
             console.print(sentence, highlight=False, markup=False)
-        said = in_words(found.chosen.hardening.to_dict())
-        console.print(f"\nIt releases {said or 'this'}:", highlight=False, markup=False)
+        description = in_words(found.chosen.hardening.to_dict())
+        console.print(f"\nIt releases {description or 'this'}:", highlight=False, markup=False)
         console.print(f"  {as_python(found.chosen)}\n", soft_wrap=True, highlight=False, markup=False)
         if found.confirmed is None:
-            console.print("Not confirmed: there is no verdict on the chosen release.", highlight=False, markup=False)
+            console.print("Not confirmed: the chosen release has no verdict.", highlight=False, markup=False)
         else:
-            console.print("Its audit, on examples that were not used to choose:\n", highlight=False, markup=False)
+            console.print("Its audit, on examples that were not used for the choice:\n", highlight=False, markup=False)
             show_verdict(console, found.confirmed.result)
         notes = [*found.study.notes, *(() if found.confirmed is None else found.confirmed.notes)]
         show_files(console, dict.fromkeys(notes), folder, found.files.values())
@@ -100,8 +102,8 @@ def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
 
 
 def release_table(found: Tuned) -> Table:
-    """The chosen release, what it is compared with, and some of the front."""
-    title = f"{found.study.trials} releases tried; the front is those that no other one beats"
+    """The chosen release, those it is compared with, and some of the front."""
+    title = f"{found.study.trials} releases tried; no other beats those on the front"
     changes = ("dele-\ntion", "inser-\ntion", "wrong\nsigns")
     numbers = ("leak,\nin points", "utility", "top 10%\nkept", "rank\ncorr.", *changes)
     table = result_table(title, ("released",), numbers)
@@ -124,7 +126,7 @@ def release_table(found: Tuned) -> Table:
     table.caption, table.caption_justify = (
         "Leak: members found beyond the label, averaged over 0.5, 1, 2 and 5% false positives, with 95% bounds, on the"
         " selection split. Utility: the mean of the next two columns and the cosine. Deletion, insertion: change of the"
-        " predicted probability without, and with only, the top 10%.",
+        " predicted probability without the top 10%, and with only these.",
         "left",
     )
     return table

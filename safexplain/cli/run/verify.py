@@ -1,5 +1,6 @@
-"""What `safexplain verify` and `safexplain sign` run. A certificate is by audit or by construction, and the output says
-first which.
+"""`safexplain verify`: check a certificate, and print its contents.
+
+The first line says whether it is a certificate by audit or by construction.
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ from safexplain.verdict.release import as_written, in_words, utility_in_words
 
 SIGNATURES = {
     "valid": "signed with the private key of this public key",
-    "unchecked": "signed, but not checked: without --public-key, anybody may have signed it",
+    "unchecked": "signed, but not checked: anybody may have signed it; check with --public-key",
     "none": "not signed: anybody who can write the file may have made it",
 }
-"""What a reader must know about the signature."""
+"""How much each state of a signature proves."""
 
 Lines = dict[str, str | list[str]]
-"""What is printed, one or several lines by name."""
+"""One or several printed lines by name."""
 
-BY_AUDIT = "by audit: attacks were run, and the verdict is about what they could find"
-BY_CONSTRUCTION = "by construction: no attack was run; it rests on the assumptions below"
+BY_AUDIT = "by audit: attacks were run, and the verdict is about what they found"
+BY_CONSTRUCTION = "by construction: no attacks were run; it rests on the assumptions below"
 
 
 def verify(given: VerifyOptions) -> int:
-    """Check that a certificate is intact, about this very model file, and says certified, or holds by construction."""
+    """Check that a certificate is intact, about this model file, and certified or by construction; print the result.
+
+    Returns:
+        Exit code 0; 1 if the certificate, the model or the versions installed here do not hold.
+    """
     try:
         lines, content = _check_certificate(given)
     except CertificateError as error:
@@ -57,13 +62,12 @@ def verify(given: VerifyOptions) -> int:
 
 
 def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
-    """What a certificate says, for people, and what it states, for programs; raises `CertificateError` where it does
-    not hold."""
+    """The printed lines and the JSON object of a certificate; CertificateError if it does not hold."""
     path, found = given.certificate, load_any(given.certificate, public_key=given.public_key)
     if given.model is not None:
         _check_file(found, given.model, path)
     elif isinstance(found, Certificate) and found.endpoint is None:
-        raise InputError(f"{path} is by audit, about a model file: give the file that is deployed, --model")
+        raise InputError(f"{path} is about a model file: give the deployed file with --model")
     content = {**found.statement["predicate"], "verified": True, "kind": found.kind, "signature": found.signature}
     content["subject"] = {name: dict(digests) for name, digests in found.subject.items()}
     if isinstance(found, GuaranteeCertificate):
@@ -71,23 +75,23 @@ def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
     if found.verdict != "certified" and not given.any_verdict:
         raise CertificateError(f"{path}: the verdict is {found.verdict}. {words.sentence(found.judgement)}")
     lines = _lines(found)
-    content = {**content.pop("audit"), **content}  # a stranger's audit may hold any name, and overrides none of ours
+    content = {**content.pop("audit"), **content}  # an audit may use any name, but must not override these
     content |= {**words.written(found.judgement), "endpoint": found.endpoint, "serves_here": None}
     if found.endpoint is None:
         here = compatibility(found.environment, found.libraries)
         if here.problems and not given.any_version:
             raise CertificateError(
-                f"{path} is intact, but could not be served here: {' '.join(here.problems)} (To read it all"
-                " the same: --any-version)"
+                f"{path} is intact, but cannot be served here: {'; '.join(here.problems)}. Pass --any-version to"
+                " read it all the same."
             )
-        said = [f"no: {problem}" for problem in here.problems] or ["yes: these versions release what was audited"]
-        lines["serves_here"] = [*said, *here.notes]
+        problems = [f"no: {problem}" for problem in here.problems]
+        lines["serves_here"] = [*(problems or ["yes: the installed versions release what was audited"]), *here.notes]
         content["serves_here"] = {"serves": not here.problems, **asdict(here)}
     return lines, content
 
 
 def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, path: Path) -> None:
-    """The file's SHA-256 is a subject's."""
+    """Raise CertificateError unless the file has the SHA-256 of one of the certificate's subjects."""
     if isinstance(certificate, Certificate):
         certificate.need_model(path)
     try:
@@ -96,16 +100,18 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
         raise InputError(f"the model file {model} cannot be read: {error.strerror or error}") from None
     known = certificate.digests("sha256")
     if not known:
-        raise CertificateError(f"{path} names no model file (no sha256): it is about models that were never stored")
+        raise CertificateError(
+            f"{path} names no model file (it has no SHA-256): it is about models that were never stored"
+        )
     if digest not in known:
         raise CertificateError(
-            f"{model} is not the certificate's file: {path} is about {', '.join(certificate.subject)} with SHA-256"
-            f" {', '.join(sorted(d[:16] for d in known))}..., and this file's is {digest[:16]}..."
+            f"{model} is not the certified file: expected {', '.join(certificate.subject)} with SHA-256"
+            f" {', '.join(sorted(d[:16] for d in known))}..., got {digest[:16]}..."
         )
 
 
 def _lines(certificate: Certificate) -> Lines:
-    """What was certified, by name, for people."""
+    """The printed lines of a certificate by audit."""
     judgement, policy, made_in = certificate.judgement, certificate.judgement.policy, certificate.environment
     try:
         hardening = Hardening.from_json(certificate.hardening)
@@ -116,7 +122,7 @@ def _lines(certificate: Certificate) -> Lines:
     uses, search, data = judgement.uses, certificate.search, certificate.subject_data
     released = in_words(hardening.to_dict())
     if certificate.endpoint is not None:
-        released = "what the endpoint answered; explainer and hardening are those of the reference models, as declared"
+        released = "the answers of the endpoint; explainer and hardening are those declared for it"
     rows: Lines = {
         "kind": BY_AUDIT,
         "verdict": [words.sentence(judgement), *words.says(judgement), *words.details(judgement)],
@@ -131,7 +137,7 @@ def _lines(certificate: Certificate) -> Lines:
         "levels": [_level(row, judgement.anyway) for row in words.level_rows(judgement)],
         "native": certificate.native["sentence"]
         if certificate.native
-        else f"not {'known' if certificate.endpoint else 'audited beside this release'}",
+        else f"not {'known' if certificate.endpoint else 'audited with this release'}",
         "trained_with_DP": f"as stated: {stated.epsilons}" if (stated := certificate.privacy) else "not stated",
         "canaries": str(certificate.canaries or "none were trained"),
         "search": f"the best of {search['trials']} trials on other examples" if search else "",
@@ -148,16 +154,16 @@ def _lines(certificate: Certificate) -> Lines:
 
 
 def _endpoint(certificate: Certificate) -> Lines:
-    """In place of the model, which was not seen."""
+    """The endpoint, in place of the model."""
     (digests,) = certificate.subject.values()
     return {
         "endpoint": f"{certificate.endpoint}, answers with SHA-256 {digests[ANSWERS_DIGEST][:16]}...",
-        "model": "not seen: no file can be checked against this certificate, and no explainer loaded with it",
+        "model": "not seen: this certificate can neither check a model file nor load an explainer",
     }
 
 
 def _lines_of_guarantee(certificate: GuaranteeCertificate) -> Lines:
-    """What holds by construction, by name, for people."""
+    """The printed lines of a certificate by construction."""
     stated, measured = certificate.guarantee, certificate.measured
     return {
         "kind": BY_CONSTRUCTION,
@@ -176,7 +182,7 @@ def _lines_of_guarantee(certificate: GuaranteeCertificate) -> Lines:
 
 
 def _level(row: words.LevelRow, anyway: str) -> str:
-    """What an attacker finds with so many queries an example."""
+    """What an attacker finds at one number of queries an example."""
     labels, added, whole = row.labels, row.added, row.whole
     parts = [
         "" if labels is None else f"{anyway} alone {labels.text}",
@@ -187,5 +193,5 @@ def _level(row: words.LevelRow, anyway: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what could steer a terminal: the file is a stranger's."""
+    """The text without control characters: the file comes from somebody else."""
     return "".join(c if c.isprintable() else " " for c in text)

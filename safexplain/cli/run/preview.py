@@ -1,0 +1,285 @@
+"""The plan of an audit (`--plan`, and the first lines of every audit), and a first look (`--quick`).
+
+A first look is an ordinary audit that is small enough for two minutes. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+
+from safexplain._files import machine_memory
+from safexplain._progress import duration_text
+from safexplain.audit.planning import Plan
+from safexplain.audit.question import ENOUGH_REFERENCES, HOUR, Question
+from safexplain.audit.report.outcome import AuditRun
+from safexplain.audit.store import free_space
+from safexplain.cli.run.tables import console_for, result_table
+from safexplain.verdict.result import AttackResult
+from safexplain.verdict.stats import auc_interval
+
+SECONDS = 50.0
+"""For the plan, training, queries and explanations. Imports, losses, attacks and files take the rest of two minutes."""
+
+PLANNING = 4.0
+"""Approximate seconds that the plan may measure: half of those of a full audit."""
+
+LEAST = 20.0
+"""Seconds that remain at least, after a slow plan."""
+
+FEWEST, MOST = 100, 1_000
+"""Smallest and largest number of scored examples."""
+
+ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
+"""The attacks of a first look."""
+
+EXIT_CODE = 3
+"""Always inconclusive: a first look proves no leak and certifies nothing."""
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def announce(plan: Plan, warnings: Sequence[str], *, gradients: bool, gpu: bool) -> None:
+    """Print the plan in one line, and `warnings`, on standard error. Above an hour, first print what would be faster
+    and, in a terminal, ask for confirmation.
+
+    Args:
+        plan: of the audit.
+        warnings: printed after it.
+        gradients: whether the model has them; methods that need few of them are then suggested.
+        gpu: whether models run on a GPU.
+
+    Raises:
+        typer.Abort: the person does not want to continue.
+    """
+    long = plan.seconds > HOUR
+    if long and (ways := shortcuts(plan, gradients=gradients, gpu=gpu)):
+        typer.echo(f"This takes {duration_text(plan.seconds)} here. Faster: {'; '.join(ways)}.", err=True)
+    for line in (plan_sentence(plan), *warnings):
+        typer.echo(line, err=True)
+    if long and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm("Continue?", default=True, abort=True, err=True)
+
+
+def plan_sentence(plan: Plan) -> str:
+    """What the audit does, and how long that takes, in one line."""
+    often = " and ".join(map(str, plan.patience)) + (" query" if plan.patience == (1,) else " queries")
+    best = f"{100 * plan.best_certifiable:.1f}"
+    limit = f"+{best} points" if plan.claim == "excess" else f"{best} % found"
+    what = "nothing certifiable" if plan.obstacles else f"certifiable from {limit}"
+    again, total = [], plan.seconds
+    for references, scored, seconds in plan.later:
+        total += seconds
+        if total > HOUR:
+            break
+        again.append(f"with {references} and {scored:,} in {duration_text(total)}")
+    looks = f" (while undecided, again {', '.join(again)})" if again else ""
+    return (
+        f"{plan.scored:,} of {plan.examples:,} examples scored, {plan.references} references, {often}, about"
+        f" {duration_text(plan.seconds)}{looks}; {what}; --quick for a first look in 2 min"
+    )
+
+
+def shortcuts(plan: Plan, *, gradients: bool, gpu: bool) -> list[str]:
+    """Ways to shorten the audit, with the new time where the plan gives it."""
+    found, total = [], plan.seconds
+    explaining = [stage for stage in plan.stages if stage.name.startswith("explaining")]
+    if plan.references > ENOUGH_REFERENCES:
+        asked = sum(s.seconds for s in plan.stages if s.name.startswith(("training", "asking for", "explaining")))
+        less = total - asked * (1 - (ENOUGH_REFERENCES + 1) / (plan.references + 1))
+        found.append(f"--references {ENOUGH_REFERENCES} ({duration_text(less)})")
+    kept = sum(stage.count for stage in explaining) * 4 * plan.rates.label  # a pass forward and one backward
+    if gradients and kept < (spent := sum(stage.seconds for stage in explaining)) / 2 and spent > total / 4:
+        found.append(f"--explainer InputXGradient, if that is what you serve ({duration_text(total - spent + kept)})")
+    if gradients and not gpu:
+        found.append("a machine with a GPU")
+    return [*found, "several processes or machines, from Python (docs/scale.md)"]
+
+
+def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
+    """Print a plan, and return exit code 0."""
+    memory, disk = machine_memory(), free_space(folder)
+    lacking = shortages(plan, memory, disk)
+    machine = {"memory_bytes": memory, "free_disk_bytes": disk}
+    content = {**plan.to_dict(), "machine": machine, "warnings": lacking}
+    if console := console_for(content, duration_text(plan.seconds), json_, quiet):
+        console.print(plan_table(plan))
+        console.print(f"Memory: about {decimal(plan.memory_bytes)} of {decimal(memory)}", highlight=False)
+        console.print(f"Disk: about {decimal(plan.disk_bytes)} of {decimal(disk)} free", highlight=False)
+        console.print(best_verdict(plan), highlight=False, markup=False)
+        for sentence in plan.obstacles:
+            console.print(f"  - {sentence}", highlight=False, markup=False)
+        for note in plan.notes:
+            console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
+        for warning in lacking:
+            console.print(f"Warning: {warning}", style="bold yellow", highlight=False, markup=False)
+    return 0
+
+
+def plan_table(plan: Plan) -> Table:
+    """One row for each stage, and the total."""
+    table = result_table("What this audit will take", ("stage", "work"), ("time", "share"))
+    for stage in plan.stages:
+        what = f"{stage.count:,} {stage.unit}" + (f" ({stage.says})" if stage.says else "")
+        table.add_row(stage.name, what, duration_text(stage.seconds), f"{stage.seconds / max(plan.seconds, 1e-9):.0%}")
+    table.add_section()
+    table.add_row("total", "", f"[bold]{duration_text(plan.seconds)}[/]", "")
+    table.caption = f"Measured in {duration_text(plan.took)} on this machine at its present load. Nothing was written."
+    table.caption_justify = "left"
+    return table
+
+
+def best_verdict(plan: Plan) -> str:
+    """The best possible verdict, in one or two sentences."""
+    if plan.claim == "epsilon":
+        return (
+            f"Best verdict: if {plan.members:,} runs on D and {plan.non_members:,} on D' are distinguished without an"
+            f" error, epsilon is at least {plan.best_certifiable:.2f}; the claim is {plan.limit:.2f}."
+        )
+    what = "an excess over labels" if plan.claim == "excess" else "a share of members found"
+    best, limit = f"{plan.best_certifiable:.1%}", f"{plan.limit:.1%}"
+    reach = "within reach" if plan.best_certifiable <= plan.limit else "out of reach"
+    text = (
+        f"Best verdict: if nothing leaks, scoring {plan.members:,} members and {plan.non_members:,} non-members"
+        " probably"
+        f" certifies {what} of {best}; the policy's limit of {limit} is {reach}."
+    )
+    if plan.needed:
+        text += f" Scoring {plan.needed:,} examples, half of them members, would be enough."
+    return f"{text} But nothing can be certified:" if plan.obstacles else text
+
+
+def shortages(plan: Plan, memory: int, disk: int) -> list[str]:
+    """Warnings where memory or disk space will not do."""
+    found = []
+    if plan.memory_bytes > memory:
+        found.append(
+            f"the audit needs about {decimal(plan.memory_bytes)} of memory, and this machine has {decimal(memory)}: use"
+            " fewer --references or fewer examples"
+        )
+    if plan.disk_bytes > disk:
+        found.append(
+            f"the audit writes about {decimal(plan.disk_bytes)}, and {decimal(disk)} are free: choose a --run-dir on"
+            " another disk"
+        )
+    return found
+
+
+# --- a first look -----------------------------------------------------------------------------------------------------
+
+
+def quick_changes(plan: Plan, question: Question) -> dict[str, Any]:
+    """Arguments of the question for a first look: two references if they train quickly, and as many examples as there
+    is time to explain, each asked once."""
+    rates, policy, options = plan.rates, question.policy, question.options
+    seconds = max(SECONDS - plan.took, LEAST)
+    references = 2 if plan.references >= 2 and 2 * rates.training < seconds / 2 else 0
+    questions = next((s for s in plan.stages if s.name == "asking the endpoint"), None)
+    each = 0.0 if questions is None else questions.seconds / max(questions.count, 1)
+    each += (1 + references) * (rates.native + rates.released + rates.label)
+    scored = (seconds - references * rates.training) / max(each, 1e-9)
+    once = replace(policy, patience=(1,), suite=ATTACKS, selection=0.0, training=0.0, uncounted=True)
+    number = int(np.clip(scored, FEWEST, min(MOST, plan.scored)))
+    return {"references": references, "policy": once, "options": replace(options, quick=True, scored=number)}
+
+
+@dataclass(frozen=True)
+class StrongestAttack:
+    """What the strongest attack on one signal finds."""
+
+    what: str  # what it reads
+    low: float  # 95 % interval of the share of members found
+    high: float
+    auc: float  # area under its ROC; the interval holds at 95 % for all attacks of the first look together
+    auc_low: float
+    auc_high: float
+
+    @property
+    def beats_guessing(self) -> bool:
+        """Whether even the lower bound of the AUC is above one half."""
+        return self.auc_low > 0.5
+
+    @property
+    def share(self) -> str:
+        """Share of members found, in words."""
+        return f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
+
+
+def strongest_attacks(found: AuditRun) -> tuple[list[StrongestAttack], StrongestAttack | None]:
+    """The strongest attack on the label, the native and the released explanation, strongest first; and that on the
+    losses, which shows whether the model memorised its members and is listed only if predictions are released."""
+    groups: dict[str, list[AttackResult]] = {}
+    for configuration in found.configurations:
+        what = "the native explanation" if configuration.name == "native" else "the released explanation"
+        groups[what] = [a for a in configuration.result.attacks if a.role == "explanation"]
+        groups["the label alone"] = [a for a in configuration.result.attacks if a.role == "label"]
+        groups["the loss"] = [a for a in configuration.result.attacks if a.role == "loss"]
+    tried, fpr, seen = sum(map(len, groups.values())), found.result.policy.fpr, []
+    for what, attacks in groups.items():
+        if attacks:
+            best = max(attacks, key=lambda a: a.auc)
+            rate = best.at(fpr)
+            seen.append(
+                StrongestAttack(what, rate.low, rate.high, best.auc, *auc_interval(best.curve, 1 - 0.05 / tried))
+            )
+    losses = next((one for one in seen if one.what == "the loss"), None)
+    hidden = found.result.policy.release == "explanation"
+    return sorted((one for one in seen if not (hidden and one is losses)), key=lambda one: -one.auc), losses
+
+
+def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet: bool) -> int:
+    """Print what a first look found, and the command and time of the full audit; return the exit code."""
+    (seen, losses), result = strongest_attacks(found), found.result
+    fpr = f"{100 * result.policy.fpr:g} % false positives"
+    if seen[0].beats_guessing:
+        sentence = f"A leak is likely: {seen[0].share} of members found at {fpr}, from {seen[0].what}."
+    else:
+        sentence = f"No leak seen by a weak attack, which finds {seen[0].share} of members at {fpr}."
+        if losses is not None and losses.beats_guessing:
+            sentence += (
+                f" But the model memorised its members: its losses identify them with an AUC of {losses.auc:.2f}."
+            )
+    again = full_command(sys.argv)
+    content = {
+        "quick": True,
+        "likely": seen[0].beats_guessing,
+        "sentence": sentence,
+        "seen": [vars(s) for s in seen],
+        "losses": losses and vars(losses),
+        "scored": result.members + result.non_members,
+        "references": result.references,
+        "run_dir": str(folder),
+        "whole_seconds": plan.seconds,
+        "whole_command": again,
+    }
+    if console_for(content, sentence, json_, quiet):
+        typer.echo(sentence)
+        for one in [*seen, *([losses] if losses and losses not in seen else [])]:
+            area = f"AUC {one.auc:.2f} ({one.auc_low:.2f} to {one.auc_high:.2f})"
+            typer.echo(f"  {one.what}: {one.share} of members found, {area}")
+        few = f"{result.references} reference models" if result.references else "no reference models"
+        number = f"{result.members + result.non_members:,} examples asked once"
+        typer.echo(f"A first look with {few} and {number}: it proves nothing, and does not count as a use of them.")
+        typer.echo(f"Report: {folder / found.files['report']}")
+        typer.echo(f"The full audit takes about {duration_text(plan.seconds)}:")
+        typer.echo(again)
+    return EXIT_CODE
+
+
+def full_command(argv: list[str]) -> str:
+    """The typed command without --quick; a --run-dir is resumed."""
+    program, *words = argv
+    name = ["python", "-m", "safexplain"] if Path(program).name == "__main__.py" else [Path(program).name]
+    words = [word for word in words if word != "--quick"]
+    taken = any(word.startswith("--run-dir") for word in words) and "--resume" not in words
+    return shlex.join([*name, *words, *(["--resume"] if taken else [])])
