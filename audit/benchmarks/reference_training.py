@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from safexplain.audit import Recipe
-from safexplain.audit.references.compiled import forget
+from safexplain.audit.references.recipe import forget
 from safexplain.audit.references.training import train_models
 
 from ..shared.run import finish

@@ -27,8 +27,7 @@ from safexplain._progress import as_stage
 from safexplain._validate import check_whole
 from safexplain.audit.asked import predict
 from safexplain.audit.controls.splits import Splits, copies_together
-from safexplain.audit.planning.measure import Clock
-from safexplain.audit.planning.plan import BUDGET, Plan, Stage, planned
+from safexplain.audit.planning.plan import BUDGET, Clock, Plan, Stage, planned
 from safexplain.audit.population import Population
 from safexplain.audit.question import Question
 from safexplain.audit.references.recipe import Recipe, Train

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from safexplain.audit import Recipe
-from safexplain.audit.references.dp_recipe import DPTraining
+from safexplain.audit.references.dp_training import DPTraining
 from safexplain.cli.run.recipes import ParsedRecipe, RecipeFile, TrainingFunction, dp_builder, dp_notes
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM

@@ -17,8 +17,8 @@ from torch import nn
 
 from safexplain._files import FileStore
 from safexplain._progress import Progress
-from safexplain.audit.references.compiled import forget
 from safexplain.audit.references.parallel import each
+from safexplain.audit.references.recipe import forget
 
 
 class ModelCache:

@@ -1,23 +1,309 @@
-"""Training of reference models with differential privacy, and where they start.
+"""`[dp]` of a recipe: how a target was trained with differential privacy, in a file or read off its privacy statement.
 
-Each trains by `safexplain.dp.DPFineTuner`, with noise of its own seed. Where a linear head alone trains, features are
-computed once and all heads train as one batched computation: the same training, by other random numbers. `how` is the
-`Recipe` in which `dp` stands.
+A reference model without noise knows its members far better than such a target does, and would be a poor stand-in. None
+of the references has to keep a budget: what counts is that noise, clipping, sampling and steps are the target's.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from safexplain.audit.references.dp_recipe import DPTraining, as_toml
-from safexplain.errors import InputError, PrivacyWarning
+from safexplain._privacy_loss import Adjacency
+from safexplain._validate import check_number, check_whole, from_table
+from safexplain.errors import ConfigurationError, InputError, PrivacyWarning, SafexplainError
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+if TYPE_CHECKING:
+    from safexplain.dp.sgd.clipping import Clipping
+    from safexplain.dp.sgd.finetune import DPFineTuner
+
+ClippingName = Literal["auto-s", "flat", "per-layer"]
+
+CLIPPINGS = {"AutoSClipping": "auto-s", "FlatClipping": "flat", "PerLayerClipping": "per-layer"}
+"""Class in `safexplain.dp` -> name in a recipe."""
+
+MECHANISM = "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise"
+"""How statements of trainings begin that can be repeated from them."""
+
+NEAR = 0.01
+"""Numbers of a recipe and of a statement that differ by a smaller share are the same one, rounded."""
+
+FEWER = 0.05
+"""Share of the records of a statement by which the members in the data may be fewer or more."""
+
+Trained = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DPTraining:
+    """The table `[dp]` of a recipe: a training by `safexplain.dp.DPFineTuner`, whose arguments most of these are.
+
+    Optimizer, learning rate, epochs and expected batch size stand in the recipe. A privacy statement fills the table,
+    see `filled`: then noise, steps and sample rate are those that it states.
+
+    Args:
+        delta: of the guarantee.
+        epsilon: of the guarantee; noise is calibrated to it for the members of each reference model. None: the noise
+            multiplier is given.
+        adjacency: under which epsilon is meant: substitute, add_remove or zero_out.
+        noise_multiplier: instead of a calibrated one; with `epsilon`, training stops before that would be passed.
+        steps: of the optimizer, instead of the recipe's epochs.
+        sample_rate: share of the members in a batch, in expectation, instead of the recipe's batch size.
+        clip: largest norm C of one example's gradient.
+        clipping: auto-s (normalised gradients, as `DPFineTuner` has by default), flat (min(1, C / norm), as in Opacus),
+            or per-layer.
+        gamma: of auto-s.
+        trainable: all, head, last-block, bias, lora, or patterns of parameter names. What does not train is in the
+            reference models as it is in the target.
+
+    Raises:
+        ConfigurationError: a value is out of range, neither epsilon nor a noise multiplier is given, or gamma for
+            another clipping.
+    """
+
+    delta: float
+    epsilon: float | None = None
+    adjacency: Adjacency = "substitute"
+    noise_multiplier: float | None = None
+    steps: int | None = None
+    sample_rate: float | None = None
+    clip: float = 1.0
+    clipping: ClippingName = "auto-s"
+    gamma: float = 0.01
+    trainable: Trained = "all"
+
+    def __post_init__(self) -> None:
+        from safexplain.dp.sgd.plan import TrainingBudget
+
+        if isinstance(self.trainable, list):
+            object.__setattr__(self, "trainable", tuple(self.trainable))
+        if isinstance(self.trainable, tuple) and len(self.trainable) == 0:
+            raise ConfigurationError("recipe: [dp] trainable: expected a name or patterns, got an empty list")
+        try:
+            TrainingBudget(self.epsilon, self.delta, self.adjacency, self.noise_multiplier)
+            for name in ("clip", "gamma"):
+                object.__setattr__(self, name, check_number(name, getattr(self, name), above=0.0))
+            if self.steps is not None:
+                check_whole("steps", self.steps, 1)
+            if self.sample_rate is not None and check_number("sample_rate", self.sample_rate, above=0.0) > 1:
+                raise ConfigurationError(f"sample_rate: expected a share of at most 1, got {self.sample_rate!r}")
+            if self.clipping not in get_args(ClippingName):
+                allowed = ", ".join(get_args(ClippingName))
+                raise ConfigurationError(f"clipping is one of {allowed}; got {self.clipping!r}")
+            if self.clipping != "auto-s" and self.gamma != 0.01:
+                raise ConfigurationError(f'gamma belongs to clipping = "auto-s"; clipping is {self.clipping!r}')
+        except SafexplainError as error:
+            raise type(error)(f"recipe: [dp] {error}") from None
+
+    @classmethod
+    def of(cls, values: Any, what: str = "recipe: [dp]") -> DPTraining:
+        """From a table, whose errors are `from_table`'s and the constructor's, or as it is."""
+        return values if isinstance(values, cls) else from_table(cls, values, what)
+
+    def to_toml(self) -> str:
+        """The table, without what is at its default."""
+        lines = [f"{f.name} = {as_toml(v)}\n" for f in fields(self) if (v := getattr(self, f.name)) != f.default]
+        return "\n[dp]\n" + "".join(lines)
+
+    @property
+    def chosen(self) -> str | list[str]:
+        """What trains, as `DPFineTuner` takes it."""
+        return self.trainable if isinstance(self.trainable, str) else list(self.trainable)
+
+    @property
+    def rule(self) -> Clipping:
+        """The clipping of one example's gradient."""
+        from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
+
+        match self.clipping:
+            case "auto-s":
+                return AutoSClipping(self.clip, self.gamma)
+            case "flat":
+                return FlatClipping(self.clip)
+            case "per-layer":
+                return PerLayerClipping(self.clip)
+
+    def in_words(self) -> str:
+        """Such as "epsilon 8 (substitute) at delta 1e-05"."""
+        told = "" if self.epsilon is None else f"epsilon {self.epsilon:g} ({self.adjacency}) at delta {self.delta:g}"
+        noise = "" if self.noise_multiplier is None else f"noise multiplier {self.noise_multiplier:.4g}"
+        rate = "" if self.sample_rate is None else f"sample rate {self.sample_rate:.4g}"
+        return ", ".join(filter(None, (told, noise, rate, "" if self.steps is None else f"{self.steps:,} steps")))
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """The model as `DPFineTuner` trains it."""
+        from safexplain.dp.models.prepare import prepare
+        from safexplain.dp.models.replacements import BatchNormReplacedWarning
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BatchNormReplacedWarning)
+            return prepare(model, self.chosen, mode="hooks" if self.clipping == "per-layer" else "ghost")
+
+    def tuner(
+        self, how: Any, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, tick: Callable[..., None] | None = None
+    ) -> DPFineTuner:
+        """The training of one model on (x, y), on its device, by the `Recipe` in which this stands."""
+        from safexplain.dp.sgd.finetune import DPFineTuner
+
+        own = (how.momentum and how.optimizer == "sgd") or how.weight_decay != TORCHS[how.optimizer]
+        optimizer: Any = (lambda parameters: how.make_optimizer(list(parameters))) if own else how.optimizer
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # of delta: said of the target's training
+            return DPFineTuner(
+                model,
+                (x, y),
+                epsilon=self.epsilon,
+                delta=self.delta,
+                adjacency=self.adjacency,
+                noise_multiplier=self.noise_multiplier,
+                epochs=None if self.steps else how.epochs,
+                steps=self.steps,
+                batch_size=how.batch_size if self.sample_rate is None else self.sample_rate * len(y),
+                clipping=self.rule,
+                trainable=self.chosen,
+                optimizer=optimizer,
+                lr=how.lr,
+                device=next(model.parameters()).device,
+                pretrained=False,
+                seed=seed,
+                progress=lambda stage, done, total, note="": tick(done / total, note) if tick else None,
+            )
+
+
+TORCHS = {"adam": 0.0, "adamw": 0.01, "sgd": 0.0}
+"""Weight decay that torch's optimizers have by themselves, and so those of `DPFineTuner`."""
+
+
+def left_out(optimizer: str) -> dict[str, float]:
+    """What a recipe with `[dp]` has where it does not say; fixed, so that an earlier file means what it meant."""
+    return {"lr": 5e-4, "batch_size": 256, "momentum": 0.0, "weight_decay": TORCHS.get(optimizer, 0.0)}
+
+
+# ----------------------------------------------------------------------------------------------- from a statement
+
+
+def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> dict[str, Any]:
+    """Values of a recipe, name -> value as in the file, with all that a privacy statement says of the training: `dp`
+    may be a part of its table, epochs and batch size are the statement's. Messages call the recipe `what`; errors are
+    those of `Recipe.of`."""
+    own = values.get("dp", {})
+    if not isinstance(own, Mapping):
+        DPTraining.of(own, f"{what}: [dp]")
+    stated = _stated(statement, own)
+    merged = {name: value for name, value in own.items() if name not in ("epsilon", "adjacency")}
+    dp = from_table(DPTraining, {**stated, **merged}, f"{what}: [dp]")
+    for name, value in own.items():
+        said: Any = stated.get(name)
+        if name == "epsilon" and "noise_multiplier" not in own:
+            adjacency = own.get("adjacency", "substitute")
+            DPTraining.of({"delta": dp.delta, "epsilon": value, "adjacency": adjacency}, f"{what}: [dp]")
+            said = statement.epsilons.of(adjacency)
+        if said is not None and not _same(value, said):
+            rounded = f"{said:.4g}" if isinstance(said, float) else as_toml(said)
+            raise ConfigurationError(
+                f"{what}: [dp] {name} = {as_toml(value)}, but the privacy statement says {rounded}: which is the"
+                " target's training? Leave it out of the recipe, and it is filled from the statement"
+            )
+    phase = statement.phases[0]
+    size = phase.sample_rate * statement.records
+    whole = {"epochs": max(1, round(phase.steps * phase.sample_rate)), "batch_size": max(1, round(size))}
+    exact: dict[str, Any] = {name: value for name, value in stated.items() if isinstance(value, float | int)}
+    return {**values, **whole, "dp": replace(dp, **exact)}
+
+
+def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> str:
+    """The caveat where a recipe's epochs and batch size are not those of the statement, which goes before; or ""."""
+    phase = statement.phases[0]
+    size = phase.sample_rate * statement.records
+    given = {
+        name: check_whole(f"{what}: {name}", values[name], 1) for name in ("epochs", "batch_size") if name in values
+    }
+    epochs = given.get("epochs")
+    longer = epochs is not None and abs(epochs / phase.sample_rate - phase.steps) > max(1, epochs)
+    if not longer and abs(given.get("batch_size", size) - size) <= max(1.0, NEAR * size):
+        return ""
+    said = " and ".join(f"{name} = {value}" for name, value in given.items())
+    return (
+        f"The recipe says {said}, and the privacy statement {phase.steps:,} steps of batches of {size:g} of"
+        f" {statement.records:,} records, {phase.steps * phase.sample_rate:.3g} epochs: reference models were trained"
+        " as the statement says."
+    )
+
+
+def check_records(statement: PrivacyStatement, members: int) -> None:
+    """Raise InputError where the members are not the records of a training that references are to repeat."""
+    if not statement.count_noised and abs(statement.records - members) > FEWER * statement.records:
+        raise InputError(
+            f"the privacy statement is about a training on {statement.records:,} records, and the data marks"
+            f" {members:,} members: reference models that see as many cannot repeat it. Give all records of the"
+            ' training as members, or the training of references as function = "module:train" in the recipe'
+        )
+
+
+def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The table that a statement says, as far as it says."""
+    phases = statement.phases
+    kind = (
+        f"{len(phases)} phases"
+        if len(phases) > 1
+        else f'"{statement.mechanism}"'
+        if not phases or not statement.mechanism.startswith(MECHANISM)
+        else f"{phases[0].sampling} batches"
+        if phases[0].sampling not in ("poisson", "full-batch")
+        else f"{statement.unit}s of several rows"
+        if statement.unit != "record"
+        else ""
+    )
+    rule = re.fullmatch(r"(\w+)\(max_grad_norm=([^,()]+)(?:, gamma=([^,()]+))?\)", statement.clipping)
+    clipping: dict[str, Any] = {}
+    if rule and rule[1] in CLIPPINGS:
+        clipping = {"clipping": CLIPPINGS[rule[1]], "clip": float(rule[2])}
+        clipping |= {"gamma": float(rule[3])} if rule[3] else {}
+    elif not {"clip", "clipping"} <= own.keys():
+        kind = kind or f"clipping {statement.clipping or 'of which it says nothing'}"
+    if kind:
+        raise InputError(
+            f"the privacy statement is about a training with {kind}, which reference models cannot repeat from it:"
+            ' name the training in the recipe, function = "module:train", a function train(x, y, generator) that'
+            " returns a model trained as the target was"
+        )
+    steps = {name: getattr(phases[0], name) for name in ("noise_multiplier", "steps", "sample_rate")}
+    trainable: dict[str, Trained] = {}
+    if counted := re.fullmatch(r"(.*): [\d,]+ of [\d,]+ parameters", statement.trained):
+        named = counted[1] in ("all", "head", "last-block", "bias")
+        trainable = {"trainable": counted[1] if named else tuple(counted[1].split(", "))}
+    elif statement.trained.startswith("low-rank adapters"):
+        trainable = {"trainable": "lora"}
+    return {"delta": statement.delta, **steps, **clipping, **trainable}
+
+
+def _same(value: Any, said: Any) -> bool:
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, said)):
+        return math.isclose(value, said, rel_tol=NEAR)
+    return bool((tuple(value) if isinstance(value, list) else value) == said)
+
+
+def as_toml(value: Any) -> str:
+    """A text, number, truth value or list as TOML writes it."""
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(float(value) if isinstance(value, float) else int(value))
+
+
+# ------------------------------------------------------------------------------------------------------ the training
 
 
 @dataclass(frozen=True, eq=False)

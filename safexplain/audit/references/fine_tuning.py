@@ -27,8 +27,7 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.dp_recipe import Trained
-from safexplain.audit.references.dp_training import as_it_trains
+from safexplain.audit.references.dp_training import Trained, as_it_trains
 from safexplain.audit.references.parallel import present
 from safexplain.audit.references.recipe import Recipe, Tick
 from safexplain.audit.references.shadows import Shadows, mixed_seed

@@ -15,7 +15,8 @@ from torch import nn
 from safexplain import HardenedOcclusion, HardenedSaliency, Hardening, NormClip
 from safexplain.audit import AuditOptions, FineTune, Policy, Population, Recipe, audit, train_shadows
 from safexplain.audit.endpoint.target import Endpoint
-from safexplain.audit.planning import Plan, measure, plan_audit
+from safexplain.audit.planning import Plan, plan_audit
+from safexplain.audit.planning import plan as planning
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.power import best_certifiable
 
@@ -192,23 +193,23 @@ def test_what_no_audit_takes_no_plan_takes(arguments, changes, error, said) -> N
 
 def test_a_rate_is_the_slope_without_what_is_prepared(monkeypatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(measure, "now", lambda: now[0])
+    monkeypatch.setattr(planning, "now", lambda: now[0])
 
     def work(amount: int) -> None:
         now[0] += 5.0 + 0.25 * amount
 
-    clock = measure.Clock(torch.device("cpu"), 60.0)
-    assert measure.rate(clock, work, 1000, 100.0) == pytest.approx(0.25)
-    assert measure.rate(clock, work, 1, 100.0) == pytest.approx(5.25)  # nothing to compare with
-    assert measure.rate(clock, work, 1000, 1.0) == pytest.approx(5.25)  # a single one takes too long
+    clock = planning.Clock(torch.device("cpu"), 60.0)
+    assert planning.rate(clock, work, 1000, 100.0) == pytest.approx(0.25)
+    assert planning.rate(clock, work, 1, 100.0) == pytest.approx(5.25)  # nothing to compare with
+    assert planning.rate(clock, work, 1000, 1.0) == pytest.approx(5.25)  # a single one takes too long
 
 
 def test_what_the_first_call_alone_takes_is_in_no_rate(monkeypatch) -> None:
     now, calls = [0.0], [0]
-    monkeypatch.setattr(measure, "now", lambda: now[0])
+    monkeypatch.setattr(planning, "now", lambda: now[0])
 
     def work(amount: int) -> None:
         now[0] += 0.25 * amount + 30.0 * (not calls[0])  # much is imported
         calls[0] += 1
 
-    assert measure.rate(measure.Clock(torch.device("cpu"), 1000.0), work, 1000, 16.0) == pytest.approx(0.25)
+    assert planning.rate(planning.Clock(torch.device("cpu"), 1000.0), work, 1000, 16.0) == pytest.approx(0.25)

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from safexplain.audit import Recipe
-from safexplain.audit.references import compiled
+from safexplain.audit.references.recipe import forget
 from safexplain.audit.references.training import train_models, train_one
 from safexplain.errors import ConfigurationError
 
@@ -61,10 +61,10 @@ def trained(recipe, models, device="cpu"):
 def traced(monkeypatch):
     """Compile by tracing only, which needs no compiler; gives the number of compilations so far."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    compiled.forget()
+    forget()
     counters.clear()
     yield lambda: counters["stats"]["unique_graphs"]
-    compiled.forget()
+    forget()
 
 
 def test_bfloat16_gives_nearly_the_same_float32_weights():
@@ -128,14 +128,14 @@ def test_where_nothing_can_be_compiled_it_is_said_what_to_do(monkeypatch):
     def broken(graph, inputs):
         raise RuntimeError("no compiler found")
 
-    compiled.forget()
+    forget()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
     model = network()
     before = copy.deepcopy(model)
     with pytest.raises(ConfigurationError, match=r"compile = true does not work here.*set compile = false"):
         train_one(replace(RECIPE, compile=True), model, X, Y, seeded())
     assert torch.equal(state(model), state(before))
-    compiled.forget()
+    forget()
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # errors of the model stay what they are
         train_one(RECIPE, nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), X, Y, seeded())
 
@@ -144,7 +144,7 @@ def test_where_nothing_can_be_compiled_it_is_said_what_to_do(monkeypatch):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
 def test_compiled_code_trains_the_same_models(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    compiled.forget()
+    forget()
     counters.clear()
     plain, fast = trained(RECIPE, [network(0), network(1)]), [network(0), network(1)]
     trained(replace(RECIPE, compile=True, channels_last=True), fast)
@@ -152,7 +152,7 @@ def test_compiled_code_trains_the_same_models(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir())
     for a, b in zip(plain, fast, strict=True):
         assert torch.allclose(state(a), state(b), atol=1e-4)
-    compiled.forget()
+    forget()
 
 
 @pytest.mark.gpu
@@ -168,4 +168,4 @@ def test_on_a_gpu_all_of_it_at_once_gives_nearly_the_model_of_plain_float32():
         assert bool(torch.isfinite(state(model)).all())
         assert (state(exact) - state(model)).abs().max() < 0.2 * far
         assert all(p.is_contiguous() and p.dtype == torch.float32 for p in model.parameters())
-    compiled.forget()
+    forget()

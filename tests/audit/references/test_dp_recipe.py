@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from safexplain.audit import Population, Recipe
-from safexplain.audit.references.dp_recipe import DPTraining, check_records, overruled
+from safexplain.audit.references.dp_training import DPTraining, check_records, overruled
 from safexplain.dp import AutoSClipping, FlatClipping, PerLayerClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError

@@ -12,8 +12,7 @@ from torch import nn
 from safexplain._progress import silent
 from safexplain.audit import Population, Recipe, train_shadows
 from safexplain.audit.references import dp_training
-from safexplain.audit.references.dp_recipe import DPTraining
-from safexplain.audit.references.dp_training import FrozenAs
+from safexplain.audit.references.dp_training import DPTraining, FrozenAs
 from safexplain.audit.references.shadows import Repeated, mixed_seed
 from safexplain.dp import DPFineTuner, FlatClipping
 from safexplain.errors import InputError
