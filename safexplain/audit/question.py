@@ -252,7 +252,7 @@ class Question:
         policy = policy.patient(noise=hardening.noise is not None)
         needs_build = isinstance(self.recipe, Recipe) and self.shadows is None and numbers[0] and self.build is None
         if needs_build and options.labels == "own":
-            raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
+            raise ConfigurationError("a Recipe needs build=, a function that makes an untrained model from a seed")
         if isinstance(self.model, Endpoint):
             policy = self.model.judged_by(policy)
             _check_endpoint(options, self.methods)

@@ -71,8 +71,8 @@ def test_the_guarantee_stands_in_certificate_and_report(
     assert predicate["canaries"] == json.loads(found.read_text())
     notes = " ".join(predicate["notes"])
     assert "Reference models were trained with differential privacy, as the target was: noise multiplier" in notes
-    assert "The recipe says epochs = 2 and batch_size = 64" in notes
-    assert "reference models were trained as the statement says" in notes
+    assert "not by the recipe (epochs = 2 and batch_size = 64)" in notes
+    assert "Reference models were trained by the privacy statement" in notes
     report = (tmp_path / "run" / "report.html").read_text()
     assert "What the training guarantees" in report
     assert "several records of one person" in report

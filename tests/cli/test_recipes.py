@@ -113,7 +113,7 @@ def test_a_statement_fills_it_with_and_without_a_file(here: Path) -> None:
     other = read_recipe(written(here, "epochs = 3\nlr = 0.1"), None, 0, STATED)
     assert isinstance(other.recipe, Recipe)
     assert (other.recipe.lr, other.recipe.epochs) == (0.1, 20)
-    assert "reference models were trained as the statement says" in " ".join(other.notes)
+    assert "Reference models were trained by the privacy statement" in " ".join(other.notes)
 
 
 def test_what_trained_is_said_once(here: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_statement_is_compared_with_the_members_and_a_public_start_is_said() -
     assert dp_notes(HEAD, STATED, 60) == ()
     assert "is about 60 records, but the data marks 59 members" in dp_notes(HEAD, STATED, 59)[0]
     assert "started from weights that had seen other data" in dp_notes(DPTraining(1e-5, 8), STATED, 60)[0]
-    with pytest.raises(InputError, match="60 records, and the data marks 30 members"):
+    with pytest.raises(InputError, match="60 records, but the data marks 30 members"):
         dp_notes(HEAD, STATED, 30)
 
 

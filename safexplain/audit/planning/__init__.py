@@ -1,7 +1,7 @@
-"""What an audit will cost, and what it can decide at best, before it is run.
+"""What an audit will cost, and what it can decide at best, before it runs.
 
-`measure` has the clock and the slope between two amounts of work; `plan` trains a few steps, asks and explains a few
-examples, and puts the rates together into what the whole audit does; `canaries` does so for canaries.
+`plan` measures a training, a prediction and an explanation, and multiplies by the audit's work; `canaries` does so for
+canaries.
 """
 
 from safexplain.audit.planning.plan import Plan as Plan

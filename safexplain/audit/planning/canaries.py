@@ -1,4 +1,4 @@
-"""What an audit by canaries will cost, by a few steps of some runs or one call, and what it could refute at best."""
+"""The plan of an audit by canaries: its cost, by a few steps or one call, and the largest epsilon it could refute."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from safexplain.verdict.canaries.result import CanaryResult, Errors
 from safexplain.verdict.stats.lower_bounds import CHOOSING, BoundMethod
 
 WARM, TIMED = 1, 6
-"""Steps before the clock starts, and up to which it runs."""
+"""Steps of the two timed runs, whose difference leaves out fixed costs."""
 
 REFERENCES = {"gradient": 3}
-"""Trainings of one model that craft a canary of a setting; 1 of the others."""
+"""Scenario -> trainings that craft its canary; 1 for the others."""
 
 
 def plan_canaries(
@@ -36,10 +36,10 @@ def plan_canaries(
     confidence: float = 0.95,
     device: torch.device | str = "cpu",
 ) -> Plan:
-    """What `run_canaries` will cost for each scenario, and the largest lower bound on epsilon that it could show.
+    """What `run_canaries` will cost for each scenario, and the largest lower bound on epsilon that it could prove.
 
-    `best_certifiable` is that bound where runs on D and D' are told apart without any error: a training whose epsilon
-    is larger is refuted at best by so much, and a claim above it cannot be refuted by so few runs.
+    `best_certifiable` is that bound if runs on D and D' are told apart without error. A claim above it cannot be
+    refuted by so few runs.
     """
     began, placed = time.perf_counter(), setting.to(device)
     block = len(blocks_of(runs, setting.network.parameters, placed.x.device)[0])
@@ -55,8 +55,8 @@ def plan_canaries(
 
 
 def plan_probes(probes: Sequence[CanaryProbe], minutes: float | None = None) -> Plan:
-    """The same for one training function and several scenarios, of a budget of minutes or of their own runs; the
-    function is called twice, with different seeds."""
+    """The same for one training function and several scenarios, within a budget of minutes or with the runs that each
+    scenario sets. The function is called twice, with different seeds."""
     began, first = time.perf_counter(), probes[0]
     one = first.seconds_each
     if minutes is not None:
@@ -85,7 +85,7 @@ def _best_of(probe: CanaryProbe, runs: int, shares: int) -> CanaryResult:
 
 
 def _seconds(setting: Setting, runs: int) -> float:
-    """Of one whole run, if so many are trained together."""
+    """Seconds per run, if so many are trained together."""
     taken = {}
     for steps in (WARM, TIMED):
         short = replace(setting, recipe=replace(setting.recipe, steps=steps), claim=setting.claim.after(steps))
@@ -99,7 +99,7 @@ def _seconds(setting: Setting, runs: int) -> float:
 def _best(
     claim: Claim, name: ScenarioName, runs: int, method: BoundMethod, fixed: bool, confidence: float
 ) -> CanaryResult:
-    """Of runs that are told apart without an error, at a threshold that was fixed or chosen on some of them."""
+    """The result if runs are told apart without error, at a threshold that is fixed or chosen on some of them."""
     d, d_prime = (n if fixed else n - max(1, round(CHOOSING * n)) for n in (runs - runs // 2, runs // 2))
     steps = 1 if claim.mechanism is None else claim.mechanism.steps
     return CanaryResult(name, claim, method, confidence, (Errors(steps, 0.0, 0, d_prime, 0, d),), runs, 0.0)
@@ -108,8 +108,8 @@ def _best(
 def _plan(stages: Sequence[Stage], best: CanaryResult, began: float) -> Plan:
     limit, at = best.claim.substitute or 0.0, best.errors[-1]
     more = (
-        f"runs that are all told apart show at most {best.ceiling:.2f}: the claim of {limit:.2f} cannot be reached from"
-        " below, though one that is broken by far can be refuted; give more --runs"
+        f"even without errors, so many runs prove at most epsilon {best.ceiling:.2f}, less than the claim of"
+        f" {limit:.2f}: only a claim that is broken by far can be refuted; give more --runs"
     )
     return Plan(
         tuple(stages),

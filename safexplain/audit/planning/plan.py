@@ -4,11 +4,11 @@ It counts calls and times one of each kind: a training step (or a small fit), a 
 
     reference models   models x steps of the recipe
     labels             models x scored examples x (1 + the highest patience)
-    explanations       natively the plain query, whose map is hardened again if there is no noise; as released four
-                       dithered ones, of a target with noise all of them
+    explanations       native: the plain query, whose map is hardened again if there is no noise; released: four
+                       dithered queries, or all of them for a target with noise
     attacks            by the numbers that they read, at rates measured once (`audit.benchmarks.audit_cost`)
 
-Nothing is written, and nothing is looked at that a verdict would rest on.
+Nothing is written, and no answer on which a verdict would rest is read.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ from safexplain.verdict.power import best_certifiable, examples_needed
 
 try:
     import resource
-except ImportError:  # Windows does not tell
+except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 BUDGET = 6.0
-"""Seconds that are measured, about."""
+"""Approximate seconds of measuring."""
 
 ATTACK_START, ATTACK_NUMBER, ATTACK_MAP = 1.0, 3e-5, 2e-7
-"""Seconds of all attacks on one release, and of its controls: before any example; at each level for each model and
-example (labels, summaries, stacks), and for each number of its maps. On one core of 2024."""
+"""Seconds of all attacks and controls on one release: fixed; per level, model and example (labels, summaries, stacks);
+and per number of the maps. On one core of 2024."""
 
 CAUSE_NUMBER = 4e-7
-"""Seconds of the root cause for each number of the native maps, likewise."""
+"""Seconds of the root cause per number of the native maps, likewise."""
 
 FEWEST_TO_FIT = 64
 """Examples on which an estimator is fitted first."""
 
 now = time.perf_counter
-"""What is measured with; a benchmark on a busy machine may look at the time of the processor instead."""
+"""The clock in seconds."""
 
 GROWTH = 8.0
 """The next amount is at most this many times the last one."""
 
 STEEPEST = 3.0
-"""Fits that see more examples take at most this power of them longer."""
+"""The time of a fit grows with at most this power of the number of examples."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Stage:
 
     Args:
         name: as progress names it.
-        seconds: that it will take.
-        count: how much there is to do, in the units of its progress.
-        unit: what these are.
-        says: how that is known, in a few words.
+        seconds: expected duration.
+        count: amount of work, in the units of its progress.
+        unit: name of these units.
+        says: how the seconds were estimated, in a few words.
     """
 
     name: str
@@ -100,13 +100,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds on this machine, as busy as it is.
+    """Seconds on this machine under its current load.
 
     Args:
-        training: of one reference model.
-        label: of one query for a label.
-        native, released: of one explanation; released, if native maps are hardened again, of that.
-        attacking: of all attacks on one release.
+        training: per reference model.
+        label: per query for a label.
+        native, released: per explanation; `released` is that of the hardening alone if native maps are hardened again.
+        attacking: all attacks on one release.
     """
 
     training: float = 0.0
@@ -124,20 +124,20 @@ class Plan:
         stages: in their order.
         memory_bytes: approximate peak memory, excluding GPU memory.
         disk_bytes: files of the run directory.
-        best_certifiable: smallest limit that this sample certifies with a probability of 90 % if nothing leaks: of the
-            policy's claim, or an epsilon (of canaries: the largest lower bound that the runs could show).
-        limit: the policy's own, to compare with; of canaries the claimed epsilon.
-        claim: what both are about: "excess", "whole", or "epsilon".
-        members, non_members: units that will be scored; of canaries runs on D and D'.
-        needed: scored examples, half of them members, that would be enough for the limit; 0: these are.
-        obstacles: why nothing would be certified, whatever is measured.
+        best_certifiable: smallest limit that this sample certifies with a probability of 90 % if nothing leaks. For
+            canaries, the largest lower bound on epsilon that the runs could prove.
+        limit: the policy's limit, for comparison; for canaries the claimed epsilon.
+        claim: the quantity of both: "excess", "whole", or "epsilon".
+        members, non_members: units that will be scored; for canaries, runs on D and D'.
+        needed: scored examples, half of them members, that the limit requires; 0: there are enough.
+        obstacles: reasons why nothing can be certified, whatever is measured.
         notes: what the plan does not cover.
         took: seconds that planning took.
-        examples: of the population, of which `scored` are scored; 0: of canaries.
+        examples: size of the population, of which `scored` are scored; 0 for canaries.
         references: reference models.
-        patience: how often each example is asked about.
-        rates: that were measured.
-        later: reference models, scored examples and seconds of each further look, which an audit takes as long as it
+        patience: queries per example.
+        rates: the measured rates.
+        later: reference models, scored examples and seconds of each further look; an audit takes these only while it
             is undecided.
     """
 
@@ -167,22 +167,15 @@ class Plan:
 
     @property
     def reachable(self) -> bool:
-        """Whether the sample could be certified under the policy if nothing leaks; of canaries, whether the runs could
-        show as much as is claimed."""
+        """Whether the policy's limit could be certified if nothing leaks; for canaries, whether the runs could prove a
+        bound as large as the claim."""
         if self.claim == "epsilon":
             return self.best_certifiable >= self.limit
         return self.best_certifiable <= self.limit and not self.obstacles
 
     def stage(self, name: str) -> Stage:
-        """The stage of this name.
-
-        Raises:
-            KeyError: there is none.
-        """
-        for stage in self.stages:
-            if stage.name == name:
-                return stage
-        raise KeyError(name)
+        """The stage of this name, or KeyError."""
+        return {stage.name: stage for stage in reversed(self.stages)}[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -207,21 +200,21 @@ def plan_audit(
     budget: float = BUDGET,
     **question: Any,
 ) -> Plan:
-    """What `audit` with the same arguments will cost, measured in some seconds, and what it can decide at best.
+    """Measure in a few seconds what `audit` with the same arguments will cost, and what it can decide at best.
 
         plan = plan_audit(model, population, recipe, build=build, member=mask, explainer=HardenedIG, hardening=h)
         plan.seconds, plan.memory_bytes, plan.best_certifiable
 
-    A few steps are trained, and a few examples asked about and explained; each rate is multiplied by how much of it the
-    audit will do. The times are this machine's, as busy as it is now.
+    A few steps are trained, and a few examples predicted and explained; each rate is multiplied by the amount of work.
+    The times hold for this machine under its current load.
 
     Args:
-        model: see `audit`. An `Endpoint` is asked nothing: its part is the number of questions over its rate.
-        population: likewise.
-        recipe: likewise.
+        model: see `audit`. An `Endpoint` is not queried: its time is the number of questions over its rate.
+        population: see `audit`.
+        recipe: see `audit`.
         then: how reference models are fine-tuned after their training, for an audit of pre-training data.
-        budget: seconds to be spent on measuring, about. One step, fit or explanation may take longer.
-        question: as in `audit`. Models in `cache` are taken for finished ones of this audit.
+        budget: approximate seconds of measuring. One step, fit or explanation may take longer.
+        question: as in `audit`. Models in `cache` count as finished models of this audit.
 
     Raises:
         InputError, ConfigurationError: as `audit`.
@@ -241,7 +234,7 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
     m, twice = 1 + number + null, question.compares
     clock, stages, rates, notes = Clock(place, budget), list[Stage](), Rates(), list[str]()
     if parallel():
-        notes.append("The times are those of one process: what several processes gain is not planned.")
+        notes.append("The times are for one process; the speed-up of several processes is not planned.")
     like: nn.Module | None = question.target
     if endpoint is not None:
         like = trained.models[0] if trained is not None and number else None
@@ -262,7 +255,7 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
             asks = endpoint.plan(n, policy.patience)
             stages.append(Stage("asking the endpoint", asks.seconds, asks.questions, "questions", f"{asks}"))
         if like is None:
-            notes.append("Without reference models nothing of the explanations can be measured beforehand.")
+            notes.append("Without reference models, the time of explanations cannot be measured beforehand.")
         else:
             question.progress("planning", 1, 3, "asking")
             draw, label = _label_seconds(clock, question, scored, like)
@@ -291,9 +284,9 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
     attacking = ATTACK_START + len(policy.patience) * (m * n * ATTACK_NUMBER + numbers * ATTACK_MAP)
     rates = replace(rates, attacking=attacking)
     for name in question.releases:
-        beside = name == NATIVE and twice  # is attacked at one query
-        called = "attacking" if endpoint else f"attacking ({name})"
-        stages.append(Stage(called, attacking / len(policy.patience) if beside else attacking))
+        compared = name == NATIVE and twice  # attacked at one query
+        title = "attacking" if endpoint else f"attacking ({name})"
+        stages.append(Stage(title, attacking / len(policy.patience) if compared else attacking))
     if question.explains and endpoint is None and m >= FEWEST_FOR_NULL:
         stages.append(Stage("root cause", numbers * CAUSE_NUMBER))
     question.progress("planning", 3, 3, "done")
@@ -331,7 +324,7 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
 
 @dataclass(eq=False)
 class Clock:
-    """Seconds of calls on a device, its queue emptied before and after; `budget` is seconds for all measuring."""
+    """Times calls on a device, whose queue is emptied before and after; `budget` is seconds for all measuring."""
 
     device: torch.device
     budget: float
@@ -351,7 +344,7 @@ class Clock:
         return time.perf_counter() - self.began
 
     def share(self, of: float) -> float:
-        """Seconds of a share of the budget, and few of them once it is used up."""
+        """Seconds of a share of the budget, or a tenth of that once the budget is used up."""
         return of * self.budget if self.spent < 1.25 * self.budget else 0.1 * of * self.budget
 
     def _wait(self) -> None:
@@ -360,7 +353,8 @@ class Clock:
 
 
 def rate(clock: Clock, work: Callable[[int], Any], most: int, seconds: float, *, start: int = 1) -> float:
-    """Seconds a unit of `work(units)`, from two amounts of at most `most` units, on which about `seconds` are spent."""
+    """Seconds per unit of `work(units)`: the slope between two amounts of at most `most` units, which leaves out fixed
+    costs. About `seconds` are spent."""
     amount, before = max(1, min(start, most)), (0, 0.0)
     clock(partial(work, amount))  # prepares what later calls share, which may take far longer than they do
     taken = clock(partial(work, amount))
@@ -374,7 +368,7 @@ def rate(clock: Clock, work: Callable[[int], Any], most: int, seconds: float, *,
 
 
 def _training_seconds(clock: Clock, question: Question, number: int) -> tuple[float, str]:
-    """Seconds of the training of `number` reference models, by a few steps or a small fit, and how that is known."""
+    """Seconds to train `number` reference models, by a few steps or a small fit, and how they were estimated."""
     population, how, target = question.population, question.recipe, None if question.endpoint else question.target
     repeated, seconds = Repeated.of(how, question.build, target, question.member), clock.share(0.25)
     halves = population.flip(number, seed=question.seed).sum(1)
@@ -407,7 +401,7 @@ def _training_seconds(clock: Clock, question: Question, number: int) -> tuple[fl
 
 
 def _fit_seconds(clock: Clock, fit: Any, full: int, seconds: float, number: int) -> tuple[float, str]:
-    """Of whole fits of growing samples, up to one of all members if that is short; the rest by their power."""
+    """The same by whole fits of growing samples, up to all members if that is short, and a power law beyond."""
     rows, seen = min(full, FEWEST_TO_FIT), list[tuple[int, float]]()
     fit(rows)
     while not seen or (seen[-1][0] < full and seen[-1][1] < seconds / 3):
@@ -419,7 +413,7 @@ def _fit_seconds(clock: Clock, fit: Any, full: int, seconds: float, number: int)
 
 
 def _tuning_seconds(clock: Clock, how: FineTune, like: nn.Module, seed: int) -> float:
-    """Seconds of one fine-tuning, by that of a few epochs."""
+    """Seconds of one fine-tuning, by a few epochs."""
     start = Shadows((like,), np.ones((1, 2), dtype=bool))
 
     def work(epochs: int) -> None:
@@ -429,7 +423,7 @@ def _tuning_seconds(clock: Clock, how: FineTune, like: nn.Module, seed: int) -> 
 
 
 def _label_seconds(clock: Clock, question: Question, scored: Population, like: nn.Module) -> tuple[float, float]:
-    """Seconds of a query that is drawn, and of one prediction for it."""
+    """Seconds to draw one query, and to predict its label."""
     n, seconds, rows = len(scored), clock.share(0.1), _mixed_rows(scored, question.seed)
     queries = Queries.of(scored, question.dither)
     draw = rate(clock, lambda number: queries(range(number), 0), min(n, 256), seconds / 10)
@@ -450,7 +444,8 @@ def _predicted(question: Question, few: Population, like: nn.Module, patience: t
 def _explaining_seconds(
     clock: Clock, question: Question, scored: Population, like: nn.Module
 ) -> tuple[float, float, bool]:
-    """Seconds of a native explanation and of a released one, or of hardening a native map if that is done again."""
+    """Seconds of a native and of a released explanation (of the hardening alone if native maps are hardened again),
+    and whether they are."""
     options, rows = question.options, _mixed_rows(scored, question.seed)
 
     def seconds(release: Release, share: float, start: int = 2) -> float:
@@ -475,7 +470,7 @@ def _explaining_seconds(
 
 
 def _mixed_rows(population: Population, seed: int) -> NDArray[np.int64]:
-    """The examples in random order, the first of each class before all others: any two of them are a population."""
+    """The examples in random order, but one of each class first, so that any two of them are a population."""
     order = np.random.default_rng([seed, 0x91A]).permutation(len(population))
     first = np.unique(population.y.cpu().numpy()[order], return_index=True)[1]
     return np.concatenate([order[first], np.delete(order, first)])
@@ -485,14 +480,14 @@ def _mixed_rows(population: Population, seed: int) -> NDArray[np.int64]:
 
 
 def _seconds(look: Look, before: Look, first: Look, stages: Sequence[Stage]) -> float:
-    """What a later look takes: the models that are new are trained, and all are asked about all its examples."""
+    """Seconds of a later look: new models are trained, and all models answer about all its examples."""
     training = sum(s.seconds for s in stages if s.name.startswith("training"))
     new = (look.references - before.references) / first.references
     return (sum(s.seconds for s in stages) - training) * look.times(first) + training * new
 
 
 def _finished(cache: ModelCache | str | Path | None) -> int:
-    """Models that lie in a cache."""
+    """Number of models in a cache."""
     if cache is None:
         return 0
     folder = cache.folder if isinstance(cache, ModelCache) else Path(cache)
@@ -513,20 +508,20 @@ def _units(
 
 
 def _obstacles(question: Question, references: int) -> tuple[str, ...]:
-    """Why nothing would be certified."""
+    """Why nothing can be certified."""
     policy, options, found = question.policy, question.options, []
     if references < policy.references:
         many = f"{references or 'no'} reference model{'' if references == 1 else 's'}"
-        found.append(f"{many} stand behind the attacks, and the policy asks for {policy.references}")
+        found.append(f"the attacks use {many}, but the policy asks for {policy.references}")
     if options.quick:
         found.append("a quick look certifies nothing")
     if policy.suite:
-        found.append("the policy's suite may leave out attacks that fit, and then nothing is certified")
+        found.append("the policy's suite may leave out applicable attacks, and then nothing is certified")
     return tuple(found)
 
 
 def resident() -> int:
-    """Bytes that this process has held at most so far: imports, data, what measuring took; 0 where nobody tells."""
+    """Peak memory of this process so far in bytes (imports, data, measuring); 0 where the system does not report it."""
     if resource is None:
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

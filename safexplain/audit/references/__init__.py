@@ -1,4 +1,4 @@
 """Reference ("shadow") models, trained like the target on random halves of one pool.
 
-recipe (how) -> training (by recipe or estimator) -> cache (finished models on disk) -> shadows (who trains on what)
+recipe (how) -> training (by recipe or estimator) -> cache (finished models on disk) -> shadows (members of each model)
 """

@@ -1,8 +1,7 @@
-"""Batches of a training, made where it runs: an epoch's random numbers are drawn together and moved in one copy.
+"""Batches of a training: an epoch's random numbers are drawn together and moved to the device in one copy.
 
-All draws come from a CPU generator in one fixed order, so that a GPU trains on the batches that a CPU would. Data that
-fits lies on the device for the whole training, and batches are gathered there; what does not fit is copied batch by
-batch.
+All draws come from a CPU generator in one fixed order, so that GPU and CPU train on the same batches. Data that fits
+stays on the device for the whole training; data that does not is copied batch by batch.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from safexplain.errors import InputError
 AugmentationName = Literal["none", "flip", "crop-flip"]
 
 SHARE = 1 / 3
-"""Data takes at most this share of the free memory of a GPU; the rest is for the training."""
+"""Largest share of the free memory of a GPU that data takes; the rest is for the training."""
 
 
 def fits(x: Tensor, device: torch.device) -> bool:
-    """Whether data may lie on the device: it does, or takes at most `SHARE` of what is free there."""
+    """Whether data can stay on the device: it is there, or takes at most `SHARE` of the free memory."""
     if x.device == device or device.type != "cuda":
         return True
     free = torch.cuda.mem_get_info(device)[0]
@@ -32,18 +31,18 @@ def fits(x: Tensor, device: torch.device) -> bool:
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device; towards a GPU from pinned memory, so that nobody waits for the copy."""
+    """A tensor on the device; copies to a GPU are asynchronous, from pinned memory."""
     if x.device.type == "cpu" and device.type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
 
 
 class Batches:
-    """The (b, ...) inputs and (b,) labels of one model's epochs: on the device, in batches of these sizes, which sum to
-    the members; a CPU generator draws order and augmentation.
+    """The (b, ...) inputs and (b,) labels of one model's epochs, on the device, in batches of the given sizes, which
+    sum to the members. A CPU generator draws order and augmentation.
 
     Raises:
-        InputError: augmentation or channels_last for what are no images, or crops of images too small for them.
+        InputError: augmentation or channels_last for data other than images, or images too small for crops.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class Batches:
     def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, drawn together."""
         order = self._draws()
-        there = moved(order, self.device)
+        draws = moved(order, self.device)
         for size, end in zip(self.sizes, accumulate(self.sizes), strict=True):
-            index, *drawn = there[:, end - size : end].unbind()
+            index, *drawn = draws[:, end - size : end].unbind()
             if self.near:
                 x = self._augmented(self.x, index, drawn)
             else:
@@ -103,8 +102,8 @@ class Batches:
 
 
 class Crops:
-    """Crops of reflect-padded images (n, c, h, w), mirrored or not, as one gather: padding is where a pixel is taken
-    from. Raises InputError for images too narrow to be padded."""
+    """Crops of reflect-padded images (n, c, h, w), mirrored or not, as one gather from the unpadded images. Raises
+    InputError for images too narrow to be padded."""
 
     def __init__(self, x: Tensor, device: torch.device) -> None:
         pad, (h, w) = padding(x), x.shape[2:]
@@ -115,7 +114,7 @@ class Crops:
         self._rows, self._columns = rows.to(device), torch.cat([columns, columns.flip(1)]).to(device)
 
     def column(self, shift: Tensor, mirrored: Tensor) -> Tensor:
-        """The number of a column that `of` takes: its shift, and whether the crop is mirrored (0 or 1)."""
+        """The column for `of`, from its shift and whether the crop is mirrored (0 or 1)."""
         return mirrored * self.most + shift
 
     def of(self, x: Tensor, index: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -127,7 +126,7 @@ class Crops:
 
 
 def _reflected(side: int, pad: int) -> Tensor:
-    """(2 * pad + 1, side): for each shift, where the pixels of a crop of the reflect-padded image are."""
+    """(2 * pad + 1, side): for each shift, the source pixels of a crop of the reflect-padded image."""
     at = (torch.arange(2 * pad + 1)[:, None] + torch.arange(side) - pad).abs()
     return side - 1 - (side - 1 - at).abs()
 
@@ -138,8 +137,8 @@ def padding(x: Tensor) -> int:
 
 
 def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -> Tensor:
-    """A crop of each image (b, c, h, w), reflect-padded by `padding`, from row and column 0 .. 2 * padding (b,) on,
-    mirrored (b,) or not."""
+    """A crop of each image (b, c, h, w), reflect-padded by `padding`: it starts at row and column (b,), 0 .. 2 *
+    padding, and is mirrored (b,) or not."""
     crops = Crops(x, x.device)
     index = torch.arange(len(x), device=x.device)
     return crops.of(x, index, rows.to(x.device), crops.column(columns, mirrored.long()).to(x.device))

@@ -1,7 +1,6 @@
-"""Finished reference models on disk, under a key of everything that made them.
+"""Finished reference models on disk, each under a key of everything that made it.
 
-Only tensors are stored and only tensors are loaded (`weights_only=True`): a cache directory that somebody else can
-write to cannot run code here.
+Only tensors are stored and loaded (`weights_only=True`), so that a tampered cache cannot run code.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ class ModelCache:
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """The directory."""
         return self._store.folder
 
     def load(self, key: str, model: nn.Module) -> bool:
-        """Fill `model` with the stored weights; False when there are none, or they are damaged or do not fit."""
+        """Fill `model` with the stored weights; False if they are missing, damaged or of another shape."""
 
         def fill(path: Path) -> bool:
-            with zipfile.ZipFile(path) as file:  # torch does not look at the checksums that it writes
+            with zipfile.ZipFile(path) as file:  # torch does not check the checksums that it writes
                 if file.testzip() is not None:
                     return False
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -66,7 +65,7 @@ class ModelCache:
         self._store.save(f"{key}.pt", lambda path: torch.save(state, path))
 
     def load_bytes(self, key: str, read: Callable[[bytes], Any]) -> Any:
-        """What `read` makes of stored bytes; None where there are none, or `read` fails."""
+        """The result of `read` on the stored bytes; None if there are none, or `read` fails."""
         return self._store.load(f"{key}.model", lambda path: read(path.read_bytes()))
 
     def save_bytes(self, key: str, raw: bytes) -> None:
@@ -88,19 +87,19 @@ def load_or_train(
     stage: str,
     progress: Progress,
 ) -> list[nn.Module]:
-    """The models 0 .. m - 1 in eval mode: those that `load` finds, and the others by `train(places, starts, tick=)` for
-    each of the groups, here or in workers, which are saved: an interrupted run resumes where it stopped."""
+    """The models 0 .. m - 1 in eval mode. Those that `load` does not find are trained by `train(places, starts, tick=)`
+    in groups, here or in workers, and saved, so that an interrupted run resumes."""
     models = [load(i) for i in range(len(starts))]
     missing = [i for i, model in enumerate(models) if model is None]
     parts = groups(missing)
 
-    def told(stage: str, done: float, total: float, note: str = "") -> None:
+    def report(stage: str, done: float, total: float, note: str = "") -> None:
         which = f"model {max(math.ceil(done - 1e-9), 1)} of {len(models)}, " if note.startswith("epoch") else ""
         progress(stage, done, total, which + note)
 
     tasks = [(part, [starts[i] for i in part]) for part in parts]
     sizes, before = [len(part) for part in parts], len(models) - len(missing)
-    for k, made in each(train, tasks, sizes=sizes, stage=stage, progress=told, before=before, total=len(models)):
+    for k, made in each(train, tasks, sizes=sizes, stage=stage, progress=report, before=before, total=len(models)):
         for i, model in zip(parts[k], made, strict=True):
             save(i, model)
             models[i] = model

@@ -1,7 +1,9 @@
-"""`[dp]` of a recipe: how a target was trained with differential privacy, in a file or read off its privacy statement.
+"""`[dp]` of a recipe: training with differential privacy, read from a file or from the target's privacy statement.
 
-A reference model without noise knows its members far better than such a target does, and would be a poor stand-in. None
-of the references has to keep a budget: what counts is that noise, clipping, sampling and steps are the target's.
+A reference model without noise remembers its members far better than such a target. References keep no budget: noise,
+clipping, sampling and steps are the target's. Each trains by `safexplain.dp.DPFineTuner` with noise of its own seed; if
+only a linear head trains, all heads train as one batched computation on the same features. `how` is the `Recipe` that
+holds `dp`.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ CLIPPINGS = {"AutoSClipping": "auto-s", "FlatClipping": "flat", "PerLayerClippin
 """Class in `safexplain.dp` -> name in a recipe."""
 
 MECHANISM = "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise"
-"""How statements of trainings begin that can be repeated from them."""
+"""Beginning of the mechanism in statements whose training can be repeated."""
 
 NEAR = 0.01
-"""Numbers of a recipe and of a statement that differ by a smaller share are the same one, rounded."""
+"""Relative difference below which numbers of a recipe and of a statement count as equal but for rounding."""
 
 FEWER = 0.05
-"""Share of the records of a statement by which the members in the data may be fewer or more."""
+"""Relative difference allowed between the statement's records and the members in the data."""
 
 Trained = str | tuple[str, ...]
 
@@ -47,23 +49,23 @@ Trained = str | tuple[str, ...]
 class DPTraining:
     """The table `[dp]` of a recipe: a training by `safexplain.dp.DPFineTuner`, whose arguments most of these are.
 
-    Optimizer, learning rate, epochs and expected batch size stand in the recipe. A privacy statement fills the table,
-    see `filled`: then noise, steps and sample rate are those that it states.
+    The recipe has optimizer, learning rate, epochs and expected batch size. A privacy statement fills the table with
+    noise, steps and sample rate, see `filled`.
 
     Args:
         delta: of the guarantee.
         epsilon: of the guarantee; noise is calibrated to it for the members of each reference model. None: the noise
             multiplier is given.
-        adjacency: under which epsilon is meant: substitute, add_remove or zero_out.
-        noise_multiplier: instead of a calibrated one; with `epsilon`, training stops before that would be passed.
+        adjacency: of epsilon: substitute, add_remove or zero_out.
+        noise_multiplier: instead of a calibrated one; with `epsilon`, training stops before that is exceeded.
         steps: of the optimizer, instead of the recipe's epochs.
-        sample_rate: share of the members in a batch, in expectation, instead of the recipe's batch size.
+        sample_rate: expected share of the members in a batch, instead of the recipe's batch size.
         clip: largest norm C of one example's gradient.
         clipping: auto-s (normalised gradients, as `DPFineTuner` has by default), flat (min(1, C / norm), as in Opacus),
             or per-layer.
         gamma: of auto-s.
-        trainable: all, head, last-block, bias, lora, or patterns of parameter names. What does not train is in the
-            reference models as it is in the target.
+        trainable: all, head, last-block, bias, lora, or patterns of parameter names. All other parameters of the
+            reference models are the target's.
 
     Raises:
         ConfigurationError: a value is out of range, neither epsilon nor a noise multiplier is given, or gamma for
@@ -106,17 +108,17 @@ class DPTraining:
 
     @classmethod
     def of(cls, values: Any, what: str = "recipe: [dp]") -> DPTraining:
-        """From a table, whose errors are `from_table`'s and the constructor's, or as it is."""
+        """From a table, or itself; raises as `from_table` and the constructor."""
         return values if isinstance(values, cls) else from_table(cls, values, what)
 
     def to_toml(self) -> str:
-        """The table, without what is at its default."""
+        """The table, without values at their defaults."""
         lines = [f"{f.name} = {as_toml(v)}\n" for f in fields(self) if (v := getattr(self, f.name)) != f.default]
         return "\n[dp]\n" + "".join(lines)
 
     @property
     def chosen(self) -> str | list[str]:
-        """What trains, as `DPFineTuner` takes it."""
+        """`trainable` in the form of `DPFineTuner`."""
         return self.trainable if isinstance(self.trainable, str) else list(self.trainable)
 
     @property
@@ -134,13 +136,13 @@ class DPTraining:
 
     def in_words(self) -> str:
         """Such as "epsilon 8 (substitute) at delta 1e-05"."""
-        told = "" if self.epsilon is None else f"epsilon {self.epsilon:g} ({self.adjacency}) at delta {self.delta:g}"
+        bound = "" if self.epsilon is None else f"epsilon {self.epsilon:g} ({self.adjacency}) at delta {self.delta:g}"
         noise = "" if self.noise_multiplier is None else f"noise multiplier {self.noise_multiplier:.4g}"
         rate = "" if self.sample_rate is None else f"sample rate {self.sample_rate:.4g}"
-        return ", ".join(filter(None, (told, noise, rate, "" if self.steps is None else f"{self.steps:,} steps")))
+        return ", ".join(filter(None, (bound, noise, rate, "" if self.steps is None else f"{self.steps:,} steps")))
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        """The model as `DPFineTuner` trains it."""
+        """The model with the layers that `DPFineTuner` trains."""
         from safexplain.dp.models.prepare import prepare
         from safexplain.dp.models.replacements import BatchNormReplacedWarning
 
@@ -151,13 +153,13 @@ class DPTraining:
     def tuner(
         self, how: Any, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, tick: Callable[..., None] | None = None
     ) -> DPFineTuner:
-        """The training of one model on (x, y), on its device, by the `Recipe` in which this stands."""
+        """The training of one model on (x, y), on its device, by the `Recipe` that holds this."""
         from safexplain.dp.sgd.finetune import DPFineTuner
 
-        own = (how.momentum and how.optimizer == "sgd") or how.weight_decay != TORCHS[how.optimizer]
-        optimizer: Any = (lambda parameters: how.make_optimizer(list(parameters))) if own else how.optimizer
+        plain = not (how.momentum and how.optimizer == "sgd") and how.weight_decay == WEIGHT_DECAYS[how.optimizer]
+        optimizer: Any = how.optimizer if plain else (lambda parameters: how.make_optimizer(list(parameters)))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)  # of delta: said of the target's training
+            warnings.simplefilter("ignore", PrivacyWarning)  # about delta, which is the target's
             return DPFineTuner(
                 model,
                 (x, y),
@@ -179,39 +181,38 @@ class DPTraining:
             )
 
 
-TORCHS = {"adam": 0.0, "adamw": 0.01, "sgd": 0.0}
-"""Weight decay that torch's optimizers have by themselves, and so those of `DPFineTuner`."""
+WEIGHT_DECAYS = {"adam": 0.0, "adamw": 0.01, "sgd": 0.0}
+"""Default weight decay of torch's optimizers, and so of `DPFineTuner`."""
 
 
-def left_out(optimizer: str) -> dict[str, float]:
-    """What a recipe with `[dp]` has where it does not say; fixed, so that an earlier file means what it meant."""
-    return {"lr": 5e-4, "batch_size": 256, "momentum": 0.0, "weight_decay": TORCHS.get(optimizer, 0.0)}
+def defaults_of(optimizer: str) -> dict[str, float]:
+    """Defaults of a recipe with `[dp]`; fixed, so that older files keep their meaning."""
+    return {"lr": 5e-4, "batch_size": 256, "momentum": 0.0, "weight_decay": WEIGHT_DECAYS.get(optimizer, 0.0)}
 
 
 # ----------------------------------------------------------------------------------------------- from a statement
 
 
 def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> dict[str, Any]:
-    """Values of a recipe, name -> value as in the file, with all that a privacy statement says of the training: `dp`
-    may be a part of its table, epochs and batch size are the statement's. Messages call the recipe `what`; errors are
-    those of `Recipe.of`."""
-    own = values.get("dp", {})
-    if not isinstance(own, Mapping):
-        DPTraining.of(own, f"{what}: [dp]")
-    stated = _stated(statement, own)
-    merged = {name: value for name, value in own.items() if name not in ("epsilon", "adjacency")}
+    """Values of a recipe, name -> value as in the file, completed from a privacy statement: the file may have a part of
+    the table `dp`; epochs and batch size are the statement's. Messages call it `what`; raises as `Recipe.of`."""
+    table = values.get("dp", {})
+    if not isinstance(table, Mapping):
+        DPTraining.of(table, f"{what}: [dp]")
+    stated = _stated(statement, table)
+    merged = {name: value for name, value in table.items() if name not in ("epsilon", "adjacency")}
     dp = from_table(DPTraining, {**stated, **merged}, f"{what}: [dp]")
-    for name, value in own.items():
-        said: Any = stated.get(name)
-        if name == "epsilon" and "noise_multiplier" not in own:
-            adjacency = own.get("adjacency", "substitute")
+    for name, value in table.items():
+        expected: Any = stated.get(name)
+        if name == "epsilon" and "noise_multiplier" not in table:
+            adjacency = table.get("adjacency", "substitute")
             DPTraining.of({"delta": dp.delta, "epsilon": value, "adjacency": adjacency}, f"{what}: [dp]")
-            said = statement.epsilons.of(adjacency)
-        if said is not None and not _same(value, said):
-            rounded = f"{said:.4g}" if isinstance(said, float) else as_toml(said)
+            expected = statement.epsilons.of(adjacency)
+        if expected is not None and not _same(value, expected):
+            rounded = f"{expected:.4g}" if isinstance(expected, float) else as_toml(expected)
             raise ConfigurationError(
-                f"{what}: [dp] {name} = {as_toml(value)}, but the privacy statement says {rounded}: which is the"
-                " target's training? Leave it out of the recipe, and it is filled from the statement"
+                f"{what}: [dp] {name} = {as_toml(value)}, but the privacy statement has {rounded}; remove it from the"
+                " recipe to take the statement's"
             )
     phase = statement.phases[0]
     size = phase.sample_rate * statement.records
@@ -221,7 +222,7 @@ def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) ->
 
 
 def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> str:
-    """The caveat where a recipe's epochs and batch size are not those of the statement, which goes before; or ""."""
+    """The caveat if a recipe's epochs and batch size are overruled by different ones in the statement, or ""."""
     phase = statement.phases[0]
     size = phase.sample_rate * statement.records
     given = {
@@ -231,26 +232,25 @@ def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str)
     longer = epochs is not None and abs(epochs / phase.sample_rate - phase.steps) > max(1, epochs)
     if not longer and abs(given.get("batch_size", size) - size) <= max(1.0, NEAR * size):
         return ""
-    said = " and ".join(f"{name} = {value}" for name, value in given.items())
+    listed = " and ".join(f"{name} = {value}" for name, value in given.items())
     return (
-        f"The recipe says {said}, and the privacy statement {phase.steps:,} steps of batches of {size:g} of"
-        f" {statement.records:,} records, {phase.steps * phase.sample_rate:.3g} epochs: reference models were trained"
-        " as the statement says."
+        f"Reference models were trained by the privacy statement ({phase.steps:,} steps of batches of {size:g} of"
+        f" {statement.records:,} records, {phase.steps * phase.sample_rate:.3g} epochs), not by the recipe ({listed})."
     )
 
 
 def check_records(statement: PrivacyStatement, members: int) -> None:
-    """Raise InputError where the members are not the records of a training that references are to repeat."""
+    """Raise InputError if the number of members differs from the records of the training to be repeated."""
     if not statement.count_noised and abs(statement.records - members) > FEWER * statement.records:
         raise InputError(
-            f"the privacy statement is about a training on {statement.records:,} records, and the data marks"
-            f" {members:,} members: reference models that see as many cannot repeat it. Give all records of the"
-            ' training as members, or the training of references as function = "module:train" in the recipe'
+            f"the privacy statement is about a training on {statement.records:,} records, but the data marks"
+            f" {members:,} members, on which reference models cannot repeat it. Mark all records of the training as"
+            ' members, or name your own training of references in the recipe, function = "module:train"'
         )
 
 
-def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The table that a statement says, as far as it says."""
+def _stated(statement: PrivacyStatement, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `[dp]` in a statement; `table` has those of the recipe."""
     phases = statement.phases
     kind = (
         f"{len(phases)} phases"
@@ -268,13 +268,13 @@ def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, An
     if rule and rule[1] in CLIPPINGS:
         clipping = {"clipping": CLIPPINGS[rule[1]], "clip": float(rule[2])}
         clipping |= {"gamma": float(rule[3])} if rule[3] else {}
-    elif not {"clip", "clipping"} <= own.keys():
-        kind = kind or f"clipping {statement.clipping or 'of which it says nothing'}"
+    elif not {"clip", "clipping"} <= table.keys():
+        kind = kind or (f"clipping {statement.clipping}" if statement.clipping else "unknown clipping")
     if kind:
         raise InputError(
-            f"the privacy statement is about a training with {kind}, which reference models cannot repeat from it:"
-            ' name the training in the recipe, function = "module:train", a function train(x, y, generator) that'
-            " returns a model trained as the target was"
+            f"reference models cannot repeat the training of the privacy statement, with {kind}: name your own training"
+            ' in the recipe, function = "module:train", where train(x, y, generator) returns a model trained like the'
+            " target"
         )
     steps = {name: getattr(phases[0], name) for name in ("noise_multiplier", "steps", "sample_rate")}
     trainable: dict[str, Trained] = {}
@@ -286,14 +286,14 @@ def _stated(statement: PrivacyStatement, own: Mapping[str, Any]) -> dict[str, An
     return {"delta": statement.delta, **steps, **clipping, **trainable}
 
 
-def _same(value: Any, said: Any) -> bool:
-    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, said)):
-        return math.isclose(value, said, rel_tol=NEAR)
-    return bool((tuple(value) if isinstance(value, list) else value) == said)
+def _same(value: Any, expected: Any) -> bool:
+    if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (value, expected)):
+        return math.isclose(value, expected, rel_tol=NEAR)
+    return bool((tuple(value) if isinstance(value, list) else value) == expected)
 
 
 def as_toml(value: Any) -> str:
-    """A text, number, truth value or list as TOML writes it."""
+    """A text, number, boolean or list in TOML."""
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(as_toml, value)) + "]"
     if isinstance(value, bool):
@@ -308,17 +308,17 @@ def as_toml(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class FrozenAs:
-    """Builds models whose frozen layers are the target's: what did not train was public, and is in both."""
+    """Builds models whose frozen layers are the target's: layers that did not train were public."""
 
     build: Callable[[int], nn.Module]
     target: nn.Module
-    dp: DPTraining  # says what trains
+    dp: DPTraining  # its `trainable`
 
     def __call__(self, seed: int) -> nn.Module:
         """An untrained model.
 
         Raises:
-            InputError: the model has frozen tensors that the target has not, or of another shape.
+            InputError: the target lacks a frozen tensor of the model, or has it in another shape.
         """
         from safexplain.dp.models.parameters import select
 
@@ -334,16 +334,15 @@ class FrozenAs:
                     continue
                 if name not in known or known[name].shape != tensor.shape:
                     raise InputError(
-                        f"reference models train with [dp] trainable = {as_toml(self.dp.trainable)}, and take all else"
-                        f" from the target, which has no {name} of shape {tuple(tensor.shape)}: build models of the"
-                        " target's architecture"
+                        f"the target has no {name} of shape {tuple(tensor.shape)}, which reference models take from it"
+                        f" with [dp] trainable = {as_toml(self.dp.trainable)}: build models of its architecture"
                     )
                 tensor.copy_(known[name])
         return model
 
 
-def as_it_trains(model: nn.Module, prepared: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """The model as `DPFineTuner` leaves it, which trains what is `prepared`: with GroupNorm where BatchNorm trains."""
+def with_group_norm(model: nn.Module, prepared: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """The architecture that `DPFineTuner` returns: GroupNorm in place of BatchNorm that trains (`prepared`)."""
     from safexplain.dp.models.replacements import restore
 
     if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
@@ -361,8 +360,8 @@ def train_alone(
     generator: torch.Generator,
     tick: Callable[..., None] | None,
 ) -> nn.Module:
-    """Train a model in place by `DPFineTuner`, its batches and noise seeded by the generator, and return it in eval
-    mode; raises what that does."""
+    """Train a model in place by `DPFineTuner`, with batches and noise seeded by the generator, and return it in eval
+    mode; raises as `DPFineTuner`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)
         tuner = dp.tuner(how, model, x, y, seed=generator.initial_seed() % 2**31, tick=tick)
@@ -380,31 +379,38 @@ def train_private_models(
     generators: Sequence[torch.Generator],
     tick: Callable[..., None] | None,
 ) -> None:
-    """Train models in place, each on its rows of (x, y): heads on the same features together, all others one after the
-    other; raises what `DPFineTuner` does."""
+    """Train models in place, each on its rows of (x, y): heads on the same features together, all others one by one;
+    raises as `DPFineTuner`."""
     waiting, done = list(range(len(models))), 0
     while waiting:
         first = waiting[0]
         alike = [i for i in waiting if len(members[i]) == len(members[first]) and _same_but_head(models, i, first, dp)]
 
-        def told(share: float, note: str = "", size: int = len(alike), before: int = done) -> None:
+        def report(share: float, note: str = "", size: int = len(alike), before: int = done) -> None:
             if tick:
                 tick((before + share * size) / len(models), f"{size} heads at once" if size > 1 else note)
 
-        own, group = members[first], [first]
+        rows, group = members[first], [first]
         if len(alike) > 1 and _train_heads(
-            how, dp, [models[i] for i in alike], x, y, [members[i] for i in alike], [generators[i] for i in alike], told
+            how,
+            dp,
+            [models[i] for i in alike],
+            x,
+            y,
+            [members[i] for i in alike],
+            [generators[i] for i in alike],
+            report,
         ):
             group = alike
         else:
-            own_x, own_y = x[own.to(x.device)], y[own.to(y.device)]
-            train_alone(how, dp, models[first], own_x, own_y, generators[first], partial(told, size=1))
+            x_rows, y_rows = x[rows.to(x.device)], y[rows.to(y.device)]
+            train_alone(how, dp, models[first], x_rows, y_rows, generators[first], partial(report, size=1))
         done += len(group)
         waiting = [i for i in waiting if i not in group]
 
 
 def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraining) -> bool:
-    """Whether two models differ in what trains alone, which is their heads."""
+    """Whether only heads train, and two models differ in nothing else."""
     from safexplain.dp.models.parameters import select
 
     if dp.trainable != "head":
@@ -424,14 +430,14 @@ def _train_heads(
     generators: Sequence[torch.Generator],
     tick: Callable[..., None],
 ) -> bool:
-    """Features once, then all heads at once; False where these models have no closed form, and nothing was done."""
+    """Compute features once, then train all heads at once; False, and nothing done, if there is no closed form."""
     from safexplain.dp.heads.closed_form import Heads, train_heads
     from safexplain.dp.heads.features import linear_head
     from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, linear_that_trains
     from safexplain.dp.sgd.records import InMemory, records_of
 
-    own = members[0]
-    tuner = dp.tuner(how, models[0], x[own.to(x.device)], y[own.to(y.device)], seed=0)
+    rows = members[0]
+    tuner = dp.tuner(how, models[0], x[rows.to(x.device)], y[rows.to(y.device)], seed=0)
     ready = tuner.prepared()
     if not has_closed_form(ready, tuner.records, tuner.config):
         return False

@@ -1,8 +1,8 @@
-"""Fine-tuning of reference models: the same members of the pre-training data, but another task.
+"""Fine-tuning of reference models on another task, with the membership of their pre-training.
 
-An attacker who sees a fine-tuned model asks who was in the data that its backbone was *pre-trained* on (transfer
-membership inference, arXiv 2306.01181). His references are pre-trained on random halves of that data, as
-`train_shadows` does, and then fine-tuned like the target; one pre-training serves many fine-tunings.
+An attacker who sees a fine-tuned model infers membership in the data on which its backbone was *pre-trained* (transfer
+membership inference, arXiv 2306.01181). The references are pre-trained on random halves of that data by
+`train_shadows`, and then fine-tuned like the target; one pre-training serves many fine-tunings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.dp_training import Trained, as_it_trains
+from safexplain.audit.references.dp_training import Trained, with_group_norm
 from safexplain.audit.references.parallel import present
 from safexplain.audit.references.recipe import Recipe, Tick
 from safexplain.audit.references.shadows import Shadows, mixed_seed
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from safexplain.dp.sgd.finetune import DPFineTuner
 
 Trainable = Literal["head", "all", "lora"] | int
-"""Which part of a pre-trained model is fine-tuned; a number n stands for the last n blocks and the head."""
+"""The part of a pre-trained model that is fine-tuned; a number n means the last n blocks and the head."""
 
 _STREAM = 0xF17E
-"""Keeps the random numbers apart from those of the pre-training under the same seed."""
+"""Separates the random numbers from those of the pre-training with the same seed."""
 _FEATURES = 2**30
-"""Bytes of features of heads that train together, about."""
+"""Approximate bytes of features of heads that train together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +52,16 @@ class FineTune:
     """How models are fine-tuned on another task.
 
     Args:
-        downstream: data of the new task; nothing in it is asked about.
-        recipe: of the fine-tuning. With `dp`, `trainable` here goes before the one there, and blocks with BatchNorm
+        downstream: data of the new task; its membership is not attacked.
+        recipe: of the fine-tuning. With `dp`, this `trainable` overrides the one in `dp`, and blocks with BatchNorm
             get GroupNorm, as always with DP.
-        trainable: "head": only the new head (feature extraction). A whole number n of at least 1: the last n blocks and
-            the head, see `safexplain.dp.models.parameters.blocks`: a ResNet's blocks are its stages, so that 1 is what
-            arXiv 2306.01181 calls "the last 2 layers", `layer4` and `fc`. "all": everything. "lora": low-rank adapters
-            beside the projections of attention, or beside all linear layers where there is no attention, and the head;
+        trainable: "head": only the new head (feature extraction). An integer n of at least 1: the last n blocks and
+            the head, see `safexplain.dp.models.parameters.blocks`; a ResNet's blocks are its stages, so that 1 means
+            `layer4` and `fc`, "the last 2 layers" of arXiv 2306.01181. "all": everything. "lora": the head and
+            low-rank adapters on the projections of attention, or on all linear layers if there is no attention;
             adapters are merged afterwards.
-        sample: share of `downstream` that each model draws at random, without replacement, in (0, 1].
-        outputs: of the new head; None: as many as the downstream labels need.
+        sample: share of `downstream` in (0, 1] that each model draws at random without replacement.
+        outputs: of the new head; None: one for each class of the downstream labels.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range.
@@ -84,7 +84,7 @@ class FineTune:
         object.__setattr__(self, "sample", sample)
         if self.outputs is not None and check_whole("outputs", self.outputs, 2) < self.downstream.classes:
             raise ConfigurationError(
-                f"outputs: the downstream labels need {self.downstream.classes}, got {self.outputs}"
+                f"outputs: expected at least {self.downstream.classes}, one for each class, got {self.outputs}"
             )
 
     @property
@@ -93,20 +93,20 @@ class FineTune:
         return self.outputs or self.downstream.classes
 
     def shares(self, seed: int, number: int, member: NDArray[np.bool_]) -> list[tuple[Population, NDArray[np.int64]]]:
-        """What the model of a number, pre-trained on the (n,) bool `member`s, is fine-tuned on, as rows of populations:
-        a random share of `downstream`."""
+        """The rows of populations on which a model is fine-tuned, a random share of `downstream`; the model has this
+        number and was pre-trained on `member` (n,) bool."""
         n = len(self.downstream)
         rng = np.random.default_rng([seed, number, _STREAM])
         return [(self.downstream, np.sort(rng.choice(n, min(max(round(self.sample * n), 1), n), replace=False)))]
 
     def check(self, model: nn.Module) -> None:
-        """Raise InputError where a model of this architecture cannot be fine-tuned so, before anything long."""
+        """Raise InputError if a model of this architecture cannot be fine-tuned in this way."""
         job = _Job(self, np.zeros((1, 1), dtype=bool), 0, torch.device("cpu"))
         job.check(job.start(0, model))
 
 
 def check_trainable(trainable: object) -> None:
-    """Raise ConfigurationError for what is no `Trainable`."""
+    """Raise ConfigurationError for any other value than a `Trainable`."""
     whole = isinstance(trainable, int) and not isinstance(trainable, bool) and trainable >= 1
     if not whole and not (isinstance(trainable, str) and trainable in ("head", "all", "lora")):
         raise ConfigurationError(
@@ -126,30 +126,30 @@ def fine_tune(
 ) -> Shadows:
     """Fine-tune each model on its own random share of another task's data, with a new head for its classes.
 
-    The pre-trained models are left as they are. What is not fine-tuned stays in eval mode all the time and is bit for
-    bit what it was, statistics of BatchNorm included (arXiv 2306.01181's code lets these move). Where the head alone is
-    trained, without augmentation, features are computed once and all heads train as batched computations, which gives
-    the same models up to rounding. With `cache`, each finished model is stored under a key of everything that made it.
+    The pre-trained models are not changed. Layers that are not fine-tuned stay in eval mode and bit for bit the same,
+    with the statistics of BatchNorm (which the code of arXiv 2306.01181 updates). If only the head trains, without
+    augmentation, features are computed once and all heads train as batched computations, which gives the same models
+    up to rounding. With `cache`, each finished model is stored under a key of everything that made it.
 
     Args:
         pretrained: models with known membership of the pool, from `train_shadows`; their head is one `nn.Linear`.
-        how: data, recipe and what trains.
+        how: data, recipe and trainable part.
         seed: of the shares, the new heads and the order of the batches.
         device: where models train.
         cache: a `ModelCache` or a folder; that of the pre-training may be used.
-        progress: told after each model.
+        progress: called after each model.
 
     Returns:
-        The fine-tuned models, on `device` (on the CPU where workers have such a device and this process has none), and
-        the membership of the pre-training, unchanged. A model is seeded by its place.
+        The fine-tuned models, on `device` (on the CPU if only workers have such a device), and the membership of the
+        pre-training. A model is seeded by its place.
 
     Raises:
-        InputError: a model without one linear head, one that cannot take the downstream data, fewer blocks than are to
-            train, a share with fewer than two classes, or a training that diverged.
+        InputError: a model has not one linear head, does not take the downstream data or has fewer blocks than are to
+            train; a share has fewer than two classes; or training diverged.
     """
     if not isinstance(pretrained, Shadows):
         raise ConfigurationTypeError(
-            f"pretrained: expected Shadows, as train_shadows gives, got {type(pretrained).__name__}"
+            f"pretrained: expected Shadows, as from train_shadows, got {type(pretrained).__name__}"
         )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
     job = _Job(how, pretrained.membership, seed, torch.device(device))
@@ -181,8 +181,8 @@ def fine_tune(
 
 
 def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> nn.Module:
-    """A copy with a freshly initialised `nn.Linear` of so many outputs (None: as many as before) in place of the head;
-    raises InputError where there is no head, several, or one that is not an `nn.Linear`."""
+    """A copy with a freshly initialised `nn.Linear` of `classes` outputs (None: as many as before) as its head; raises
+    InputError unless there is one head, an `nn.Linear`."""
     from safexplain.dp.models.replacements import replace_module
 
     name = head_name(model)
@@ -195,11 +195,11 @@ def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> 
 
 
 def head_name(model: nn.Module) -> str:
-    """Name of the one linear layer that is the head, or InputError as of `replace_head`."""
+    """Name of the linear layer that is the head; raises as `replace_head`."""
     from safexplain.dp.models.parameters import head_modules
 
     kind = "a scikit-learn classifier" if isinstance(model, EstimatorModule) else type(model).__name__
-    problem = f"{kind} has no head that could be replaced"
+    problem = f"{kind} has no head to replace"
     with suppress(InputError):
         names = head_modules(model)
         head = model.get_submodule(names[0])
@@ -209,15 +209,14 @@ def head_name(model: nn.Module) -> str:
         if len(names) > 1:
             problem = f"{kind} has {len(names)} heads: {', '.join(names)}"
     raise InputError(
-        f"{problem}. Pre-train models whose last layer is one nn.Linear that gives the outputs of the classes, below"
-        " fc, classifier, head or heads, or at the end, as in nn.Sequential(backbone, nn.Flatten(), nn.Linear(d,"
-        " classes))"
+        f"{problem}. Pre-train models whose last layer is one nn.Linear with an output for each class, called fc,"
+        " classifier, head or heads, or at the end, as in nn.Sequential(backbone, nn.Flatten(), nn.Linear(d, classes))"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """Fine-tunes some of the models, here or in a worker."""
+    """Fine-tunes the models with the numbers `places`, here or in a worker."""
 
     how: FineTune
     membership: NDArray[np.bool_]
@@ -225,7 +224,7 @@ class _Job:
     device: torch.device
 
     def __call__(self, places: list[int], starts: list[nn.Module], tick: Tick) -> list[nn.Module]:
-        """The models of these places, fine-tuned, on the CPU."""
+        """The fine-tuned models of these places, on the CPU."""
         models = [start.to(self.device) for start in starts]
         if len(models) > 1 or self.on_features(models[0]):
             self._train_heads(models, places, tick)
@@ -241,7 +240,7 @@ class _Job:
         return replace_head(pretrained, self.how.classes, seed=self._mixed(i, 0))
 
     def key(self, i: int, initial: nn.Module, digest_of: Callable[[Population], str]) -> str:
-        """Of everything that makes model i; "" where that has no stable identity."""
+        """Digest of everything that makes model i; "" if it has no stable identity."""
         how, parts = self.how, [(digest_of(data), rows) for data, rows in self.shares(i)]
         try:
             tuning = how.recipe.to_toml(), how.trainable
@@ -250,7 +249,7 @@ class _Job:
             return ""
 
     def shares(self, i: int) -> list[tuple[Population, NDArray[np.int64]]]:
-        """What model i is fine-tuned on."""
+        """The data of model i, as rows of populations."""
         return self.how.shares(self.seed, i, self.membership[i])
 
     def data(self, i: int) -> tuple[Tensor, Tensor]:
@@ -262,26 +261,26 @@ class _Job:
         return mixed_seed(self.seed, self.how.recipe.seed, i, _STREAM + what)
 
     def check(self, model: nn.Module) -> None:
-        """Raise InputError where a model does not turn downstream examples into outputs of its new classes."""
+        """Raise InputError unless a model maps downstream examples to outputs for the new classes."""
         x = self.how.downstream.x[:2]
         try:
             output = self._outputs(model, x)
-        except Exception as error:  # whatever a forward pass raises
+        except Exception as error:  # any, as models are foreign code
             raise InputError(
-                f"{type(model).__name__} cannot take the downstream data, examples of shape {tuple(x.shape[1:])}:"
-                f" {str(error).splitlines()[0] if str(error) else type(error).__name__}. Bring them to the shape and"
-                " type of the pre-training data"
+                f"{type(model).__name__} does not take downstream examples of shape {tuple(x.shape[1:])}:"
+                f" {str(error).splitlines()[0] if str(error) else type(error).__name__}. Give them the shape and type"
+                " of the pre-training data"
             ) from error
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         if shape != (len(x), self.how.classes):
             raise InputError(
-                f"{type(model).__name__} must give ({len(x)}, {self.how.classes}) outputs, from a linear head of that"
-                f" many classes, got {shape}"
+                f"expected ({len(x)}, {self.how.classes}) outputs of {type(model).__name__}, from a linear head with"
+                f" one for each class, got {shape}"
             )
         if isinstance(self.how.trainable, int):
             self._parts(model)
         elif self.how.trainable == "lora":
-            self._beside(model)
+            self._adapted(model)
 
     def _outputs(self, model: nn.Module, x: Tensor) -> Any:
         model.eval()
@@ -289,27 +288,27 @@ class _Job:
             return model(x.to(_device_of(model)))
 
     def on_features(self, model: nn.Module) -> bool:
-        """Whether training the head on features is training it in the network."""
+        """Whether the head can train on features computed once, as it would within the network."""
         from safexplain.dp.heads.features import features
 
         if self.how.trainable != "head" or self.how.recipe.dp is not None or self.how.recipe.augmentation != "none":
             return False
         name, x = head_name(model), self.how.downstream.x[:8]
-        seen: list[Tensor] = []
-        hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: seen.append(output))
+        outputs: list[Tensor] = []
+        hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: outputs.append(output))
         try:
-            if not torch.equal(self._outputs(model, x), seen[0]):
+            if not torch.equal(self._outputs(model, x), outputs[0]):
                 return False
         finally:
             hook.remove()
         try:
             features(model, name, x)
-        except InputError:  # of another shape than (n, d), or not of the row alone
+        except InputError:  # features are not (n, d), or depend on other rows
             return False
         return True
 
     def groups(self, models: Sequence[nn.Module], missing: list[int]) -> list[list[int]]:
-        """Heads that train together; all else alone."""
+        """Heads in groups that train together; other models alone."""
         by_shape: dict[tuple[torch.Size, ...], dict[int, int]] = {}
         for i in missing:
             if self.on_features(models[i]):
@@ -323,7 +322,7 @@ class _Job:
         return found + [[i] for i in missing if i not in together]
 
     def _train_heads(self, models: Sequence[nn.Module], places: Sequence[int], tick: Tick) -> None:
-        """Features once, then all heads at once."""
+        """Compute features once, then train all heads at once."""
         from safexplain.dp.heads.features import features
 
         inputs, labels, index, heads, first = [], [], [], [], 0
@@ -338,7 +337,7 @@ class _Job:
         train_models(self.how.recipe, heads, torch.cat(inputs), torch.cat(labels), index, generators, tick)
 
     def _train_alone(self, model: nn.Module, i: int, tick: Tick) -> None:
-        """The plain loop through the whole network."""
+        """Train in the plain loop through the whole network."""
         from safexplain.dp.models.replacements import restore
 
         learner = self._with_adapters(model, i) if self.how.trainable == "lora" else model
@@ -350,13 +349,13 @@ class _Job:
             model.load_state_dict(restore(learner).state_dict())
 
     def dp_architecture(self, i: int, model: nn.Module) -> nn.Module:
-        """The model as DPFineTuner will leave it: with GroupNorm where BatchNorm would train."""
+        """The architecture that DPFineTuner returns: GroupNorm in place of BatchNorm that trains."""
         from safexplain.dp.models.replacements import BatchNormReplacedWarning
 
         with warnings.catch_warnings():
             if i:
-                warnings.simplefilter("ignore", BatchNormReplacedWarning)  # said once
-            return as_it_trains(model, lambda model: self._tuner(i, model).prepared())
+                warnings.simplefilter("ignore", BatchNormReplacedWarning)  # raised once, for model 0
+            return with_group_norm(model, lambda model: self._tuner(i, model).prepared())
 
     def _tuner(self, i: int, model: nn.Module, tick: Tick | None = None) -> DPFineTuner:
         from safexplain.dp.models.replacements import pin_to_eval
@@ -367,7 +366,7 @@ class _Job:
         if trainable != "all":
             parts = {name: model.get_submodule(name) for name in self._parts(model)}
             for module in set(model.modules()).difference(*(part.modules() for part in parts.values())):
-                pin_to_eval(module)  # no dropout in what is frozen
+                pin_to_eval(module)  # no dropout in frozen layers
             if isinstance(trainable, int):
                 training = tuple(name for name, part in parts.items() if any(True for _ in part.parameters()))
         assert how.recipe.dp is not None
@@ -376,7 +375,7 @@ class _Job:
         return replace(how.recipe.dp, trainable=training).tuner(recipe, model, x, y, seed=seed, tick=tick)
 
     def _parts(self, model: nn.Module) -> list[str]:
-        """Names of the modules that train, none within another."""
+        """Names of the modules that train, without modules within these."""
         from safexplain.dp.models.adapters import LoRALinear
         from safexplain.dp.models.parameters import blocks
 
@@ -390,7 +389,7 @@ class _Job:
         if count > len(names):
             raise InputError(
                 f"trainable: {type(model).__name__} has {len(names)} block{'s' * (len(names) != 1)} below its head"
-                f" ({', '.join(names) or 'none'}), got {count}; to train everything, say trainable='all'"
+                f" ({', '.join(names) or 'none'}), got {count}; use trainable='all' to train everything"
             )
         order = [name for name, _ in model.named_modules()]
         found: list[str] = []
@@ -400,12 +399,12 @@ class _Job:
         return found
 
     def _with_adapters(self, model: nn.Module, i: int) -> nn.Module:
-        """A copy with adapters beside the projections of attention, or beside all linear layers; not the head."""
+        """A copy with adapters on the projections of attention, or else on all linear layers but the head."""
         from safexplain.dp.models.adapters import add_lora
         from safexplain.dp.models.replacements import replace_composites, replace_module
 
         model, _ = replace_composites(copy.deepcopy(model), frozen_too=True)
-        targets, name = self._beside(model), head_name(model)
+        targets, name = self._adapted(model), head_name(model)
         head = model.get_submodule(name)
         model = replace_module(model, name, nn.Identity())
         device = _device_of(model)
@@ -414,7 +413,7 @@ class _Job:
             add_lora(model, targets=targets)
         return replace_module(model, name, head)
 
-    def _beside(self, model: nn.Module) -> Sequence[str]:
+    def _adapted(self, model: nn.Module) -> Sequence[str]:
         """Names of the linear layers that get adapters."""
         from safexplain.dp.models.adapters import TARGETS
 
@@ -422,7 +421,7 @@ class _Job:
         linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and name != head]
         if not linear:
             raise InputError(
-                'trainable="lora": the model has no linear layer beside its head; train "head", a number of blocks or'
+                'trainable="lora": the model has no linear layer except its head; use "head", a number of blocks or'
                 ' "all"'
             )
         return TARGETS if any(name.rpartition(".")[2] in TARGETS for name in linear) else linear
@@ -434,7 +433,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def _only(model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Only the parameters of these parts require gradients; afterwards all as before."""
+    """Within this context, only the parameters of these parts require gradients."""
     before = {p: p.requires_grad for p in model.parameters()}
     training = {p for part in parts for p in part.parameters()}
     for p in before:

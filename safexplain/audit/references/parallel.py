@@ -1,9 +1,10 @@
-"""Long work in several processes or on several machines, by whichever joblib backend is active: loky, Dask or Ray.
+"""Long work in several processes or on several machines, by the active joblib backend: loky, Dask or Ray.
 
     with joblib.parallel_config(backend="loky", n_jobs=4):
         audit(...)
 
-Outside such a context all is done in this process, and in threads too: torch has one random generator for all of them.
+Outside such a context, and with joblib's threads, everything runs in this process: torch has one random generator for
+all threads.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from safexplain._versions import VERSION
 from safexplain.errors import ConfigurationError
 
 TRIES = 3
-"""So often in a row may workers die with no task finished, before the error of the backend is raised."""
+"""Losses of workers in a row, with no task finished, after which the error of the backend is raised."""
 
 LARGE = 1 << 20
-"""Bytes from which an array is sent beside the pickle: once, where several tasks have the same one."""
+"""Bytes from which an array is sent outside the pickle, once for all tasks that share it."""
 
 VERSIONS = {"safexplain": VERSION, "torch": torch.__version__}
 
@@ -43,7 +44,7 @@ _one_at_a_time = threading.Lock()  # a worker of Dask may have several threads
 
 
 def workers() -> int:
-    """Workers of the active joblib backend; 1 where work is done in this process."""
+    """Workers of the active joblib backend; 1 if work is done in this process."""
     backend = get_active_backend()[0]
     if getattr(backend, "supports_sharedmem", False):  # threads
         return 1
@@ -56,7 +57,7 @@ def parallel() -> bool:
 
 
 def present(device: str | torch.device) -> torch.device:
-    """The device where this process has it, else the CPU: workers may have GPUs where this process has none."""
+    """The device if this process has it, else the CPU: workers may have GPUs that this process lacks."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
@@ -74,26 +75,25 @@ def each(
     before: float = 0,
     total: float | None = None,
 ) -> Iterator[tuple[int, Any]]:
-    """(i, `work(*tasks[i], tick=tick)`) for every task, as they are ready; in order where this process does them.
+    """(i, `work(*tasks[i], tick=tick)`) for every task, as they finish; in order if this process does them.
 
     `tick(share, note="")` moves progress in this process and does nothing in a worker. Each task counts as `sizes`
-    units (or one), of `total` with the `before` that were finished earlier, once the next result is asked for. What
-    cannot be pickled, such as an endpoint, is done in this process. A task whose worker died is done again, and what
-    `work` raises is raised unchanged. Models may lie on a GPU, where they are in the worker too; results are to be on
-    the CPU.
+    units (or one) of `total`, which includes the `before` finished earlier. Tasks that cannot be pickled, such as an
+    endpoint, run in this process. A task whose worker died is repeated; exceptions of `work` are raised unchanged.
+    Models stay on their device in the worker; results must be on the CPU.
     """
     units = [1.0] * len(tasks) if sizes is None else list(sizes)
-    whole, done = before + sum(units) if total is None else total, before
+    total, done = before + sum(units) if total is None else total, before
     waiting = _packed(work, tasks) if parallel() else {}
     for i, task in enumerate(tasks):
         if i not in waiting:
 
-            def tick(share: float, note: str = "", before: float = done, own: float = units[i]) -> None:
-                progress(stage, before + share * own, whole, note)
+            def tick(share: float, note: str = "", before: float = done, size: float = units[i]) -> None:
+                progress(stage, before + share * size, total, note)
 
             yield i, work(*task, tick=tick)
             done += units[i]
-            progress(stage, done, whole)
+            progress(stage, done, total)
     if waiting:
         _prepare(get_active_backend()[0])
     tries = TRIES
@@ -102,13 +102,13 @@ def each(
             while True:
                 try:
                     answer = next(answers, None)
-                except Exception as error:  # of the backend: a worker died, or none is left
+                except Exception as error:  # from the backend: a worker died, or none is left
                     tries -= 1
                     if not tries:
                         error.add_note(f"workers were lost {TRIES} times in a row, with nothing finished ({stage})")
                         raise
                     reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                    _log.warning("a worker was lost, and what it had to do is done again (%s)", reason)
+                    _log.warning("a worker was lost; its tasks are repeated (%s)", reason)
                     break
                 if answer is None:
                     break
@@ -118,7 +118,7 @@ def each(
                 del waiting[i]
                 yield i, pickle.loads(raw)
                 tries, done = TRIES, done + units[i]
-                progress(stage, done, whole)
+                progress(stage, done, total)
 
 
 def _answers(waiting: Mapping[int, tuple[bytes, list[NDArray[Any]]]]) -> Generator[tuple[int, bool, bytes]]:
@@ -129,16 +129,16 @@ def _answers(waiting: Mapping[int, tuple[bytes, list[NDArray[Any]]]]) -> Generat
         for answer in results:  # noqa: UP028  # `yield from` would close it outside the block below
             yield answer
     finally:
-        with warnings.catch_warnings(action="ignore"):  # that not all results were taken
+        with warnings.catch_warnings(action="ignore"):  # about results that were not taken
             results.close()
 
 
 def _prepare(backend: Any) -> None:
-    """Let results come as they are ready, and lost workers be told."""
+    """Make the backend return results as they finish, and report lost workers."""
     if type(backend).__name__ == "RayBackend":
-        backend.supports_return_generator = True  # it says what multiprocessing's pool says, which cannot; Ray's can
+        backend.supports_return_generator = True  # inherited as False from multiprocessing's pool, but Ray's can
     if not backend.supports_return_generator:
-        raise ConfigurationError(f'use joblib\'s backend "loky", "dask" or "ray"; got {type(backend).__name__}')
+        raise ConfigurationError(f'expected joblib\'s backend "loky", "dask" or "ray", got {type(backend).__name__}')
     if _is_dask(backend):
         submit, count = type(backend).submit, type(backend).effective_n_jobs
 
@@ -148,7 +148,7 @@ def _prepare(backend: Any) -> None:
             return future
 
         backend.submit = submitted
-        backend.effective_n_jobs = lambda n_jobs: max(count(backend, n_jobs), 2)  # joblib does not send to a single one
+        backend.effective_n_jobs = lambda n_jobs: max(count(backend, n_jobs), 2)  # joblib sends nothing to a single one
 
 
 def _is_dask(backend: Any) -> bool:
@@ -156,17 +156,17 @@ def _is_dask(backend: Any) -> bool:
 
 
 def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) -> tuple[int, bool, bytes]:
-    """In a worker: one task."""
+    """One task, in a worker: its number, whether it raised, and the pickled result or exception."""
     try:
         if versions != VERSIONS:
-            raise ConfigurationError(f"a worker has {VERSIONS}, and {versions} is needed: install the same everywhere")
+            raise ConfigurationError(f"expected {versions} in every worker, got {VERSIONS}: install the same versions")
         with _one_at_a_time, parallel_config("sequential"):
             try:
                 work, task = _unpacked(raw, arrays)
             except Exception as error:
                 raise ConfigurationError(
-                    f"a worker cannot take the work: {type(error).__name__}: {error}. Modules that define what is"
-                    " trained must be importable there"
+                    f"a worker cannot read its task: {type(error).__name__}: {error}. Modules that define models and"
+                    " training must be importable there"
                 ) from error
             return i, False, cloudpickle.dumps(work(*task, tick=lambda share, note="": None))
     except Exception as error:
@@ -182,37 +182,37 @@ def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) 
 
 
 def _packed(work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> dict[int, tuple[bytes, list[NDArray[Any]]]]:
-    """Number -> a task as a pickle and its large arrays; without tasks that cannot be pickled."""
+    """Number -> a pickled task and its large arrays, for all tasks that can be pickled."""
     found, known = {}, dict[Any, Any]()
     for i, task in enumerate(tasks):
         pickler = _Pickler(file := io.BytesIO(), known)
         try:
             pickler.dump((work, task))
-        except Exception as error:  # whatever objects raise that do not want to be pickled
-            _log.warning("task %d is done in this process, because it cannot be sent: %s", i, error)
+        except Exception as error:  # any, as `__reduce__` is foreign code
+            _log.warning("task %d runs in this process, as it cannot be sent: %s", i, error)
         else:
             found[i] = file.getvalue(), pickler.arrays
     return found
 
 
 def _unpacked(raw: bytes, arrays: Sequence[NDArray[Any]]) -> Any:
-    """What was packed; Ray's and Dask's arrays are read-only, which torch's tensors cannot be."""
+    """The inverse of `_packed`; read-only arrays, as of Ray and Dask, are copied for torch."""
     usable = [a if a.flags.writeable and a.ctypes.data % 16 == 0 else a.copy() for a in arrays]
     return pickle.loads(raw, buffers=usable)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Puts large arrays and tensors beside the pickle, as bytes in `arrays`.
+    """Keeps large arrays and tensors out of the pickle, as bytes in `arrays`.
 
-    `known` has those of all tasks: (address, bytes) -> array, and the id of a tensor -> it and its array.
+    `known` has those of all tasks: (address, bytes) -> array, and id of a tensor -> tensor and its array.
     """
 
     def __init__(self, file: io.BytesIO, known: dict[Any, Any]) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._stays)
+        super().__init__(file, protocol=5, buffer_callback=self._is_small)
         self.arrays = list[NDArray[Any]]()
         self._known = known
 
-    def _stays(self, buffer: pickle.PickleBuffer) -> bool:
+    def _is_small(self, buffer: pickle.PickleBuffer) -> bool:
         array = np.frombuffer(buffer.raw(), np.uint8)
         if array.nbytes >= LARGE:
             self.arrays.append(self._known.setdefault((array.ctypes.data, array.nbytes), array))
@@ -227,13 +227,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return super().reducer_override(value)
         if type(value) is nn.Parameter:
             return nn.Parameter, (value.detach(), value.requires_grad)
-        order = sorted(range(value.dim()), key=value.stride, reverse=True)  # dimensions as they lie in memory
-        lying = value.detach().permute(order)
+        order = sorted(range(value.dim()), key=value.stride, reverse=True)  # dimensions as in memory
+        dense = value.detach().permute(order)
         if id(value) not in self._known:
-            self._known[id(value)] = value, lying.cpu().contiguous().flatten().view(torch.uint8).numpy()
+            self._known[id(value)] = value, dense.cpu().contiguous().flatten().view(torch.uint8).numpy()
         array = self._known[id(value)][1]
         inverse = sorted(range(len(order)), key=order.__getitem__)
-        return _tensor, (array, value.dtype, lying.shape, inverse, value.device, value.requires_grad)
+        return _tensor, (array, value.dtype, dense.shape, inverse, value.device, value.requires_grad)
 
 
 def _tensor(

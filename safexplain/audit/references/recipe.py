@@ -1,6 +1,6 @@
-"""How a model is trained: what reference models must repeat to stand in for the target, and the loop that does it.
+"""The recipe by which a target was trained and reference models train, its training loop, and compiled passes.
 
-`references.training` trains many small models at once, by the same streams of random numbers.
+`references.training` trains many small models at once, by the same random numbers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch.nn import functional as F
 from safexplain._digest import model_digest
 from safexplain._validate import check_types, check_whole, from_table, read_toml
 from safexplain.audit.references.batches import AugmentationName, Batches
-from safexplain.audit.references.dp_training import FEWER, DPTraining, as_toml, filled, left_out, train_alone
+from safexplain.audit.references.dp_training import FEWER, DPTraining, as_toml, defaults_of, filled, train_alone
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 TELL_SECONDS = 0.5
-"""Within an epoch, progress is told this often; at the end of each epoch it always is."""
+"""Seconds between reports of progress within an epoch; the end of each epoch is always reported."""
 
 
 Tick = Callable[..., None]
-"""Called as tick(share, note=""): that share of a training, in [0, 1], is done; the note says "epoch 3 of 30"."""
+"""tick(share, note=""): the share of a training that is done, in [0, 1], and a note such as "epoch 3 of 30"."""
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine"]
@@ -44,8 +44,7 @@ PrecisionName = Literal["float32", "bf16"]
 class Recipe:
     """Optimizer, schedule, epochs, batch, augmentation, seed and arithmetic of a training with cross-entropy.
 
-    The defaults of the last three train in plain float32. Whatever they are, trained weights keep the type and the
-    memory format in which they were built.
+    Trained weights keep the type and the memory format in which they were built.
 
     Args:
         optimizer: adam, adamw or sgd.
@@ -53,26 +52,24 @@ class Recipe:
         momentum: of sgd.
         weight_decay: as the optimizer applies it (L2 for adam and sgd, decoupled for adamw).
         epochs: passes over the members.
-        batch_size: examples a step; the members are permuted anew each epoch, the last batch may be smaller. A single
-            one left over joins the batch before it: BatchNorm cannot train on one.
+        batch_size: examples per step; members are permuted each epoch, and the last batch may be smaller. A single
+            example left over joins the batch before it, as BatchNorm cannot train on one.
         schedule: constant, or cosine to zero over all steps.
         augmentation: none, flip (horizontal), or crop-flip (reflect-pad by 1/8 and crop, then flip); images only.
         seed: the base of every random choice (initial weights, order, augmentation), together with a model's index.
-        precision: float32 (as PyTorch is set: on a GPU convolutions round to TF32 unless told otherwise), or bf16:
-            forward pass and loss under `torch.autocast` with bfloat16, where weights, gradients and optimizer stay
-            float32. This changes what is trained, see `caveat`.
-        channels_last: images and convolutions lie channels last, which GPUs and most processors convolve faster. The
-            same arithmetic up to rounding. For images only; no effect where linear networks train together.
-        compile: forward and backward pass of full batches go through `torch.compile`, with CUDA graphs on a GPU; once
-            for all models of one architecture. The same arithmetic up to rounding, dropout draws other numbers. The
-            smaller last batch of an epoch runs uncompiled. No effect where linear networks train together.
-        dp: of a target that was trained with differential privacy: how, as a `DPTraining` or a mapping of its
-            arguments, at least delta and epsilon (or a noise multiplier). References are then trained by
-            `safexplain.dp.DPFineTuner`; batch_size is the expected size of a Poisson batch, `momentum` and
-            `weight_decay` are as they stand here, and nothing is augmented, scheduled, compiled or in bf16. None: the
-            target was trained without.
-        examples: rows that the target was trained on, for `check_examples`; no training changes with it. None: not
-            said.
+        precision: float32 (by PyTorch's settings: on a GPU, convolutions round to TF32 by default), or bf16: forward
+            pass and loss under `torch.autocast` with bfloat16, while weights, gradients and optimizer stay float32.
+            This changes the trained models, see `caveat`.
+        channels_last: memory format of images and convolutions, faster on GPUs and most processors. The same
+            arithmetic up to rounding. For images only; no effect on linear networks that train together.
+        compile: compile forward and backward pass of full batches with `torch.compile`, once for all models of one
+            architecture, with CUDA graphs on a GPU. The same arithmetic up to rounding; dropout draws other numbers.
+            A smaller last batch runs uncompiled. No effect on linear networks that train together.
+        dp: the training of a target with differential privacy, as a `DPTraining` or a mapping of its arguments, at
+            least delta and epsilon (or a noise multiplier). References are then trained by
+            `safexplain.dp.DPFineTuner`; batch_size is the expected size of a Poisson batch, and nothing is augmented,
+            scheduled, compiled or in bf16. None: the target was trained without differential privacy.
+        examples: rows that the target was trained on, for `check_examples` only. None: unknown.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value is of the wrong type or out of range.
@@ -111,16 +108,16 @@ class Recipe:
             for name in ("schedule", "augmentation", "precision", "channels_last", "compile"):
                 if (value := getattr(self, name)) != (only := getattr(Recipe, name)):
                     raise ConfigurationError(
-                        f"recipe: [dp] trains with {name} = {as_toml(only)} only, got {as_toml(value)}; for another"
-                        ' training name a function of yours, function = "module:train"'
+                        f"recipe: [dp] trains with {name} = {as_toml(only)} only, got {as_toml(value)}; for other"
+                        ' trainings name your own function, function = "module:train"'
                     )
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Recipe:
-        """Read a recipe: one `name = value` a line, names as the arguments, left-out ones at their defaults.
+        """Read a recipe: one `name = value` per line, with the names and defaults of the arguments.
 
-        With a table `[dp]`, of the names of `DPTraining`, learning rate, batch size, momentum and weight decay that are
-        left out are as `DPFineTuner` has them.
+        A table `[dp]` has the names of `DPTraining`; learning rate, batch size, momentum and weight decay then default
+        to those of `DPFineTuner`.
 
         Raises:
             InputError: the file cannot be read or is not TOML.
@@ -130,11 +127,11 @@ class Recipe:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], what: str, statement: PrivacyStatement | None = None) -> Recipe:
-        """From named values, as TOML has them, `dp` a table. Messages call the recipe `what`; a statement of the
-        target's training fills `dp`, epochs and batch size.
+        """From named values as in TOML, `dp` a table. Messages call the recipe `what`; the target's privacy statement
+        fills `dp`, epochs and batch size.
 
         Raises:
-            InputError: the statement is about a training that cannot be repeated from it.
+            InputError: the statement's training cannot be repeated from it.
             ConfigurationError: an unknown name, values that contradict the statement, or as the constructor.
         """
         if statement is not None:
@@ -142,43 +139,43 @@ class Recipe:
         plain = {name: value for name, value in values.items() if name != "dp"}
         if "dp" in values:
             optimizer = plain.get("optimizer", cls.optimizer)
-            plain = {**(left_out(optimizer) if isinstance(optimizer, str) else {}), **plain}
+            plain = {**(defaults_of(optimizer) if isinstance(optimizer, str) else {}), **plain}
         recipe = from_table(cls, plain, what)
         return replace(recipe, dp=DPTraining.of(values["dp"], f"{what}: [dp]")) if "dp" in values else recipe
 
     def to_toml(self) -> str:
-        """The recipe as TOML text that `from_toml` reads.
+        """The recipe as TOML text for `from_toml`.
 
-        Precision, channels_last, compile, examples and `[dp]` stand in it only where they are not at their defaults: a
-        recipe of before there were such keeps its text, and so its digest in certificates.
+        Precision, channels_last, compile, examples and `[dp]` are written only if they differ from their defaults, so
+        that the digests of older recipes in certificates stay the same.
         """
         newer = ("precision", "channels_last", "compile", "dp", "examples")
         plain = {k: v for k, v in vars(self).items() if k not in newer or (k != "dp" and v != getattr(Recipe, k))}
         return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + (self.dp.to_toml() if self.dp else "")
 
     def caveat(self, target: nn.Module | None = None) -> str:
-        """What a reader must know of how reference models were trained, or "", as for a target in half precision."""
+        """The caveat of a report about bf16 training, or "", also for a target in half precision."""
         halves = {torch.bfloat16, torch.float16}
         if self.precision == "float32" or (target is not None and any(p.dtype in halves for p in target.parameters())):
             return ""
         return (
-            "Reference models were trained in bfloat16 (autocast). If the model was not, a real attacker who trains as"
-            " it was trained may do better than this audit."
+            "Reference models were trained in bfloat16 (autocast). If the model was not, a real attacker who repeats"
+            " its training may do better than this audit."
         )
 
     def privacy_note(self, statement: PrivacyStatement | None) -> str:
-        """The same of differential privacy, with the statement of the target's training."""
+        """The note of a report about differential privacy of the references; `statement` is the target's."""
         if self.dp is not None:
             return f"Reference models were trained with differential privacy, as the target was: {self.dp.in_words()}."
         if statement is None:
             return ""
         return (
-            "Reference models were trained without differential privacy, with which the target was trained, as its"
-            " statement says: they are poor stand-ins for it. Add [dp] to the recipe, dp= from Python."
+            "Reference models were trained without differential privacy, but the target with it, according to its"
+            " statement: they are poor stand-ins for it. Add [dp] to the recipe, dp= from Python."
         )
 
     def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """The optimizer over these tensors; all three work elementwise, so stacked models train as single ones do."""
+        """The optimizer over these tensors; all work elementwise, so that stacked models train as single ones."""
         fused = all(p.is_cuda and p.is_floating_point() for p in parameters) or None
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
         match self.optimizer:
@@ -190,17 +187,17 @@ class Recipe:
                 return torch.optim.SGD(parameters, momentum=self.momentum, **options)
 
     def make_schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-        """The learning rate over `steps` steps, to be stepped after each."""
+        """The learning rate over `steps` steps; call `step` after each."""
         if self.schedule == "cosine":
             return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
     def steps_per_epoch(self, members: int) -> int:
-        """Batches an epoch over this many members."""
+        """Batches per epoch over this many members."""
         return len(self.batch_sizes(members))
 
     def batch_sizes(self, members: int) -> list[int]:
-        """Examples in each batch of an epoch over this many members."""
+        """Sizes of the batches of an epoch over this many members."""
         full, rest = divmod(members, self.batch_size)
         if rest == 1 and full:
             return [self.batch_size] * (full - 1) + [self.batch_size + 1]
@@ -216,34 +213,32 @@ class Recipe:
         *,
         parts: Sequence[nn.Module] | None = None,
     ) -> nn.Module:
-        """Train `model` in place, on its device, and return it in eval mode.
+        """Train `model` in place on (members, ...) inputs and (members,) labels, on its device, and return it in eval
+        mode.
 
-        All of the (members, ...) inputs and (members,) labels are trained on. Inputs move to the device
-        at once where they fit, else batch by batch. The CPU's `generator` draws the order and the augmentation; dropout
-        draws from the global one, seeded by it. With `parts`, modules of the model, only these train, and all else
-        stays in eval mode and as it is.
+        The CPU `generator` draws the order and the augmentation; dropout draws from the global one, seeded by it. With
+        `parts`, only these modules of the model train, and all others stay unchanged and in eval mode.
 
         Raises:
-            InputError: the loss became NaN or infinite; augmentation or channels_last for what are no images.
-            ConfigurationError: the model cannot be compiled, or there is no compiler; or as `DPFineTuner`, by which
-                a recipe with `dp` trains.
+            InputError: the loss became NaN or infinite; augmentation or channels_last for data other than images.
+            ConfigurationError: the model cannot be compiled, or there is no compiler; with `dp`, as `DPFineTuner`.
         """
         if self.dp is not None:
             if parts is not None:
-                raise ConfigurationError("a recipe with dp names what trains in dp: leave parts out")
+                raise ConfigurationError("with dp, dp.trainable names the parameters that train: leave out parts")
             return train_alone(self, self.dp, model, x, y, generator, tick)
         device = next(model.parameters()).device
         batches = Batches(x, y, self.batch_sizes(len(y)), self.augmentation, device, generator, self.channels_last)
         learner, training, loss = model, [model] if parts is None else list(parts), loss_in(model)
-        of_full_batch = loss
+        full_batch_loss = loss
         if self.channels_last or self.compile:
             stand_in = stand_in_for(model, channels_last=self.channels_last, compile=self.compile)
             learner, training = stand_in.module, stand_in.parts(model, training)
-            loss, of_full_batch = stand_in.loss, stand_in.compiled_loss
+            loss, full_batch_loss = stand_in.loss, stand_in.compiled_loss
 
         def loss_of(x: Tensor, y: Tensor) -> Tensor:
             with self.autocast(device):
-                return (of_full_batch if len(y) == self.batch_size else loss)(x, y)
+                return (full_batch_loss if len(y) == self.batch_size else loss)(x, y)
 
         fork = torch.random.fork_rng([device] if device.type == "cuda" else [])
         with fork, compiler_errors() if self.compile else nullcontext():
@@ -257,16 +252,16 @@ class Recipe:
         return model.eval()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """In which forward pass and loss run."""
+        """The context of forward pass and loss."""
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
 
 def check_examples(examples: int | None, rows: int) -> None:
-    """Raise InputError where reference models train on fewer rows than the target did, if that is known."""
+    """Raise InputError if reference models train on fewer rows than the target, where its number is known."""
     if examples is not None and rows < (1 - FEWER) * examples:
         raise InputError(
-            f"the recipe says that the model was trained on {examples:,} rows, and reference models would train on"
-            f" {rows:,} only, which makes them no stand-ins for it. Give all members, and about as many non-members:"
+            f"the model was trained on {examples:,} rows according to the recipe, but reference models would train on"
+            f" only {rows:,}, and could not stand in for it. Pass all members and about as many non-members:"
             " references train on half of all rows, and only a sample is scored"
         )
 
@@ -274,14 +269,14 @@ def check_examples(examples: int | None, rows: int) -> None:
 def descend(
     recipe: Recipe, parameters: list[Tensor], batches: Any, loss: Callable[..., Tensor], tick: Tick | None
 ) -> None:
-    """All steps of a recipe, by which the optimizer moves these parameters; `loss` is of the tensors of one batch.
+    """Run all steps of a recipe on these parameters; `loss` takes the tensors of one batch.
 
-    `batches` has `steps`, how many an epoch has, and `epoch()`, which draws those of the next one.
+    `batches` has `steps`, their number per epoch, and `epoch()`, which draws the batches of the next epoch.
     """
     optimizer = recipe.make_optimizer(parameters)
     steps = batches.steps * recipe.epochs
     schedule = recipe.make_schedule(optimizer, steps)
-    done, told = 0, time.monotonic()
+    done, reported = 0, time.monotonic()
     optimizer.zero_grad(set_to_none=True)
     with torch.enable_grad():
         for epoch in range(recipe.epochs):
@@ -291,19 +286,19 @@ def descend(
                 schedule.step()
                 optimizer.zero_grad(set_to_none=True)
                 done, now = done + 1, time.monotonic()
-                if tick and (done % batches.steps == 0 or now - told >= TELL_SECONDS):
-                    told = now
+                if tick and (done % batches.steps == 0 or now - reported >= TELL_SECONDS):
+                    reported = now
                     tick(done / steps, f"epoch {epoch + 1} of {recipe.epochs}")
 
 
 def check_finite(model: nn.Module) -> None:
-    """Raise InputError where a training has diverged."""
+    """Raise InputError if a training has diverged."""
     if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
         raise InputError("training diverged: the weights became NaN or infinite; lower the recipe's learning rate")
 
 
 Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]
-"""What `train_shadows` also takes: `train(x, y, generator)` returns a trained module."""
+"""`train(x, y, generator)` returns a trained module."""
 
 
 # ------------------------------------------------------------------------------------------------ compiled once for all
@@ -314,7 +309,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class _Last(threading.local):
-    """The module that this thread compiled last: threads do not train in the same one."""
+    """The module that this thread compiled last; threads do not share it."""
 
     stand_in: StandIn | None = None
 
@@ -323,7 +318,7 @@ _last = _Last()
 
 
 def loss_in(model: nn.Module) -> Loss:
-    """Mean cross-entropy of a model's outputs, in float32 whatever these are in."""
+    """Mean cross-entropy of a model's outputs, computed in float32 for bfloat16 outputs."""
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         logits = model(x)
@@ -333,8 +328,9 @@ def loss_in(model: nn.Module) -> Loss:
 
 
 class StandIn:
-    """A copy of a model that trains in its place, and in that of others of its architecture: 4-d parameters lie
-    `channels_last`, and the loss of batches of one size is compiled, with CUDA graphs on a GPU."""
+    """A copy that trains in place of a model, and of others with its architecture: compiling takes longer than training
+    a small network. 4-d parameters are `channels_last`, and the loss of full batches is compiled, with CUDA graphs on
+    a GPU."""
 
     def __init__(self, model: nn.Module, *, channels_last: bool, compile: bool) -> None:
         self.module = copy.deepcopy(model)
@@ -346,25 +342,25 @@ class StandIn:
             self.compiled_loss = _compiled(self.loss, next(model.parameters()).device)
 
     def takes(self, model: nn.Module) -> bool:
-        """Fill in the weights, buffers and flags of a model; False where it is not of this architecture."""
+        """Copy the weights, buffers and flags of a model; False if its architecture differs."""
         if _outline(model) != _outline(self.module):
             return False
         copy_tensors(model, self.module)
         for source, target in zip(model.parameters(), self.module.parameters(), strict=True):
             target.requires_grad_(source.requires_grad)
         try:
-            return model_digest(self.module) == model_digest(model)  # of settings: the weights are equal
+            return model_digest(self.module) == model_digest(model)  # compares settings: the weights are equal
         except RefusedError:
             return False
 
     def parts(self, model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
-        """The modules here that stand for modules of a model."""
+        """The copies of these modules of a model."""
         names = {part: name for name, part in model.named_modules()}
         return [self.module.get_submodule(names[part]) for part in parts]
 
 
 def stand_in_for(model: nn.Module, *, channels_last: bool, compile: bool) -> StandIn:
-    """A stand-in with a model's weights; a compiled one is that of the call before, where the architecture is equal."""
+    """A stand-in with a model's weights; a compiled one is reused if the architecture is that of the last call."""
     last = _last.stand_in
     if compile and last is not None and last.channels_last == channels_last and last.takes(model):
         return last
@@ -375,20 +371,20 @@ def stand_in_for(model: nn.Module, *, channels_last: bool, compile: bool) -> Sta
 
 
 def forget() -> None:
-    """Give back what compiled modules hold, memory of CUDA graphs among it."""
+    """Free the compiled module, with the memory of its CUDA graphs."""
     _last.stand_in = None
 
 
 def copy_tensors(source: nn.Module, target: nn.Module) -> None:
-    """Parameters and buffers, in place: the target's keep their memory format."""
-    there = dict(tensors_of(target))
+    """Copy parameters and buffers in place; the target's keep their memory format."""
+    tensors = dict(tensors_of(target))
     with torch.no_grad():
         for name, t in tensors_of(source):
-            there[name].copy_(t)
+            tensors[name].copy_(t)
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name, those too that are not in its state_dict."""
+    """Parameters and buffers by name, including those that are not in its state_dict."""
     return chain(model.named_parameters(), model.named_buffers())
 
 
@@ -400,8 +396,8 @@ def _outline(model: nn.Module) -> list[tuple[object, ...]]:
 
 def _compiled(loss: Loss, device: torch.device) -> Loss:
     assert isinstance(loss, types.FunctionType)
-    own = loss.__code__.replace()  # dynamo counts compilations by code: one architecture does not count for another
-    function = types.FunctionType(own, loss.__globals__, loss.__name__, None, loss.__closure__)
+    code = loss.__code__.replace()  # dynamo limits compilations per code object: each architecture gets its own
+    function = types.FunctionType(code, loss.__globals__, loss.__name__, None, loss.__closure__)
     on_cuda = device.type == "cuda"
     fast = torch.compile(function, dynamic=False, mode="reduce-overhead" if on_cuda else None)
 
@@ -409,7 +405,7 @@ def _compiled(loss: Loss, device: torch.device) -> Loss:
 
     def run(x: Tensor, y: Tensor) -> Tensor:
         if on_cuda:
-            new_step()  # what the step before left in the graph's memory is not needed any more
+            new_step()  # the graph may reuse the memory of the last step
         found: Tensor = fast(x, y)
         return found
 
@@ -418,11 +414,7 @@ def _compiled(loss: Loss, device: torch.device) -> Loss:
 
 @contextmanager
 def compiler_errors() -> Iterator[None]:
-    """A sentence that says what to do, for whatever torch.compile raises; its own advice is not said.
-
-    Raises:
-        ConfigurationError: compiling is impossible here, or that model cannot be compiled.
-    """
+    """Replace errors of torch.compile by a ConfigurationError that says what to do."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication available")
@@ -431,9 +423,9 @@ def compiler_errors() -> Iterator[None]:
     except RuntimeError as error:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
-        said = next(iter(str(error).strip().splitlines()), "")
+        reason = next(iter(str(error).strip().splitlines()), "")
         raise ConfigurationError(
-            f"recipe: compile = true does not work here ({type(error).__name__}: {said:.300}); torch.compile needs a"
+            f"recipe: compile = true does not work here ({type(error).__name__}: {reason:.300}); torch.compile needs a"
             " C++ compiler such as g++, on a GPU Triton too, and a model that it can trace: install what is missing, or"
             " set compile = false"
         ) from error

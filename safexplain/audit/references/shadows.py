@@ -1,4 +1,4 @@
-"""Reference ("shadow") models: trained like the target on coin-flip subsets of one pool, so with known membership."""
+"""Reference ("shadow") models: trained like the target on random subsets of one pool, so with known membership."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
 from safexplain.audit.references.cache import ModelCache, load_or_train
-from safexplain.audit.references.dp_training import FrozenAs, as_it_trains
+from safexplain.audit.references.dp_training import FrozenAs, with_group_norm
 from safexplain.audit.references.parallel import parallel, present
 from safexplain.audit.references.recipe import Recipe, Tick, Train, check_examples
 from safexplain.audit.references.training import (
@@ -30,7 +30,7 @@ from safexplain.audit.references.training import (
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 
 Build = Callable[[int], nn.Module]
-"""seed -> a new, untrained model; also called with the global generator seeded, so that ignoring the seed is fine."""
+"""seed -> a new, untrained model; the global generator is seeded too, so that the seed may be ignored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Shadows:
         membership: (m, n) bool over the population.
 
     Raises:
-        InputError: rows of membership that are not as many as the models.
+        InputError: membership without one row for each model.
     """
 
     models: tuple[nn.Module, ...]
@@ -56,7 +56,7 @@ class Shadows:
             )
 
     def behind(self, target: nn.Module, member: NDArray[np.bool_]) -> Shadows:
-        """The same with `target`, whose members are `member` (n,) bool, in front as model 0."""
+        """With the target, trained on `member` (n,) bool, in front as model 0."""
         return Shadows((target, *self.models), np.concatenate([np.asarray(member, dtype=bool)[None], self.membership]))
 
 
@@ -73,42 +73,41 @@ def train_shadows(
     cache: ModelCache | str | Path | None = None,
     progress: Progress = silent,
 ) -> Shadows:
-    """Train reference models, each on the members that its own coin flips chose.
+    """Train reference models, each on members drawn by its own coin flips.
 
     Networks of linear layers and activations train as batched computations, others in a plain loop. With `cache`, each
-    finished model is stored under a key of recipe, data, members, initial weights and code version: an interrupted run
-    resumes, a changed one does not reuse. Models that are not built by `build` would need pickles and are not stored;
-    of estimators, an `EstimatorTraining` may know how they are written without.
+    finished model is stored under a key of recipe, data, members, initial weights and code version, so that an
+    interrupted run resumes and a changed one reuses nothing. Models that `build` did not make would need pickles and
+    are not stored; an `EstimatorTraining` may know how to write estimators without.
 
-    Everything random about a model follows from `seed` and its own number: with more of them, the first ones are bit
-    for bit the same (networks that train as batched computations: see `training.train_together`).
+    Everything random about a model follows from `seed` and its number: more models leave the first ones bit for bit the
+    same (for batched networks, see `training.train_together`).
 
-    In a `joblib.parallel_config` of several workers, these train, and a worker that dies loses one group of models at
-    most, which is trained again. Models are bit for bit those of one process where torch computes in as many threads on
-    the same kind of processor, and else the same within rounding, which grows with training. See docs/scale.md.
+    In a `joblib.parallel_config` of several workers, these train; a worker that dies loses at most one group of models,
+    which is trained again. Models are bit for bit those of one process if torch computes in as many threads on the same
+    kind of processor, and otherwise equal up to rounding, which grows with training. See docs/scale.md.
 
     Args:
         population: the pool.
-        train: a `Recipe` (needs `build`); or `train(x, y, generator) -> nn.Module`, called with the global generator
-            seeded too; or a scikit-learn classifier, which is cloned, seeded where it or its steps have
-            `random_state`, and fitted; or an `EstimatorTraining`, which says more of one.
+        train: a `Recipe` (needs `build`); `train(x, y, generator) -> nn.Module`, called with the global generator
+            seeded too; a scikit-learn classifier, which is cloned, seeded if it or its steps have `random_state`, and
+            fitted; or an `EstimatorTraining`.
         build: makes an untrained model from a seed.
-        models: how many.
+        models: number of models.
         membership: (models, n) bool to use instead of coin flips.
-        members: how many members each model has, drawn at random instead of by coin flips: as many as the target, where
-            the number shapes the training, as it does with differential privacy.
+        members: members per model, drawn at random instead of by coin flips: use the target's number if it shapes the
+            training, as with differential privacy.
         seed: of the coin flips, the initial weights and the order of the batches.
         device: where networks train.
         cache: a `ModelCache` or a folder.
-        progress: told after each model, and within.
+        progress: called after each model, and within its training.
 
     Returns:
-        The models, on `device` (on the CPU where workers have such a device and this process has none), and their
-        membership.
+        The models, on `device` (on the CPU if only workers have such a device), and their membership.
 
     Raises:
-        ConfigurationError: a Recipe without `build`, or something that cannot train.
-        InputError: a model would have members of fewer than two classes, or training diverged.
+        ConfigurationError: a Recipe without `build`, or an object that cannot train.
+        InputError: the members of a model have fewer than two classes, or training diverged.
     """
     if membership is None:
         member = population.flip(models, seed=seed) if members is None else population.draw(models, members, seed=seed)
@@ -124,21 +123,22 @@ def train_shadows(
             )
     store = ModelCache(cache) if isinstance(cache, str | Path) else cache
     if isinstance(train, Recipe) and build is None:
-        raise ConfigurationError("a Recipe trains what build(seed) makes: pass build=")
+        raise ConfigurationError("a Recipe needs build=, a function that makes an untrained model from a seed")
     if hasattr(train, "fit") and hasattr(train, "get_params"):
         train = EstimatorTraining(train)
     estimator = isinstance(train, EstimatorTraining)
     if not (estimator or callable(train) or isinstance(train, Recipe)):
         raise ConfigurationTypeError(
-            f"train must be a Recipe, a callable train(x, y, generator) or a scikit-learn classifier, got {train!r:.80}"
+            "expected a Recipe, a function train(x, y, generator) or a scikit-learn classifier as train, got"
+            f" {train!r:.80}"
         )
     train_key = _train_key(train) if store else ""
-    about = train_key, population.digest() if train_key else ""
+    made_of = train_key, population.digest() if train_key else ""
     starts: list[nn.Module | None] = [None] * len(member)
     if build is not None and not estimator and (isinstance(train, Recipe) or train_key):
         starts = [_untrained(train, build, mixed_seed(seed, _base_seed(train), i)) for i in range(len(member))]
     keys = [
-        digest(*about, row, start, seed, i, code_digest(__name__)) if train_key and (start or estimator) else ""
+        digest(*made_of, row, start, seed, i, code_digest(__name__)) if train_key and (start or estimator) else ""
         for i, (row, start) in enumerate(zip(member, starts, strict=True))
     ]
     job = _Job(train, population, member, seed, torch.device(device))
@@ -152,7 +152,7 @@ def train_shadows(
     def save(i: int, model: nn.Module) -> None:
         if isinstance(train, EstimatorTraining):
             train.keep(store, keys[i], model)
-        elif store and keys[i] and (isinstance(train, Recipe) or _stands_for(starts[i], model, population.x[:4])):
+        elif store and keys[i] and (isinstance(train, Recipe) or _can_rebuild(starts[i], model, population.x[:4])):
             store.save(keys[i], model)
 
     def groups(missing: list[int]) -> list[list[int]]:
@@ -169,20 +169,21 @@ def train_shadows(
 
 
 class Repeated(NamedTuple):
-    """How reference models repeat a target: what builds them, and how many members each has; None: coin flips."""
+    """How reference models repeat the training of a target."""
 
     build: Build | None
-    members: int | None
+    members: int | None  # of each model; None: coin flips
 
     @classmethod
     def of(
         cls, train: Recipe | Train | Any, build: Build | None, target: nn.Module | None, member: NDArray[np.bool_]
     ) -> Repeated:
-        """For a recipe with differential privacy, the target's frozen layers and its number of members; `target` is
-        None where its weights are not to be had, `member` (n,) bool is its own.
+        """With the target's frozen layers and number of members for a recipe with differential privacy.
+
+        `target` is None if its weights are unknown; `member` (n,) bool is its membership.
 
         Raises:
-            InputError: the target was trained on more rows, as the recipe says, than they would be.
+            InputError: by its recipe, the target was trained on more rows than the references would be.
         """
         dp = train.dp if isinstance(train, Recipe) else None
         if isinstance(train, Recipe):
@@ -195,7 +196,7 @@ class Repeated(NamedTuple):
 
 
 def _train_key(train: Any) -> str:
-    """Of what trains; "" where its identity across runs cannot be told."""
+    """Digest of `train`; "" if it has no identity that is stable across runs."""
     if isinstance(train, EstimatorTraining):
         return train.key()
     try:
@@ -205,7 +206,7 @@ def _train_key(train: Any) -> str:
 
 
 def _base_seed(train: object) -> int:
-    """What is mixed into the seeds of the models of a recipe."""
+    """The recipe's part of the seeds of its models."""
     return train.seed if isinstance(train, Recipe) else 0
 
 
@@ -213,12 +214,12 @@ def _untrained(train: Any, build: Build, seed: int) -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         model = build(seed % 2**31)
-        return model if not isinstance(train, Recipe) or train.dp is None else as_it_trains(model, train.dp.prepared)
+        return model if not isinstance(train, Recipe) or train.dp is None else with_group_norm(model, train.dp.prepared)
 
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """Trains some of the models, here or in a worker; `places` are their numbers."""
+    """Trains the models with the numbers `places`, here or in a worker."""
 
     train: Any
     population: Population
@@ -228,16 +229,16 @@ class _Job:
 
     def __call__(self, places: list[int], starts: list[nn.Module], tick: Tick) -> list[nn.Module]:
         """The trained models of these places, on the CPU."""
-        own = [np.flatnonzero(self.member[place]) for place in places]
+        members = [np.flatnonzero(self.member[place]) for place in places]
         if isinstance(self.train, Recipe):
-            models, index = [start.to(self.device) for start in starts], [torch.from_numpy(rows) for rows in own]
+            models, index = [start.to(self.device) for start in starts], [torch.from_numpy(rows) for rows in members]
             x, y, generators = self.population.x, self.population.y, [self._generator(place) for place in places]
             train_models(self.train, models, x, y, index, generators, tick)
             return [model.cpu() for model in models]
         one = self._by_estimator if isinstance(self.train, EstimatorTraining) else self._by_function
         return [
             one(place, self.population.x[rows], self.population.y[rows]).cpu()
-            for place, rows in zip(places, own, strict=True)
+            for place, rows in zip(places, members, strict=True)
         ]
 
     def _by_function(self, place: int, x: Tensor, y: Tensor) -> nn.Module:
@@ -246,7 +247,9 @@ class _Job:
             torch.manual_seed(generator.initial_seed())
             model: Any = self.train(x, y, generator)
         if not isinstance(model, nn.Module):
-            raise ConfigurationTypeError(f"train(x, y, generator) must return a module, got {type(model).__name__}")
+            raise ConfigurationTypeError(
+                f"expected an nn.Module from train(x, y, generator), got {type(model).__name__}"
+            )
         return model
 
     def _by_estimator(self, place: int, x: Tensor, y: Tensor) -> nn.Module:
@@ -257,13 +260,13 @@ class _Job:
         return torch.Generator().manual_seed(mixed_seed(self.seed, _base_seed(self.train) + 1, place))
 
 
-def _stands_for(start: nn.Module | None, model: nn.Module, x: Tensor) -> bool:
-    """Whether what `build` made computes what a function's model computes, with the same weights."""
+def _can_rebuild(start: nn.Module | None, model: nn.Module, x: Tensor) -> bool:
+    """Whether the model that `build` made gives the same outputs with the weights of a function's model."""
     if start is None:
         return False
-    own = {name: t.shape for name, t in start.state_dict().items()}
+    expected = {name: t.shape for name, t in start.state_dict().items()}
     state = model.state_dict()
-    if {name: t.shape for name, t in state.items()} != own:
+    if {name: t.shape for name, t in state.items()} != expected:
         return False
     start.load_state_dict(state)
     with torch.no_grad():
@@ -272,5 +275,5 @@ def _stands_for(start: nn.Module | None, model: nn.Module, x: Tensor) -> bool:
 
 
 def mixed_seed(*parts: int) -> int:
-    """A seed of 63 bits from several whole numbers."""
+    """A seed of 63 bits from several integers."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1

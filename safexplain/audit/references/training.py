@@ -1,8 +1,8 @@
 """Training by a `Recipe`: one model at a time (any module), or many small ones as one batched computation.
 
-Both follow the same random streams and give the same models up to rounding; the plain loop is the oracle of the batched
-one. Batching pays for linear and MLP networks only: grouped convolutions under vmap are slower than the loop. A
-scikit-learn classifier trains by its own `fit`, and becomes a module.
+Both draw the same random numbers and give the same models up to rounding; the plain loop is the oracle of the batched
+one. Only linear and MLP networks are batched: grouped convolutions under vmap are slower than the loop. A scikit-learn
+classifier trains by its own `fit`, and becomes a module.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def is_batchable(model: nn.Module, recipe: Recipe) -> bool:
 
 
 ALIGNED = 16
-"""Models that train together see batches padded to multiples of this: all numbers of each meet vector instructions."""
+"""Batches of models that train together are padded to multiples of this, so that vector instructions cover each."""
 
 TOGETHER = 32
-"""Most models in one batched computation; what is finished is stored after each."""
+"""Most models in one batched computation; finished models are stored after each."""
 
 train_one = Recipe.train
 """One model at a time, the plain loop."""
@@ -65,8 +65,8 @@ def train_models(
     generators: Sequence[torch.Generator],
     tick: Tick | None = None,
 ) -> None:
-    """Train models of one architecture and device in place, each on its rows of (x, y), by its own generator: together
-    where that is possible, else one after the other; raises as `Recipe.train`."""
+    """Train models of one architecture and device in place, each on its rows of (x, y) with its own generator: together
+    if possible, else one by one; raises as `Recipe.train`."""
     if recipe.dp is not None:
         train_private_models(recipe, recipe.dp, models, x, y, members, generators, tick)
         return
@@ -78,22 +78,22 @@ def train_models(
         x = x.to(device)
     for group in groups:
 
-        def told(share: float, note: str = "", size: int = len(group), before: int = done) -> None:
+        def report(share: float, note: str = "", size: int = len(group), before: int = done) -> None:
             if tick:
                 tick((before + share * size) / len(models), f"{size} models at once, {note}" if size > 1 else note)
 
         if together:
-            index, own = [members[i] for i in group], [generators[i] for i in group]
-            train_together(recipe, [models[i] for i in group], x, y, index, own, told)
+            index, seeded = [members[i] for i in group], [generators[i] for i in group]
+            train_together(recipe, [models[i] for i in group], x, y, index, seeded, report)
         else:
             (i,) = group
-            train_one(recipe, models[i], x[members[i].to(x.device)], y[members[i].to(y.device)], generators[i], told)
+            train_one(recipe, models[i], x[members[i].to(x.device)], y[members[i].to(y.device)], generators[i], report)
         done += len(group)
 
 
 def groups_by_steps(recipe: Recipe, members: Mapping[int, int], most: int = TOGETHER) -> list[list[int]]:
-    """Models that can train together, of equal steps per epoch, at most so many; `members` is how many examples each
-    number trains on."""
+    """Groups of at most `most` models with equal steps per epoch, which can train together; `members` maps the number
+    of a model to that of its members."""
     by_steps: dict[int, list[int]] = {}
     for i, count in members.items():
         by_steps.setdefault(recipe.steps_per_epoch(count), []).append(i)
@@ -101,8 +101,8 @@ def groups_by_steps(recipe: Recipe, members: Mapping[int, int], most: int = TOGE
 
 
 def most_together(models: int) -> int:
-    """How many of so many models train in one batched computation, so that all workers are busy to the end: one of 4
-    models hardly takes longer than one of one."""
+    """Size of a batched computation for so many models that keeps all workers busy to the end; 4 models hardly take
+    longer than one."""
     count = workers()
     return TOGETHER if count == 1 else min(max(-(-models // (2 * count)), 4), TOGETHER)
 
@@ -116,14 +116,13 @@ def train_together(
     generators: Sequence[torch.Generator],
     tick: Tick | None = None,
 ) -> list[nn.Module]:
-    """Train models of one batchable architecture at once; each gets what `train_one` on its members would give it.
+    """Train models of one batchable architecture at once, each like `train_one` on its members.
 
-    Batches are padded to sizes that do not depend on who else is in the group. So, in one thread of a CPU, a model with
-    hidden layers of at least 8 units was bit for bit the same in every group that was tried; narrower ones differ by
-    rounding.
+    Batches are padded to sizes that do not depend on the group. So, in one thread of a CPU, a model with hidden layers
+    of at least 8 units was bit for bit the same in every group that was tried; narrower ones differ by rounding.
     """
     if len({recipe.steps_per_epoch(len(index)) for index in members}) != 1:
-        raise InputError("models trained together need equal steps per epoch; group them by recipe.steps_per_epoch")
+        raise InputError("models that train together need equal steps per epoch; group them by recipe.steps_per_epoch")
     device = next(models[0].parameters()).device
     parameters, _ = stack_module_state(list(models))
     skeleton = models[0]
@@ -146,7 +145,7 @@ def train_together(
 
 
 class _ManyBatches:
-    """Batches of m models at once, padded to widths of the recipe's: (m, b, ...) inputs, (m, b) labels and weights."""
+    """Batches of m models at once, padded to common widths: (m, b, ...) inputs, (m, b) labels and weights."""
 
     def __init__(
         self,
@@ -180,36 +179,36 @@ class _ManyBatches:
             for *step, width in zip(*drawn, self.widths, strict=True)
         ]
         order = torch.cat(padded, dim=1)
-        there = moved(order, self.device)
+        draws = moved(order, self.device)
         for width, end, weight in zip(self.widths, accumulate(self.widths), self.weights, strict=True):
-            index = there[:, end - width : end]
+            index = draws[:, end - width : end]
             x = self.x[index] if self.near else moved(self.x[order[:, end - width : end]], self.device)
             yield x, self.y[index], weight
 
 
 class Keeper(Protocol):
-    """Writes fitted estimators as bytes and reads them without running code that is in them."""
+    """Writes fitted estimators as bytes, and reads them without running code in these."""
 
     def write(self, estimator: Any) -> bytes:
-        """The bytes; ValueError, TypeError where there are none for it."""
+        """The bytes; ValueError or TypeError if it cannot be written."""
 
     def read(self, raw: bytes) -> Any:
-        """Of `write`; an `InputError` where they are damaged or of something else."""
+        """The inverse; InputError if the bytes are damaged or of something else."""
 
 
 @dataclass(frozen=True, eq=False)
 class EstimatorTraining:
     """How reference models repeat a fitted classifier: as clones with its hyper-parameters, and seeds of their own."""
 
-    estimator: Any  # left as it is
-    labels: NDArray[Any] | None = None  # of the outputs, where they are not 0, 1, ...; y then counts their places
-    columns: Columns | None = None  # what the numbers of a row stand for, see `EstimatorModule`
+    estimator: Any  # not changed
+    labels: NDArray[Any] | None = None  # of the outputs, if not 0, 1, ...; y then has their indices
+    columns: Columns | None = None  # meaning of the numbers of a row, see `EstimatorModule`
     keeper: Keeper | None = None  # writes finished ones; None: they are not stored
-    given: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters in place of the estimator's own
+    given: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters that replace the estimator's
 
     def fitted(self, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int) -> EstimatorModule:
-        """A clone, seeded where it or its steps have `random_state`, and fitted on (members, d) inputs and labels, as a
-        module of `classes` outputs; InputError where it cannot be fitted."""
+        """A clone, seeded if it or its steps have `random_state` and fitted on (members, d) inputs and labels, as a
+        module of `classes` outputs; InputError if it cannot be fitted."""
         from sklearn.base import clone
         from sklearn.exceptions import ConvergenceWarning
 
@@ -223,12 +222,12 @@ class EstimatorTraining:
             rows = import_module("pandas").DataFrame(x.astype(np.float64), columns=list(names))
         try:
             with (
-                redirect_stdout(io.StringIO()),  # which LightGBM and verbose estimators write to
+                redirect_stdout(io.StringIO()),  # LightGBM and verbose estimators write to it
                 warnings.catch_warnings(action="ignore", category=ConvergenceWarning),
                 import_module("joblib").parallel_config("threading", n_jobs=torch.get_num_threads()),
             ):
                 one.fit(rows, labels)
-        except Exception as error:  # whatever an estimator raises
+        except Exception as error:  # any, as estimators are foreign code
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(
                 f"a clone of {type(self.estimator).__name__} cannot be fitted on {len(y):,} rows:"
@@ -237,7 +236,7 @@ class EstimatorTraining:
         return EstimatorModule(one, classes, columns=self.columns, labels=self.labels)
 
     def key(self) -> str:
-        """Of all that makes one, beside data and seed; "" where that cannot be told, or none is stored."""
+        """Digest of the training without data and seed; "" if it has no stable identity, or none is stored."""
         from sklearn.base import clone
 
         named = estimator_digest(clone(self.estimator).set_params(**self.given))
@@ -249,19 +248,19 @@ class EstimatorTraining:
         return digest("estimator", named, columns, repr(labels), repr(versions))
 
     def load(self, store: ModelCache | None, key: str, classes: int) -> EstimatorModule | None:
-        """What was kept under a key, if anything was."""
+        """The model stored under a key, if there is one."""
         if store is None or not key or self.keeper is None:
             return None
         found = store.load_bytes(key, self.keeper.read)
         return None if found is None else EstimatorModule(found, classes, columns=self.columns, labels=self.labels)
 
     def keep(self, store: ModelCache | None, key: str, model: nn.Module) -> None:
-        """Keep a finished one, if it can be written."""
+        """Store a finished model, if it can be written."""
         if store is None or not key or self.keeper is None or not isinstance(model, EstimatorModule):
             return
         try:
             raw = self.keeper.write(model.estimator)
-        except (ValueError, TypeError, AttributeError):  # of a kind that cannot be written
+        except (ValueError, TypeError, AttributeError):  # a kind that cannot be written
             return
         store.save_bytes(key, raw)
 
@@ -272,4 +271,4 @@ class EstimatorTraining:
 
 
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
-"""Whose versions make another model of the same hyper-parameters."""
+"""Libraries whose version changes the model of the same hyper-parameters."""

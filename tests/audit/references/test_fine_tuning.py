@@ -395,15 +395,15 @@ def test_models_that_cannot_be_fine_tuned_are_refused_with_what_to_do(pretrained
     fitted = LogisticRegression(max_iter=500).fit(POOL.x.flatten(1).numpy(), POOL.y.numpy())
     with pytest.raises(InputError, match="scikit-learn"):
         tuned(EstimatorModule(fitted, 4), how)
-    with pytest.raises(InputError, match=r"no head that could be replaced.*nn\.Linear"):
+    with pytest.raises(InputError, match=r"no head to replace.*nn\.Linear"):
         tuned(nn.Sequential(nn.Conv2d(2, 4, 8), nn.Flatten()), how)
-    with pytest.raises(InputError, match=r"cannot take the downstream data, examples of shape \(2, 8, 8\)"):
+    with pytest.raises(InputError, match=r"does not take downstream examples of shape \(2, 8, 8\)"):
         tuned(nn.Sequential(nn.Flatten(), nn.Linear(50, 6), nn.ReLU(), nn.Linear(6, 4)), how)
-    with pytest.raises(InputError, match="must give"):
+    with pytest.raises(InputError, match=r"expected \(2, 3\) outputs .* got \(2, 3, 1\)"):
         tuned(nn.Sequential(nn.Flatten(), nn.Linear(128, 4), nn.Unflatten(1, (-1, 1))), how)
     with pytest.raises(InputError, match="has 3 blocks below its head"):
         fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, 4))
-    with pytest.raises(InputError, match="no linear layer beside its head"):
+    with pytest.raises(InputError, match="no linear layer except its head"):
         tuned(nn.Sequential(nn.Conv2d(2, 4, 8), nn.Flatten(), nn.Linear(4, 4)), FineTune(DOWNSTREAM, RECIPE, "lora"))
     with pytest.raises(InputError, match="fewer than two classes"):
         fine_tune(pretrained, FineTune(DOWNSTREAM, RECIPE, sample=0.01))

@@ -50,7 +50,7 @@ def test_the_text_of_a_recipe_at_the_newer_defaults_is_what_it_was():
 def test_references_train_on_as_many_rows_as_the_target_did_or_nothing_is_trained():
     check_examples(None, 2)
     check_examples(3000, 2900)
-    with pytest.raises(InputError, match=r"trained on 3,000 rows.*on 600 only.*Give all members"):
+    with pytest.raises(InputError, match=r"trained on 3,000 rows.*on only 600.*Pass all members"):
         check_examples(3000, 600)
     with pytest.raises(ConfigurationError, match="recipe: examples"):
         Recipe(examples=0)

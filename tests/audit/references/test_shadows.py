@@ -243,8 +243,8 @@ def test_a_class_that_the_estimator_never_saw_gets_probability_0():
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: train_shadows(POOL, RECIPE), ConfigurationError, "pass build="),
-        (lambda: train_shadows(POOL, lambda x, y, g: None), ConfigurationTypeError, "must return a module"),
+        (lambda: train_shadows(POOL, RECIPE), ConfigurationError, "needs build="),
+        (lambda: train_shadows(POOL, lambda x, y, g: None), ConfigurationTypeError, "expected an nn.Module from"),
         (lambda: train_shadows(POOL, RECIPE, build=mlp, models=0), InputError, r"membership \(models, 80\)"),
         (lambda: train_shadows(POOL, RECIPE, build=mlp, membership=np.zeros((2, 80))), InputError, "model 0 .* 0 exam"),
         (lambda: train_shadows(POOL, RECIPE, build=mlp, membership=(POOL.y == 1)[None]), InputError, "use more data"),
