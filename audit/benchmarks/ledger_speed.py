@@ -166,7 +166,7 @@ def fdatasync_ms(folder: str, count: int = 100) -> float:
 def fill(url: str, release: Release) -> None:
     """A ledger with a million records of one principal."""
     with Ledger(url, epsilon=2.0, delta=1e-6) as ledger, ledger._storage.transaction() as execute:
-        sums = Composition().add(release, ledger._settings.each).add_under_rule(release, RECORDS - 1)
+        sums = Composition().add(release, ledger._settings.principal_budget).add_under_rule(release, RECORDS - 1)
         execute(
             "INSERT INTO ledger_charges (principal, period, time, mechanism, parameters, release)"
             " WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"

@@ -1,22 +1,20 @@
-"""Who may still ask: a ledger of what was released to whom, and of the privacy budget that it used.
+"""A ledger of answers: what each principal received, and how much of its privacy budget is spent.
 
-A release (`releases`) is charged to an account (`accounts`) if what it adds up to with the earlier ones (`composition`)
-is within the budget; charge and answer (`answers`) are recorded (`records`) in one transaction of a database
-(`storage`), which `opening` makes or reads. `ledger` is the class that does it, `inspection` writes the records to
-files and verifies the sums. A service counts questions in the same database (`safexplain.serve.questions`).
+A release (`releases`) is charged to an account (`accounts`) if its sum with the earlier ones (`composition`) stays
+within the budget. Charge and answer (`answers`) are recorded (`records`) in one transaction of a database (`storage`),
+which `opening` creates or migrates. `ledger` has the class, `trainings` charges models, `inspection` exports the
+records and verifies the sums. A service counts questions in the same database (`safexplain.serve.questions`).
 
-The ledger counts formal privacy loss. At noise that leaves an explanation legible the loss of one answer is often so
-large that no budget holds it; what is then protected is protected empirically, which the audit measures, not by the
-ledger.
+The ledger counts formal privacy loss. With noise that leaves an explanation legible, the loss of one answer often
+exceeds any budget; the protection is then empirical, and the audit measures it, not the ledger.
 """
 
 from safexplain.errors import BudgetExhausted
 from safexplain.errors import LedgerError as LedgerError
-from safexplain.ledger.curves import Concentrated, Renyi
 from safexplain.ledger.ledger import Ledger
 from safexplain.ledger.records import Account, Charge
 from safexplain.ledger.records import Answer as Answer
-from safexplain.ledger.releases import Approximate, Pure
+from safexplain.ledger.releases import Approximate, Concentrated, Pure, Renyi
 
 __all__ = [
     "Account",

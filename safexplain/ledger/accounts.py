@@ -1,13 +1,12 @@
-"""Accounts: the budgets of a ledger, what was spent of them, and whether a release still fits.
+"""Accounts: the budgets of a ledger, how much of them is spent, and whether a release still fits.
 
-`Settings` are the budgets that a ledger was made with. A `Balance` is a row of the table of accounts: the running sums
-of one principal in its current period. `Balances` are those of a principal and of all principals together, read and
-locked inside a transaction; entries are charged to both, and both are written back. Nothing here knows which database
-it is.
+`Settings` are the budgets that a ledger was created with. A `Balance` is a row of the table of accounts: the running
+sums of one principal in its current period. `Balances` are those of a principal and of all principals together, read
+and locked in a transaction: entries are charged to both, and both are written back. This module knows no database.
 
-A training is told to everybody: its charge is one of the total, principal "", and counts in every account of the period
-that it was made in. Accounts that are there then get it in that moment (`safexplain.ledger.trainings`); an account that
-is opened later, or begins a new period, begins with the trainings of that period.
+A training counts for everybody: its charge is one of the total, principal "", and counts in every account of its
+period. Existing accounts get it at once (`safexplain.ledger.trainings`); an account that is opened later, or starts a
+new period, starts with the trainings of that period.
 """
 
 from __future__ import annotations
@@ -22,14 +21,21 @@ from safexplain._privacy_loss import check_adjacency
 from safexplain._validate import check_number
 from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
 from safexplain.ledger.composition import FAILURES, Budget, Composition, amount, budgeted, charged, epsilon_alone
-from safexplain.ledger.curves import Concentrated, Renyi
-from safexplain.ledger.records import CHARGE_COLUMNS, PERIODS, Account, Charge, begins, charge_of, renews
-from safexplain.ledger.releases import Release, Training, from_json, to_json
-from safexplain.ledger.storage.schema import Execute
+from safexplain.ledger.records import (
+    CHARGE_COLUMNS,
+    PERIODS,
+    Account,
+    Charge,
+    charge_from_row,
+    next_period,
+    period_start,
+)
+from safexplain.ledger.releases import Concentrated, Release, Renyi, Training, from_json, to_json
+from safexplain.ledger.storage import Execute
 
-NOTHING = Composition()
+EMPTY = Composition()
 TOTAL = ""
-"""The principal whose account is that of all together."""
+"""The principal of the account of all principals together."""
 
 ACCOUNT_COLUMNS = (
     "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, losses, unbounded, charges,"
@@ -47,7 +53,7 @@ _INSERT = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Budgets of a ledger, as `Ledger` takes and checks them. What is None was not given."""
+    """Budgets of a ledger, as `Ledger` takes and checks them; None: not given."""
 
     epsilon: float | None = None
     delta: float | None = None
@@ -68,10 +74,10 @@ class Settings:
         if self.period is not None and self.period not in PERIODS:
             raise ConfigurationError(f"period: expected one of {', '.join(PERIODS)}, got {self.period!r}")
         if self.total_delta is not None and self.total_epsilon is None and self.epsilon is not None:
-            raise ConfigurationError("total_delta= needs total_epsilon=: without it there is no limit on the total")
+            raise ConfigurationError("total_delta= needs total_epsilon=; without it, the total has no limit")
 
-    def completed(self) -> Settings:
-        """With defaults in place of what was not given.
+    def with_defaults(self) -> Settings:
+        """Settings of a new ledger.
 
         Raises:
             ConfigurationError: no epsilon.
@@ -91,71 +97,71 @@ class Settings:
         )
 
     def save(self, execute: Execute) -> None:
-        """Write them into a new ledger."""
+        """Write the settings into a new ledger."""
         for name, value in asdict(self).items():
             execute("INSERT INTO ledger_settings VALUES (?, ?)", (name, json.dumps(value)))
 
     @classmethod
     def load(cls, rows: list[tuple[Any, ...]]) -> Settings:
-        """From the rows that `save` wrote.
+        """The settings in the rows that `save` wrote.
 
         Raises:
-            LedgerError: they are damaged.
+            LedgerError: the rows are damaged.
         """
         try:
-            return cls(**{name: json.loads(value) for name, value in rows}).completed()
+            return cls(**{name: json.loads(value) for name, value in rows}).with_defaults()
         except (TypeError, ValueError) as error:
             raise LedgerError(f"the ledger's settings are damaged ({error}); restore it from a backup") from None
 
-    def agree(self, stored: Settings) -> None:
-        """Raise ConfigurationError where what was given differs from what is stored."""
+    def check_against(self, stored: Settings) -> None:
+        """Raise ConfigurationError if a given setting differs from the stored one."""
         for field in fields(self):
             given, found = getattr(self, field.name), getattr(stored, field.name)
             if given is not None and given != found:
                 raise ConfigurationError(
-                    f"{field.name}: this ledger was made with {found!r}, not {given!r}; leave it out to take what is"
-                    " stored, and change what a principal may spend with `safexplain ledger grant`"
+                    f"{field.name}: this ledger was created with {found!r}, got {given!r}; omit it to use the stored"
+                    " value, and change the budget of a principal with `safexplain ledger grant`"
                 )
 
     @property
-    def each(self) -> Budget:
-        """Of a principal to whom nothing else was granted."""
+    def principal_budget(self) -> Budget:
+        """Budget of a principal without a grant."""
         return Budget(self.epsilon or 0.0, self.delta or 0.0)
 
     @property
-    def total(self) -> Budget:
-        """Of all principals together; epsilon may be infinite."""
+    def total_budget(self) -> Budget:
+        """Budget of all principals together; epsilon may be infinite."""
         if self.total_epsilon is None:
             return Budget(math.inf, self.delta or 0.0)
         return Budget(self.total_epsilon, self.total_delta or 0.0)
 
     @property
-    def opening(self) -> Budget:
-        """By which the total chooses its rule; finite."""
-        return Budget(self.total_epsilon or self.each.epsilon, self.total.delta)
+    def total_rule_budget(self) -> Budget:
+        """Finite budget by which the total chooses its rule."""
+        return Budget(self.total_epsilon or self.principal_budget.epsilon, self.total_budget.delta)
 
 
 @dataclass(frozen=True)
 class Balance:
-    """A row of accounts.
+    """A row of the table of accounts.
 
     Args:
-        principal: whose.
-        period: when it began, microseconds; 0 for a lifetime.
+        principal: name.
+        period: its start, microseconds; 0 for a lifetime.
         time: of the last charge.
         sums: of this period.
-        granted: a budget of its own, or None.
+        granted: budget that was granted, or None.
     """
 
     principal: str
     period: int = 0
     time: int = 0
-    sums: Composition = NOTHING
+    sums: Composition = EMPTY
     granted: Budget | None = None
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> Balance:
-        """From a row of ACCOUNT_COLUMNS.
+        """The balance in a row of ACCOUNT_COLUMNS.
 
         Raises:
             LedgerError: its sums are not numbers.
@@ -198,15 +204,15 @@ class Entry:
     repeated: bool = False
 
 
-def told(execute: Execute, since: int) -> list[Release]:
-    """Trainings that everybody was told of from a time on, in their order."""
-    rows = execute("SELECT release FROM ledger_charges WHERE principal = ? AND time >= ? ORDER BY id", (TOTAL, since))
+def trainings_since(execute: Execute, time: int) -> list[Release]:
+    """Trainings charged from a time on, oldest first."""
+    rows = execute("SELECT release FROM ledger_charges WHERE principal = ? AND time >= ? ORDER BY id", (TOTAL, time))
     return [from_json(text) for (text,) in rows]
 
 
-def added_up(releases: Sequence[Release], budget: Budget) -> Composition:
-    """The sums of an account that begins with these."""
-    sums = NOTHING
+def add_up(releases: Sequence[Release], budget: Budget) -> Composition:
+    """Sums of an account that starts with these releases."""
+    sums = EMPTY
     for release in releases:
         sums = sums.add(release, budget)
     return sums
@@ -214,9 +220,9 @@ def added_up(releases: Sequence[Release], budget: Budget) -> Composition:
 
 @dataclass(frozen=True)
 class Balances:
-    """The account of one principal, in the period that `time` lies in, and that of all together.
+    """The account of one principal, in the period that contains `time`, and that of all principals together.
 
-    The time, in microseconds, is not before anything recorded.
+    The time, in microseconds, is never before a recorded one.
     """
 
     settings: Settings
@@ -229,7 +235,7 @@ class Balances:
         """Read both accounts, at `now` microseconds since 1970."""
         rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts WHERE principal IN (?, ?)", (TOTAL, principal))
         found = {row[0]: Balance.of(row) for row in rows}
-        return cls.of(settings, found, principal, now, lambda since: told(execute, since))
+        return cls.of(settings, found, principal, now, lambda since: trainings_since(execute, since))
 
     @classmethod
     def of(
@@ -240,115 +246,116 @@ class Balances:
         now: int,
         trainings: Callable[[int], Sequence[Release]],
     ) -> Balances:
-        """From accounts that were read, and the trainings since a time, which are asked for where one begins.
+        """The balances of accounts that were read; `trainings` returns those since a time.
 
         Raises:
-            LedgerError: there is none of the total.
+            LedgerError: the account of the total is missing.
         """
         if TOTAL not in found:
             raise LedgerError("the ledger has no account of the total; restore it from a backup")
         time = max(now, found[TOTAL].time)
-        mine, begun = found.get(principal, Balance(principal)), begins(settings.period or "", time)
-        if principal != TOTAL and (mine.period != begun or principal not in found):
-            mine = replace(mine, period=begun, sums=added_up(trainings(begun), mine.granted or settings.each))
+        mine, start = found.get(principal, Balance(principal)), period_start(settings.period or "", time)
+        if principal != TOTAL and (mine.period != start or principal not in found):
+            budget = mine.granted or settings.principal_budget
+            mine = replace(mine, period=start, sums=add_up(trainings(start), budget))
         return cls(settings, time, found[TOTAL], mine)
 
     @property
     def budget(self) -> Budget:
-        """Of the principal."""
-        return self.mine.granted or self.settings.each
+        """Budget of the principal."""
+        return self.mine.granted or self.settings.principal_budget
 
     @property
     def total_budget(self) -> Budget:
-        """Of all together."""
-        return self.total.granted or self.settings.total
+        """Budget of all principals together."""
+        return self.total.granted or self.settings.total_budget
 
     @property
-    def opening(self) -> Budget:
-        """By which the total chooses its rule; finite."""
-        return self.total.granted or self.settings.opening
+    def total_rule_budget(self) -> Budget:
+        """Finite budget by which the total chooses its rule."""
+        return self.total.granted or self.settings.total_rule_budget
 
     @property
-    def _total_told(self) -> Budget:
-        """Of all together; where there is no limit, with a delta that holds all that was charged."""
+    def _reported_total_budget(self) -> Budget:
+        """Budget of all principals together; without a limit, its delta covers all charges."""
         limit, sums = self.total_budget, self.total.sums
         if math.isfinite(limit.epsilon):
             return limit
         needed = amount(sums.prefix_delta + sums.delta * (1 if sums.rule == "basic" else FAILURES))
         return replace(limit, delta=min(max(limit.delta, needed), 1.0))
 
-    def charged(self, entries: list[Entry]) -> Balances:
-        """The balances after some releases.
+    def after_charging(self, entries: list[Entry]) -> Balances:
+        """The balances after these releases.
 
         Raises:
             BudgetExhausted: one of them does not fit.
-            ConfigurationError: a Renyi curve without delta, or a release about other neighbours than the ledger's.
+            ConfigurationError: a Renyi curve without delta, or a release with another adjacency than the ledger's.
         """
         mine, total = self.mine.sums, self.total.sums
-        limit, opening = self.total_budget, self.opening
+        limit, rule_budget = self.total_budget, self.total_rule_budget
         for entry in entries:
-            check_neighbours(entry.release, self.settings)
+            _check_same_adjacency(entry.release, self.settings)
             if isinstance(entry.release, Concentrated | Renyi) and not (
-                self.budget.delta and (limit.delta or limit is not opening)
+                self.budget.delta and (limit.delta or limit is not rule_budget)
             ):
                 raise ConfigurationError(
                     "a Gaussian release or a Renyi curve needs a budget with delta above 0, as Ledger(..., delta=1e-6)"
                 )
-            mine = self.checked(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
+            mine = self.check_fits(mine.add(entry.release, self.budget), mine, self.budget, entry, self.mine.principal)
             if not entry.repeated:
-                total = self.checked(total.add(entry.release, opening), total, limit, entry, TOTAL)
+                total = self.check_fits(total.add(entry.release, rule_budget), total, limit, entry, TOTAL)
         return replace(
             self,
             total=replace(self.total, time=self.time, sums=total),
             mine=replace(self.mine, time=self.time, sums=mine),
         )
 
-    def checked(
+    def check_fits(
         self, after: Composition, before: Composition, budget: Budget, entry: Entry, principal: str | None
     ) -> Composition:
-        """The sums after an entry; those of all together for the principal "", of whoever begins for None.
+        """Return the sums after an entry; `principal` is "" for the total and None for a principal without an account.
 
         Raises:
-            BudgetExhausted: they are not within the budget, and it has a limit.
+            BudgetExhausted: the sums exceed a limited budget.
         """
         if math.isinf(budget.epsilon) or after.within(budget):
             return after
-        asked, spent = epsilon_alone(entry.release, budget.delta), before.spent(budget)
-        renewal = None if principal == TOTAL else renews(self.settings.period or "", self.time)
-        whose = {TOTAL: "all principals together", None: "whoever asks for the first time"}
-        what, hint = f"a release of epsilon {asked:.6g}", ""
+        requested, spent = epsilon_alone(entry.release, budget.delta), before.spent(budget)
+        renewal = None if principal == TOTAL else next_period(self.settings.period or "", self.time)
+        names = {TOTAL: "all principals together", None: "a new principal"}
+        subject, hint = f"a release of epsilon {requested:.6g}", ""
         if isinstance(entry.release, Training):
-            what = f"the training ({entry.mechanism or 'of a model'}) of epsilon {asked:.6g} at delta"
-            what += f" {entry.release.delta:g}"
-            hint = ". A model is told to everybody, so its training counts in every account and in the total"
+            subject = f"the training ({entry.mechanism or 'of a model'}) of epsilon {requested:.6g} at delta"
+            subject += f" {entry.release.delta:g}"
+            hint = ". A training counts in every account and in the total"
             if before.rule in ("", "basic") and budgeted(budget.delta) < before.delta + charged(entry.release.delta):
                 hint += (
-                    f"; deltas of trainings add up to more than this budget's {budget.delta:g}: a ledger that is made"
-                    " with a larger delta= has room for it"
+                    f"; the deltas of the trainings exceed this budget's {budget.delta:g}: create a ledger with a"
+                    " larger delta="
                 )
         when = f"; the budget renews at {renewal:%Y-%m-%d %H:%M} UTC" if renewal else ""
         raise BudgetExhausted(
-            f"{whose.get(principal, f'principal {principal!r}')}: {what} does not fit, {spent:.6g} of"
-            f" {budget.epsilon:g} being spent at delta {budget.delta:g}; nothing was charged{when}{hint}",
-            principal=principal or None, requested=asked, spent=spent, budget=budget.epsilon, renews=renewal,
+            f"{names.get(principal, f'principal {principal!r}')}: {subject} does not fit, because {spent:.6g} of"
+            f" {budget.epsilon:g} is spent at delta {budget.delta:g}; nothing was charged{when}{hint}",
+            principal=principal or None, requested=requested, spent=spent, budget=budget.epsilon, renews=renewal,
         )  # fmt: skip
 
     def record(self, execute: Execute, entries: list[Entry]) -> list[Charge]:
-        """Store both accounts and record the entries that brought them here."""
+        """Store both accounts and the entries that led to these balances."""
         self.save(execute)
-        who = self.mine.principal
+        principal = self.mine.principal
         return [
-            charge_of(
+            charge_from_row(
                 execute(
                     _INSERT,
-                    (who, self.mine.period, self.time, e.mechanism, e.parameters, to_json(e.release), e.question,
+                    (principal, self.mine.period, self.time, e.mechanism, e.parameters, to_json(e.release), e.question,
                      e.digest, int(e.repeated)),
                 )[0]
             )
             for e in entries
         ]  # fmt: skip
 
-    def granted(self, budget: Budget) -> Balances:
+    def after_grant(self, budget: Budget) -> Balances:
         """The balances after a grant."""
         total = replace(self.total, time=self.time)
         if self.mine.principal == TOTAL:
@@ -360,23 +367,23 @@ class Balances:
         save_balances(execute, *([self.mine] if self.mine.principal != TOTAL else []), self.total)
 
     def account(self, trainings: Sequence[Release] = ()) -> Account:
-        """How the principal stands, with these trainings; of all together where these were opened for the total."""
-        whole = self.mine.principal == TOTAL
-        balance, budget = (self.total, self._total_told) if whole else (self.mine, self.budget)
-        alone = added_up(trainings, self.opening if whole else budget)
-        spent, period = balance.sums.spent(budget), "lifetime" if whole else self.settings.period or ""
+        """The principal's account, with these trainings; that of the total if the balances were opened for it."""
+        is_total = self.mine.principal == TOTAL
+        balance, budget = (self.total, self._reported_total_budget) if is_total else (self.mine, self.budget)
+        trained = add_up(trainings, self.total_rule_budget if is_total else budget)
+        spent, period = balance.sums.spent(budget), "lifetime" if is_total else self.settings.period or ""
         return Account(
             balance.principal, spent, max(0.0, budget.epsilon - spent) if spent < math.inf else 0.0, budget.epsilon,
-            budget.delta, balance.sums.charges, period, renews(period, self.time), balance.sums.rule,
-            alone.charges, alone.spent(budget),
+            budget.delta, balance.sums.charges, period, next_period(period, self.time), balance.sums.rule,
+            trained.charges, trained.spent(budget),
         )  # fmt: skip
 
 
-def check_neighbours(release: Release, settings: Settings) -> None:
-    """Raise ConfigurationError for a release that names other neighbours than the ledger is about."""
-    own = getattr(release, "adjacency", "")
-    if own and own != settings.adjacency:
+def _check_same_adjacency(release: Release, settings: Settings) -> None:
+    """Raise ConfigurationError if a release states another adjacency than the ledger's."""
+    stated = getattr(release, "adjacency", "")
+    if stated and stated != settings.adjacency:
         raise ConfigurationError(
-            f"adjacency: the release is about neighbours under {own}, this ledger about {settings.adjacency}: sums of"
-            f" both would mean nothing. State the release under {settings.adjacency}, or keep two ledgers"
+            f"adjacency: expected {settings.adjacency}, as in this ledger, got a release under {stated}; state the"
+            f" release under {settings.adjacency}, or keep two ledgers"
         )

@@ -1,4 +1,4 @@
-"""Questions that are answered once: what is stored, what must be made, what is charged to whom."""
+"""Questions that are answered once: which answers are stored, which must be computed, and what each principal pays."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.ledger.accounts import Balances, Entry
 from safexplain.ledger.records import Answer, Charge
 from safexplain.ledger.releases import Release, as_release, from_json, to_json
-from safexplain.ledger.storage.schema import Execute, rows_of
+from safexplain.ledger.storage import Execute, rows_of
 
 
 @dataclass(frozen=True)
-class Stored:
-    """An answer that exists, as JSON; `paid` is the number of this principal's charge, None where there is none yet."""
+class StoredAnswer:
+    """An answer as JSON; `paid` is the number of this principal's charge, or None if it has not paid yet."""
 
     text: str
     release: Release
@@ -26,17 +26,17 @@ class Stored:
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions of one principal, all to be answered or none.
+    """Questions of one principal, which are all answered or none.
 
     Args:
-        principal: who asks.
-        questions: their keyed digests; one may be asked several times.
-        wanted: of each, in the order in which they are asked first, what is charged where no answer to it exists.
+        principal: name.
+        questions: their keyed digests; one may occur several times.
+        entries: question -> what a new answer costs, in the order of the questions.
     """
 
     principal: str
     questions: tuple[str, ...]
-    wanted: Mapping[str, Entry]
+    entries: Mapping[str, Entry]
 
     @classmethod
     def of(
@@ -48,56 +48,57 @@ class Batch:
         parameters: str,
         keyed: Callable[[bytes], bytes],
     ) -> Batch:
-        """Check and digest what was asked; `keyed` is that of the ledger.
+        """Check and digest questions; `keyed` is the ledger's.
 
         Raises:
-            ConfigurationError: not one release, nor as many as questions.
+            ConfigurationError: neither one release nor one for each question.
         """
         if isinstance(questions, str | bytes):
-            raise ConfigurationTypeError("questions: expected a sequence of them; for one there is `answer`")
+            raise ConfigurationTypeError("questions: expected a sequence of questions; for one question use `answer`")
         digests = tuple(keyed(question_digest(question).encode()).hex() for question in questions)
         each = (
             tuple(map(as_release, release)) if isinstance(release, Sequence) else (as_release(release),) * len(digests)
         )
         if len(each) != len(digests):
-            raise ConfigurationError(
-                f"release: expected one, or {len(digests)} as there are questions, got {len(each)}"
-            )
-        wanted: dict[str, Entry] = {}
+            expected = f"expected one, or one for each of {len(digests)} questions"
+            raise ConfigurationError(f"release: {expected}, got {len(each)}")
+        entries: dict[str, Entry] = {}
         for digest, one in zip(digests, each, strict=True):
-            wanted.setdefault(digest, Entry(one, mechanism, parameters, digest))
-        return cls(principal, digests, wanted)
+            entries.setdefault(digest, Entry(one, mechanism, parameters, digest))
+        return cls(principal, digests, entries)
 
-    def look_up(self, execute: Execute) -> dict[str, Stored]:
-        """Which of them are answered already."""
+    def look_up(self, execute: Execute) -> dict[str, StoredAnswer]:
+        """Question -> its stored answer, where there is one."""
         query = (
             "SELECT a.question, a.value, a.release, c.id FROM ledger_answers a LEFT JOIN ledger_charges c"
             " ON c.question = a.question AND c.principal = ? WHERE a.question IN"
         )
-        rows = rows_of(execute, query, (self.principal,), self.wanted)
-        return {q: Stored(text, from_json(release), number) for q, text, release, number in rows}
+        rows = rows_of(execute, query, (self.principal,), self.entries)
+        return {q: StoredAnswer(text, from_json(release), number) for q, text, release, number in rows}
 
-    def is_free(self, found: Mapping[str, Stored]) -> bool:
-        """Whether this principal has been given every answer before."""
-        return all(q in found and found[q].paid is not None for q in self.wanted)
+    def is_free(self, stored: Mapping[str, StoredAnswer]) -> bool:
+        """Whether this principal has already paid for every answer."""
+        return all(q in stored and stored[q].paid is not None for q in self.entries)
 
-    def entries(self, found: Mapping[str, Stored], made: Mapping[str, str] | None = None) -> list[Entry]:
-        """What is to be charged, in the order of the questions; `made` are new answers as JSON, None before."""
+    def unpaid(self, stored: Mapping[str, StoredAnswer], new: Mapping[str, str] | None = None) -> list[Entry]:
+        """What must be charged, in the order of the questions; `new` are computed answers as JSON."""
         entries = []
-        for q, entry in self.wanted.items():
-            if (stored := found.get(q)) is None:
-                entries.append(replace(entry, digest=sha256((made or {}).get(q, ""))))
-            elif stored.paid is None:
-                entries.append(replace(entry, release=stored.release, digest=sha256(stored.text), repeated=True))
+        for q, entry in self.entries.items():
+            if (answer := stored.get(q)) is None:
+                entries.append(replace(entry, digest=sha256((new or {}).get(q, ""))))
+            elif answer.paid is None:
+                entries.append(replace(entry, release=answer.release, digest=sha256(answer.text), repeated=True))
         return entries
 
-    def made(self, compute: Callable[[list[int]], Sequence[Any]], found: Mapping[str, Stored]) -> dict[str, str]:
-        """Answers that do not exist yet, as JSON.
+    def compute_missing(
+        self, compute: Callable[[list[int]], Sequence[Any]], stored: Mapping[str, StoredAnswer]
+    ) -> dict[str, str]:
+        """Question -> its new answer as JSON, where none is stored.
 
         Raises:
-            InputError: they are not JSON, or not as many as asked for.
+            InputError: the answers are not JSON, or their number is wrong.
         """
-        first = {q: i for i, q in reversed(list(enumerate(self.questions))) if q not in found}
+        first = {q: i for i, q in reversed(list(enumerate(self.questions))) if q not in stored}
         positions = sorted(first.values())
         if not positions:
             return {}
@@ -106,42 +107,42 @@ class Batch:
             raise InputError(f"compute: expected {len(positions)} answers, got {given!r}; nothing was charged")
         values = list(given)
         if len(values) != len(positions):
-            raise InputError(f"compute gave {len(values)} answers to {len(positions)} questions; nothing was charged")
+            raise InputError(f"compute: expected {len(positions)} answers, got {len(values)}; nothing was charged")
         try:
             texts = [json.dumps(v, allow_nan=False) for v in values]
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
-                f"an answer must be of JSON types, without NaN or infinity ({error}); use .tolist() on arrays. Nothing"
-                " was charged"
+                f"compute: expected answers of JSON types, without NaN or infinity ({error}); use .tolist() on arrays."
+                " Nothing was charged"
             ) from None
         return {self.questions[i]: text for i, text in zip(positions, texts, strict=True)}
 
-    def settle(self, execute: Execute, balances: Balances, made: Mapping[str, str]) -> tuple[Answer, ...]:
-        """Inside a transaction that holds the accounts: charge and store what nobody stored meanwhile."""
-        found = self.look_up(execute)
-        entries = self.entries(found, made)
-        charges = balances.charged(entries).record(execute, entries) if entries else []
+    def charge_and_store(self, execute: Execute, balances: Balances, new: Mapping[str, str]) -> tuple[Answer, ...]:
+        """In a transaction that holds the accounts: charge and store the answers that nobody stored meanwhile."""
+        stored = self.look_up(execute)
+        entries = self.unpaid(stored, new)
+        charges = balances.after_charging(entries).record(execute, entries) if entries else []
         for entry in entries:
             if entry.question is not None and not entry.repeated:
                 execute(
                     "INSERT INTO ledger_answers VALUES (?, ?, ?)",
-                    (entry.question, made[entry.question], to_json(entry.release)),
+                    (entry.question, new[entry.question], to_json(entry.release)),
                 )
-        return self.answers(found, made, charges)
+        return self.answers(stored, new, charges)
 
     def answers(
-        self, found: Mapping[str, Stored], made: Mapping[str, str] | None = None, charges: Sequence[Charge] = ()
+        self, stored: Mapping[str, StoredAnswer], new: Mapping[str, str] | None = None, charges: Sequence[Charge] = ()
     ) -> tuple[Answer, ...]:
-        """In the order of the questions; a charge stands where its question is asked first."""
-        texts = {**(made or {}), **{q: stored.text for q, stored in found.items()}}
+        """Answers in the order of the questions; a charge belongs to the first occurrence of its question."""
+        texts = {**(new or {}), **{q: answer.text for q, answer in stored.items()}}
         charged = {c.question: c for c in charges}
-        paid = {q: stored.paid for q, stored in found.items() if stored.paid is not None}
+        paid = {q: answer.paid for q, answer in stored.items() if answer.paid is not None}
         paid |= {q: charge.id for q, charge in charged.items() if q is not None}
         return tuple(Answer(json.loads(texts[q]), charged.pop(q, None), paid[q]) for q in self.questions)
 
 
 def question_digest(question: str | bytes) -> str:
-    """SHA-256 of a question; text and bytes of the same spelling are different questions."""
+    """SHA-256 of a question; equal text and bytes are different questions."""
     if isinstance(question, str):
         return sha256(b"text:" + question.encode("utf-8", "surrogatepass"))
     if isinstance(question, bytes | bytearray | memoryview):

@@ -1,7 +1,7 @@
-"""What is read from a ledger as a whole: its charges as a file for other programs, and whether everything adds up.
+"""Export, backup and verification of a whole ledger.
 
-Files are written whole or not at all, and never over the ledger itself. `verify` replays every recorded release and
-compares the sums with those of the accounts, and looks for the answer of every charged question.
+Files are written completely or not at all, and never over the ledger itself. `verify` replays every recorded release,
+compares the sums with those of the accounts, and checks that every charged question has its answer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import IO, Any
 from safexplain._digest import sha256
 from safexplain._files import atomic_file
 from safexplain.errors import ConfigurationError, InputError, LedgerError
-from safexplain.ledger.accounts import ACCOUNT_COLUMNS, NOTHING, TOTAL, Balance, Settings
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, EMPTY, TOTAL, Balance, Settings
 from safexplain.ledger.composition import Composition
-from safexplain.ledger.records import Charge, begins
+from safexplain.ledger.records import Charge, period_start
 from safexplain.ledger.releases import from_json, to_json
-from safexplain.ledger.storage import Storage
-from safexplain.ledger.storage.schema import Execute, paged
+from safexplain.ledger.storage import Execute, Storage, paged
 
 COLUMNS = (
     "id", "time", "principal", "mechanism", "kind", "epsilon", "delta", "mu", "steps", "parameters", "period",
@@ -34,21 +33,19 @@ COLUMNS = (
 
 
 @contextmanager
-def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Path]:
-    """A path to write to, whose file takes the place of the target once the block is left without an error.
-
-    Only this user may read it (mode 0600).
+def replacing(target: str | PathLike[str], protected: Sequence[Path]) -> Iterator[Path]:
+    """A path to write to; its file, with mode 0600, replaces the target if the block ends without an error.
 
     Raises:
-        ConfigurationError: the target is one of the files that must be kept.
-        InputError: there is no such folder, or it cannot be written.
+        ConfigurationError: the target is a protected file.
+        InputError: the folder does not exist or cannot be written to.
     """
     path = Path(target)
-    if any(path.resolve() == file.resolve() for file in kept):
-        raise ConfigurationError(f"{path} is a file of the ledger itself; name another one")
+    if any(path.resolve() == file.resolve() for file in protected):
+        raise ConfigurationError(f"{path} is a file of the ledger itself; choose another path")
     try:
         with atomic_file(path) as partial:
-            partial.unlink(missing_ok=True)  # SQLite would write into what a killed process left
+            partial.unlink(missing_ok=True)  # SQLite would write into the rest of a killed process
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             partial.chmod(0o600)  # whatever the umask
             yield partial
@@ -57,7 +54,7 @@ def replacing(target: str | PathLike[str], kept: Sequence[Path]) -> Iterator[Pat
 
 
 def charge_as_json(charge: Charge) -> dict[str, Any]:
-    """A charge as JSON types; what its kind of release does not have is None, or left out if only curves have it."""
+    """A charge as JSON types; fields that its release lacks are None, or omitted if only curves have them."""
     release = json.loads(to_json(charge.release))
     return {
         "id": charge.id,
@@ -75,13 +72,13 @@ def charge_as_json(charge: Charge) -> dict[str, Any]:
 
 
 def write_charges(
-    charges: Iterable[Charge], target: str | PathLike[str] | IO[str], format: str, kept: Sequence[Path] = ()
+    charges: Iterable[Charge], target: str | PathLike[str] | IO[str], format: str, protected: Sequence[Path] = ()
 ) -> int:
-    """As `Ledger.export`; `kept` are files that must not be replaced."""
+    """As `Ledger.export`; `protected` files are never replaced."""
     if format not in ("jsonl", "csv"):
         raise ConfigurationError(f'format: expected "jsonl" or "csv", got {format!r}')
     if isinstance(target, str | PathLike):
-        with replacing(target, kept) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
+        with replacing(target, protected) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
             return write_charges(charges, stream, format)
     table = csv.DictWriter(target, COLUMNS, lineterminator="\n")
     if format == "csv":
@@ -98,22 +95,22 @@ def write_charges(
 
 
 def copy(storage: Storage, path: str | PathLike[str]) -> None:
-    """Write a copy of an SQLite ledger, also while it is in use; copying its file alone would miss its log.
+    """Copy an SQLite ledger, even while it is in use; copying its file alone would miss its log.
 
     Args:
         storage: of the ledger.
-        path: of the copy. A file that is there is replaced once all is written.
+        path: of the copy. An existing file is replaced once the copy is complete.
 
     Raises:
         ConfigurationError: a ledger in PostgreSQL, or a file of the ledger itself.
-        LedgerError: it cannot be read, or the copy not be written.
+        LedgerError: the ledger cannot be read, or the copy cannot be written.
     """
     with replacing(path, storage.files) as partial:
         storage.backup(partial)
 
 
 def verify(execute: Execute) -> int:
-    """Replay every charge, in a transaction that holds the ledger; how many there are.
+    """Replay every charge, in a transaction that holds the ledger, and return their number.
 
     Raises:
         LedgerError: something does not match; the message names the first few.
@@ -123,16 +120,16 @@ def verify(execute: Execute) -> int:
     tallies, count, wrong = tally(execute, stored)
     for name, balance in stored.items():
         if tallies[name].replayed() != balance.sums:
-            wrong.append(f"the sums of {repr(name) if name else 'the total'} are not those of its charges")
-    wrong += _unmatched(execute)
+            wrong.append(f"the sums of {repr(name) if name else 'the total'} differ from its charges")
+    wrong += _mismatched_answers(execute)
     if wrong:
         shown = "; ".join(wrong[:5])
-        raise LedgerError(f"the ledger is damaged: {shown}. Restore it from a backup, and look who can write it")
+        raise LedgerError(f"the ledger is damaged: {shown}. Restore it from a backup, and check who can write to it")
     return count
 
 
 def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, Tally], int, list[str]]:
-    """How often each release was charged to each account in its period, the number of charges, and strays."""
+    """Releases of each account in its period, the number of charges, and messages about charges without account."""
     tallies = {name: Tally(balance.sums) for name, balance in stored.items()}
     strays: dict[str, None] = {}
     count = 0
@@ -140,9 +137,9 @@ def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, Tally
     query = "SELECT id, principal, period, release, repeated, time FROM ledger_charges WHERE id > ? ORDER BY id LIMIT ?"
     for _, principal, period, release, repeated, time in paged(execute, query):
         count += 1
-        if principal == TOTAL:  # a training, which everybody is told of
-            begun = begins(calendar, time)
-            for name in (name for name, balance in stored.items() if name and balance.period == begun):
+        if principal == TOTAL:  # a training, which counts for everybody
+            start = period_start(calendar, time)
+            for name in (name for name, balance in stored.items() if name and balance.period == start):
                 tallies[name].count(release)
         elif principal not in stored:
             strays[principal] = None
@@ -154,7 +151,7 @@ def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, Tally
 
 
 class Tally:
-    """Counts of the releases of an account, before and after its change of rule; the sums tell where that was."""
+    """Counts of the releases of an account before and after its change of rule, which the sums locate."""
 
     def __init__(self, sums: Composition) -> None:
         self.sums = sums
@@ -163,7 +160,7 @@ class Tally:
         self.epsilon = self.delta = 0
 
     def count(self, text: str) -> None:
-        """One more release, as JSON, in the order of the charges."""
+        """Count a release, as JSON, in the order of the charges."""
         if self.sums.rule == "basic" or (self.epsilon, self.delta) == (
             self.sums.prefix_epsilon,
             self.sums.prefix_delta,
@@ -171,13 +168,13 @@ class Tally:
             self.after[text] += 1
             return
         self.before[text] += 1
-        one = NOTHING.add_under_rule(from_json(text))
+        one = EMPTY.add_under_rule(from_json(text))
         self.epsilon, self.delta = self.epsilon + one.epsilon, self.delta + one.delta
 
     def replayed(self) -> Composition:
-        """The sums that the counted releases make under the rule of the account."""
+        """The sums of the counted releases under the account's rule."""
         found = replace(
-            NOTHING, rule=self.sums.rule, order=self.sums.order, prefix_epsilon=self.epsilon,
+            EMPTY, rule=self.sums.rule, order=self.sums.order, prefix_epsilon=self.epsilon,
             prefix_delta=self.delta, charges=self.before.total(),
         )  # fmt: skip
         for text, times in self.after.items():
@@ -185,8 +182,8 @@ class Tally:
         return found
 
 
-def _unmatched(execute: Execute) -> list[str]:
-    """Charges without their answer, answers without a charge, answers that were altered."""
+def _mismatched_answers(execute: Execute) -> list[str]:
+    """Messages about charges without answer, answers without charge, and altered answers."""
     orphans = execute(
         "SELECT question FROM ledger_answers WHERE question NOT IN"
         " (SELECT question FROM ledger_charges WHERE question IS NOT NULL) LIMIT 5",

@@ -1,8 +1,8 @@
-"""A database that a ledger can use: made if there is none, and brought up to date where 0.2 wrote it.
+"""Opening a ledger's database: create it if there is none, and migrate it if safexplain 0.2 wrote it.
 
-0.2 kept digests of questions without a secret, counted losses in 1e-18, and had a rule for Gaussian streams of its own,
-the sum of mu^2. What such an account has spent is replayed here under the renyi rule, whose conditions are the stricter
-ones: an answer that was mu-GDP has Renyi divergences of at most alpha mu^2 / 2.
+0.2 stored digests of questions without a secret, counted losses in 1e-18, and had a separate rule for Gaussian streams,
+the sum of mu^2. The charges of such an account are replayed under the renyi rule, which is stricter: a mu-GDP answer
+has Renyi divergences of at most alpha mu^2 / 2.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from typing import Any
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError, LedgerError
 from safexplain.ledger.accounts import ACCOUNT_COLUMNS, Balance, Settings, save_balances
-from safexplain.ledger.composition import MAIN, best_order
-from safexplain.ledger.curves import Concentrated
+from safexplain.ledger.composition import MAIN_SHARE, best_order
 from safexplain.ledger.inspection import tally
-from safexplain.ledger.storage import Storage
-from safexplain.ledger.storage.schema import CHUNK, QUESTIONS, SCHEMA, VERSION, Execute, identity_of, keyed
+from safexplain.ledger.releases import Concentrated
+from safexplain.ledger.storage import CHUNK, QUESTIONS, SCHEMA, VERSION, Execute, Storage, identity_of, keyed_digest
 
-OF_0_2 = 6
+VERSION_OF_0_2 = 6
 """Version of the tables that 0.2 wrote."""
 
-TABLES = (
-    "ALTER TABLE ledger_accounts RENAME COLUMN loss TO losses",  # a running process of 0.2 finds none
+MIGRATION = (
+    "ALTER TABLE ledger_accounts RENAME COLUMN loss TO losses",  # stops running processes of 0.2
     "ALTER TABLE ledger_identity ADD COLUMN secret BYTEA",
     *QUESTIONS,
     "INSERT INTO ledger_question_grants (principal, time, questions, note) SELECT principal, time, questions, note"
@@ -45,10 +44,10 @@ TABLES = (
 
 
 def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
-    """The storage that a URL names, with arguments as `Ledger`; nothing is connected yet.
+    """The storage of a URL, not connected yet; arguments as for `Ledger`.
 
     Raises:
-        ConfigurationError: the URL is of another kind, or the timeout is not a number of seconds.
+        ConfigurationError: an unknown kind of URL, or a timeout that is not a number of seconds.
         MissingExtraError: PostgreSQL without the extra.
     """
     timeout = check_number("timeout", timeout, above=0.0)
@@ -61,46 +60,46 @@ def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = Non
         from safexplain.ledger.storage.sqlite import SqliteStorage
 
         if "?" in rest:
-            raise ConfigurationError(f"url: options after ? are not known, got {url!r}; name the file alone")
+            raise ConfigurationError(f"url: expected no options after the file's name, got {url!r}")
         return SqliteStorage(Path(rest[1:]).absolute(), timeout, clock)
     raise ConfigurationError(
         f'url: expected "sqlite:///file.db" or "postgresql://user@host/database", got {url!r}; a ledger in memory would'
-        " forget what was spent"
+        " forget its charges"
     )
 
 
 def prepare(storage: Storage) -> None:
-    """Make the tables of a ledger, name it and give it a secret; or read what 0.2 wrote.
+    """Create the tables, name and secret of a ledger, or migrate one that 0.2 wrote.
 
     Raises:
-        InputError: there is no place for it.
+        InputError: its folder does not exist.
         LedgerError: the database cannot be used, or was written by a newer safexplain or one before 0.2.
     """
     at = storage.version()
     if at is None:
-        storage.make()
+        storage.create()
     if at != VERSION:
         with storage.transaction() as execute:
-            if (at := storage.version(execute)) is None:  # somebody may have been faster
+            if (at := storage.version(execute)) is None:  # another process may have been faster
                 for statement in SCHEMA:
                     execute(statement.replace("{identity}", storage.identity), ())
                 name = (secrets.token_hex(16), secrets.token_bytes(32))
                 execute("INSERT INTO ledger_identity (id, secret) VALUES (?, ?)", name)
             elif at != VERSION:
-                _from_0_2(execute, storage, at)
+                _migrate_from_0_2(execute, storage, at)
     storage.ledger, _ = identity_of(storage.read)
 
 
-def _from_0_2(execute: Execute, storage: Storage, at: int) -> None:
-    if at != OF_0_2:
-        what = "a newer safexplain" if at > VERSION else "a safexplain before 0.2"
+def _migrate_from_0_2(execute: Execute, storage: Storage, at: int) -> None:
+    if at != VERSION_OF_0_2:
+        writer = "a newer safexplain" if at > VERSION else "a safexplain before 0.2"
         advice = "upgrade safexplain on this machine" if at > VERSION else "open it once with safexplain 0.2"
         raise LedgerError(
-            f"the ledger was written by {what}: its tables are of version {at}, this one knows {OF_0_2} and {VERSION};"
+            f"the ledger was written by {writer}: expected tables of version {VERSION_OF_0_2} or {VERSION}, found {at};"
             f" {advice}"
         )
     storage.lock(execute)
-    for statement in TABLES:
+    for statement in MIGRATION:
         execute(statement.replace("{identity}", storage.identity), ())
     secret = secrets.token_bytes(32)
     _key_questions(execute, secret)
@@ -110,16 +109,16 @@ def _from_0_2(execute: Execute, storage: Storage, at: int) -> None:
 
 
 def _recount(execute: Execute) -> None:
-    """Sums of losses in the units of this version, by the charges; the gaussian rule becomes the renyi rule."""
+    """Replay charges to get sums of losses in the units of this version; the gaussian rule becomes the renyi rule."""
     rows = execute("SELECT name, value FROM ledger_settings", ())
     if not rows:
         return
     settings, stored = Settings.load(rows), {}
     for row in execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts", ()):
         balance = Balance.of(row)
-        if balance.sums.rule == "gaussian":  # the order that holds the most Gaussian answers, however large they are
-            budget = balance.granted or (settings.each if balance.principal else settings.opening)
-            order = best_order(Concentrated(1e-6), budget.epsilon, budget.delta * MAIN)
+        if balance.sums.rule == "gaussian":  # the order that allows the most Gaussian answers
+            budget = balance.granted or (settings.principal_budget if balance.principal else settings.total_rule_budget)
+            order = best_order(Concentrated(1e-6), budget.epsilon, budget.delta * MAIN_SHARE)
             balance = replace(balance, sums=replace(balance.sums, rule="renyi", order=order))
         stored[balance.principal] = balance
     tallies, _, _ = tally(execute, stored)
@@ -129,22 +128,26 @@ def _recount(execute: Execute) -> None:
 
 
 def _key_questions(execute: Execute, secret: bytes) -> None:
-    """Key all digests of questions that a ledger of 0.2 holds, several by one statement; trainings, which are
-    charges of all principals together, stay under the digest of their weights."""
+    """Key all digests of questions in a ledger of 0.2, several per statement.
+
+    Trainings, which are charges of the principal "", keep the digest of their weights.
+    """
     trainings = "SELECT question FROM ledger_charges WHERE principal = '' AND question IS NOT NULL"
-    for table, row, column, those in (
+    for table, row, column, condition in (
         ("ledger_questions", ("principal", "number"), "digest", "TRUE"),
         ("ledger_answers", ("question",), "question", f"question NOT IN ({trainings})"),
         ("ledger_charges", ("id",), "question", "principal <> ''"),
     ):
         names, places = ", ".join(row), f"({'?, ' * len(row)}?)"
-        found = execute(f"SELECT {names}, {column} FROM {table} WHERE {column} IS NOT NULL AND {those}", ())
+        found = execute(f"SELECT {names}, {column} FROM {table} WHERE {column} IS NOT NULL AND {condition}", ())
         same = " AND ".join(f"{table}.{name} = old.{name}" for name in row)
         for start in range(0, len(found), CHUNK):
             values: list[Any] = []
             for *key, digest in (part := found[start : start + CHUNK]):
-                text = isinstance(digest, str)  # hexadecimal, of `Ledger.answer`
-                values += [*key, keyed(secret, digest.encode()).hex() if text else keyed(secret, bytes(digest))]
+                if isinstance(digest, str):  # hexadecimal, of `Ledger.answer`
+                    values += [*key, keyed_digest(secret, digest.encode()).hex()]
+                else:
+                    values += [*key, keyed_digest(secret, bytes(digest))]
             execute(
                 f"WITH old ({names}, keyed) AS (VALUES {', '.join([places] * len(part))})"
                 f" UPDATE {table} SET {column} = old.keyed FROM old WHERE {same}",
@@ -152,30 +155,30 @@ def _key_questions(execute: Execute, secret: bytes) -> None:
             )
 
 
-def settle(storage: Storage, given: Settings) -> Settings:
-    """The settings that hold for the ledger in a storage, which is made if it is not there.
+def load_or_create(storage: Storage, given: Settings) -> Settings:
+    """The settings of the ledger in a storage, which is created if there is none.
 
     Raises:
-        ConfigurationError: there is no ledger and no budget for one, or other settings are stored.
-        LedgerError: the database cannot be used, or is of another version.
+        ConfigurationError: there is no ledger and no budget for one, or a given setting differs from the stored one.
+        LedgerError: the database cannot be used, or has another version.
     """
     query = "SELECT name, value FROM ledger_settings"
     if storage.version() is None:
-        given.completed()  # before a file is made
+        given.with_defaults()  # checked before a file is created
     prepare(storage)
     rows = storage.read(query)
-    if "adjacency" not in dict(rows):  # new, or it counts questions alone so far, or 0.2 left it without one
+    if "adjacency" not in dict(rows):  # new, or it only counted questions so far, or 0.2 did not store it
         if not rows:
-            given.completed()
+            given.with_defaults()
         with storage.transaction() as execute:
             storage.lock(execute)
-            rows = execute(query, ())  # somebody may have been faster
+            rows = execute(query, ())  # another process may have been faster
             if not rows:
-                given.completed().save(execute)
+                given.with_defaults().save(execute)
             elif "adjacency" not in dict(rows):
                 stated = json.dumps(given.adjacency or "substitute")
                 execute("INSERT INTO ledger_settings VALUES ('adjacency', ?)", (stated,))
             rows = execute(query, ())
     stored = Settings.load(rows)
-    given.agree(stored)
+    given.check_against(stored)
     return stored

@@ -1,6 +1,6 @@
-"""What a ledger records and hands out: accounts, charges, grants and answers, and what may stand in them.
+"""What a ledger records and returns: accounts, charges, grants and answers, with the checks of their fields.
 
-Instants are microseconds since 1970; periods of budgets are those of the calendar, in UTC.
+Times are microseconds since 1970; periods of budgets follow the calendar, in UTC.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 
 from safexplain.errors import ConfigurationTypeError, InputError, LedgerError
 from safexplain.ledger.releases import Release, from_json
-from safexplain.ledger.storage.schema import Execute, paged
+from safexplain.ledger.storage import Execute, paged
 
 PERIODS = ("lifetime", "day", "week", "month")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def microseconds(when: datetime) -> int:
-    """Of a datetime with a time zone."""
+    """Microseconds since 1970 of a datetime with a time zone."""
     return (when - EPOCH) // timedelta(microseconds=1)
 
 
 def instant(micros: int) -> datetime:
-    """As a datetime in UTC."""
+    """Datetime in UTC."""
     return EPOCH + timedelta(microseconds=micros)
 
 
-def begins(period: str, micros: int) -> int:
-    """When the period that an instant lies in began; 0 for a lifetime. A week begins on Monday."""
+def period_start(period: str, micros: int) -> int:
+    """Start of the period that contains a time; 0 for a lifetime. Weeks start on Monday."""
     if period == "lifetime":
         return 0
     day = instant(micros).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -42,11 +42,11 @@ def begins(period: str, micros: int) -> int:
     return microseconds(day)
 
 
-def renews(period: str, micros: int) -> datetime | None:
-    """When the next period begins; None for a lifetime."""
+def next_period(period: str, micros: int) -> datetime | None:
+    """Start of the next period; None for a lifetime."""
     if period == "lifetime":
         return None
-    begun = instant(begins(period, micros))
+    begun = instant(period_start(period, micros))
     if period == "month":
         return begun.replace(year=begun.year + begun.month // 12, month=begun.month % 12 + 1)
     return begun + timedelta(days=7 if period == "week" else 1)
@@ -54,20 +54,20 @@ def renews(period: str, micros: int) -> datetime | None:
 
 @dataclass(frozen=True)
 class Account:
-    """How a principal stands now.
+    """The balance of a principal.
 
     Args:
-        principal: who; "" for all principals together.
+        principal: name; "" for all principals together.
         spent: epsilon spent in this period, at `delta`.
-        remaining: `epsilon` less `spent`, at least 0.
-        epsilon: budget of a period; infinite where there is none.
-        delta: the same; of a total without a limit, the ledger's, or what it takes to hold all that was charged.
+        remaining: `epsilon` minus `spent`, at least 0.
+        epsilon: budget of a period; infinite: no limit.
+        delta: of the budget; for a total without a limit, the ledger's, or as much as all charges need.
         charges: number of releases in this period.
         period: "lifetime", "day", "week" or "month".
-        renews: when the next period begins, UTC; None: never.
-        rule: which sums decide, see `safexplain.ledger.composition`; "" before the first release.
-        trainings: how many of the releases were trainings, which everybody is told of.
-        training_epsilon: what these alone come to, of what is spent.
+        renews: start of the next period, UTC; None: never.
+        rule: how releases are added up, see `safexplain.ledger.composition`; "" before the first release.
+        trainings: number of trainings among the releases.
+        training_epsilon: epsilon of these alone, included in `spent`.
     """
 
     principal: str
@@ -89,15 +89,15 @@ class Charge:
 
     Args:
         id: number in the ledger.
-        principal: who was told; "" for a training, of which everybody is.
-        release: what it can reveal.
-        mechanism: what made the answer.
+        principal: who got the answer; "" for a training, which counts for everybody.
+        release: bound on what the answer reveals.
+        mechanism: that made the answer.
         parameters: of the mechanism.
         time: UTC.
-        period: when the period of the account began; None for a lifetime.
+        period: start of the account's period; None for a lifetime.
         question: digest of the question under the ledger's secret, hexadecimal, or None.
-        digest: SHA-256 of the answer as stored, or None for a charge without one.
-        repeated: the answer had been made for another principal, so it was not counted again in the total.
+        digest: SHA-256 of the stored answer, or None.
+        repeated: the answer already existed for another principal, so it did not count in the total again.
     """
 
     id: int
@@ -117,11 +117,11 @@ class Grant:
     """A budget that replaced another.
 
     Args:
-        principal: whose; "" for all principals together.
+        principal: name; "" for all principals together.
         time: UTC.
         epsilon: of a period.
-        delta: the same.
-        note: why.
+        delta: of a period.
+        note: reason.
     """
 
     principal: str
@@ -133,12 +133,12 @@ class Grant:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, and what it cost.
+    """An answer and its cost.
 
     Args:
-        value: as JSON gives it back.
-        charge: None where it was free: this principal had been given it before.
-        paid: number of the charge that paid for it, now or then.
+        value: JSON types.
+        charge: None if it was free, because this principal had received it before.
+        paid: number of the charge that paid for it, now or before.
     """
 
     value: Any
@@ -149,11 +149,11 @@ class Answer:
 CHARGE_COLUMNS = "id, principal, period, time, mechanism, parameters, release, question, digest, repeated"
 
 
-def charge_of(row: tuple[Any, ...]) -> Charge:
+def charge_from_row(row: tuple[Any, ...]) -> Charge:
     """The charge in a row of CHARGE_COLUMNS.
 
     Raises:
-        LedgerError: it is damaged.
+        LedgerError: the row is damaged.
     """
     number, principal, period, time, mechanism, parameters, release, question, digest, repeated = row
     try:
@@ -178,7 +178,7 @@ def charges(read: Execute, principal: str | None = None, since: datetime | None 
         since = since if since.tzinfo else since.replace(tzinfo=UTC)
         where, values = where + "time >= ? AND ", [*values, microseconds(since)]
     query = f"SELECT {CHARGE_COLUMNS} FROM ledger_charges WHERE {where}id > ? ORDER BY id LIMIT ?"
-    return map(charge_of, paged(read, query, values))
+    return map(charge_from_row, paged(read, query, values))
 
 
 def grants(read: Execute) -> list[Grant]:
@@ -187,37 +187,39 @@ def grants(read: Execute) -> list[Grant]:
     return [Grant(name, instant(time), *rest) for name, time, *rest in rows]
 
 
-def named(principal: str) -> str:
-    """A principal's name in Unicode's normal form KC: spellings that look the same are one account. Case is kept.
+def principal_name(principal: str) -> str:
+    """A principal's name in Unicode's normal form KC, so that spellings that look the same are one account.
+
+    Case is kept.
 
     Raises:
-        InputError: empty, longer than 500 bytes of UTF-8, or with white space outside, control or format characters.
+        InputError: empty, over 500 bytes of UTF-8, surrounded by white space, or with control or format characters.
     """
     if not isinstance(principal, str):
         raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
     name = unicodedata.normalize("NFKC", text("principal", principal))
     if not 0 < len(name.encode()) <= 500 or name != name.strip() or not name.isprintable():
         raise InputError(
-            "principal: expected 1 to 500 bytes of UTF-8, without white space before or after, control or format"
+            "principal: expected 1 to 500 bytes of UTF-8 without surrounding white space, control or format"
             f" characters, got {principal[:40]!a}"
         )
     return name
 
 
 def text(name: str, value: Any) -> str:
-    """Text that every database keeps as it is.
+    """Text that every database stores unchanged.
 
     Raises:
-        InputError: it has a NUL, or characters that UTF-8 does not.
+        InputError: it has a NUL, or characters outside UTF-8.
     """
     found = str(value)
-    if "\0" in found or found.encode(errors="ignore").decode() != found:  # what UTF-8 cannot hold
+    if "\0" in found or found.encode(errors="ignore").decode() != found:
         raise InputError(f"{name}: expected text in UTF-8 without NUL, got {found[:40]!a}")
     return found
 
 
-def described(mechanism: str, parameters: Mapping[str, Any] | None) -> tuple[str, str]:
-    """What is recorded beside a release."""
+def mechanism_columns(mechanism: str, parameters: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Mechanism and parameters as they are recorded."""
     return text("mechanism", mechanism), as_json("parameters", parameters or {})
 
 
@@ -225,7 +227,7 @@ def as_json(name: str, value: Mapping[str, Any]) -> str:
     """A mapping as it is stored.
 
     Raises:
-        InputError: it is not of JSON types.
+        InputError: its values are not JSON types.
     """
     try:
         return json.dumps(dict(value), sort_keys=True, allow_nan=False)

@@ -1,29 +1,55 @@
-"""What one answer reveals, as a bound that the ledger can add up: pure and approximate releases,
-Renyi curves (`curves`; Gaussian answers are `Concentrated`), and trainings.
+"""What one answer reveals, as a bound that the ledger can add up.
 
 A release bounds, for every pair of neighbouring data sets and in both directions, how far apart the distributions of
-the answer can be. All releases of a ledger must speak of the same neighbours (`substitute`, say, throughout).
+the answer can be: by an epsilon (`Pure`), an epsilon and a delta (`Approximate`), Renyi divergences (`Concentrated` for
+Gaussian noise, `Renyi` for a curve), or as a training with all three (`Training`). All releases of a ledger must use
+the same adjacency.
+
+An account adds up Renyi curves order by order (`safexplain.ledger.composition`, rule renyi), which is far tighter than
+adding epsilons and deltas. Where it cannot, because approximate releases came first, a curve counts as the (epsilon,
+delta) that it implies at a delta of its own.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, get_args
 
-from safexplain._privacy_loss import check_adjacency
+import numpy as np
+from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+from numpy.typing import NDArray
+
+from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, renyi
 from safexplain._validate import check_number, keep_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError
-from safexplain.ledger.curves import Concentrated, Renyi
+
+Array = NDArray[np.float64]
 
 NEGLIGIBLE = 1e-12
-"""Smaller epsilons (mus) of a release are refused: no budget would notice them."""
+"""Least epsilon or mu of a release; no budget would notice less."""
+
+NEGLIGIBLE_DIVERGENCE = 1e-24
+
+CONVERSION_DELTA = 1e-9
+"""Default delta at which a curve becomes an (epsilon, delta)."""
+
+TRAINING_ORDERS: tuple[float, ...] = (
+    1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.5, 12.0, 14.0, 17.0, 20.0,
+    24.0, 28.0, 33.0, 40.0, 48.0, 56.0, 65.0, 80.0, 100.0, 128.0, 170.0, 256.0, 400.0, 640.0, 1024.0,
+)  # fmt: skip
+"""Orders at which the curve of a training is computed, including all that every account adds up."""
+
+_MARGIN, _ROUNDING = 1e-7, 1e-12
+"""Computed divergences are raised by this much, relatively and for each step."""
 
 
 @dataclass(frozen=True)
 class Pure:
-    """An answer that is epsilon-differentially private, delta being 0, as by Laplace noise, on a grid or not.
+    """An epsilon-differentially private answer (delta = 0), as with Laplace noise, on a grid or not.
 
     Args:
         epsilon: at least 1e-12.
@@ -38,7 +64,7 @@ class Pure:
 
 @dataclass(frozen=True)
 class Approximate:
-    """An answer that is (epsilon, delta)-differentially private.
+    """An (epsilon, delta)-differentially private answer.
 
     Args:
         epsilon: at least 0.
@@ -55,17 +81,149 @@ class Approximate:
 
 
 @dataclass(frozen=True)
-class Training:
-    """A model that was trained with differential privacy: what is known of it in up to three ways, of which each
-    account takes what costs it least (`safexplain.ledger.composition`).
+class Concentrated:
+    """A rho-zero-concentrated differentially private answer: its divergence of every order alpha is at most alpha rho.
+
+    A Gaussian mechanism has rho = (sensitivity / standard deviation)^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065,
+    Proposition 1.6). A mu-GDP mechanism has rho = mu^2 / 2 (Mironov 2017, arXiv 1702.07476, Corollary 3;
+    post-processing does not raise it).
 
     Args:
-        epsilon: at least 0; at `delta`, as the statement of the training says.
+        rho: at least 1e-24.
+        delta: in (0, 1); used where an account adds up epsilons and deltas, not Renyi divergences.
+        adjacency: "" for the ledger's.
+    """
+
+    rho: float
+    delta: float = CONVERSION_DELTA
+    adjacency: str = ""
+    kind: ClassVar[str] = "zcdp"
+
+    def __post_init__(self) -> None:
+        keep_number(self, "rho", minimum=NEGLIGIBLE_DIVERGENCE)
+        _check_delta_and_adjacency(self)
+
+    def divergence(self, order: Any) -> Any:
+        """Divergence of an order above 1, or of an array of orders."""
+        return order * self.rho
+
+    def epsilon_at(self, delta: float) -> float:
+        """Implied epsilon at a delta, rounded up; the best of many orders."""
+        orders = 1 + np.logspace(-3, 7, 2000)
+        return _epsilon(orders, orders * self.rho, delta)
+
+    def __str__(self) -> str:
+        return f"Concentrated(rho={self.rho:.6g})"
+
+
+@dataclass(frozen=True)
+class Renyi:
+    """An answer with at most these Renyi divergences, in both directions.
+
+    Between two orders, (alpha - 1) times the divergence is convex, and 0 at order 1, so a straight line bounds it; the
+    divergence itself grows with the order (van Erven and Harremoes 2014, arXiv 1206.2459, Theorem 3 and Corollary 2).
+    Beyond the largest order it is unknown.
+
+    Args:
+        orders: above 1, ascending; those in `TRAINING_ORDERS` serve every account best.
+        divergences: one for each order, at least 1e-24, never decreasing.
+        delta: as for `Concentrated`.
+        adjacency: as for `Concentrated`.
+    """
+
+    orders: tuple[float, ...]
+    divergences: tuple[float, ...]
+    delta: float = CONVERSION_DELTA
+    adjacency: str = ""
+    kind: ClassVar[str] = "renyi"
+
+    def __post_init__(self) -> None:
+        for name in ("orders", "divergences"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
+                raise ConfigurationTypeError(f"{name}: expected a sequence of numbers, got {values!r:.60}")
+            object.__setattr__(self, name, tuple(check_number(name, v) for v in values))
+        if len(self.orders) != len(self.divergences):
+            raise ConfigurationError(
+                f"divergences: expected one for each of {len(self.orders)} orders, got {len(self.divergences)}"
+            )
+        if not all(1 < a < b for a, b in zip(self.orders, (*self.orders[1:], math.inf), strict=True)):
+            raise ConfigurationError(f"orders: expected numbers above 1, ascending, got {self.orders!r:.80}")
+        low, high = self.divergences[0], self.divergences[1:]
+        if low < NEGLIGIBLE_DIVERGENCE or any(b < a for a, b in zip(self.divergences, high, strict=False)):
+            raise ConfigurationError(
+                f"divergences: expected numbers of at least {NEGLIGIBLE_DIVERGENCE:g} that grow with the order, got"
+                f" {self.divergences!r:.80}"
+            )
+        _check_delta_and_adjacency(self)
+
+    @classmethod
+    def of_steps(
+        cls, phases: Steps | Sequence[Steps], adjacency: Adjacency = "substitute", *, delta: float = CONVERSION_DELTA
+    ) -> Renyi:
+        """Curve of a training.
+
+        Args:
+            phases: steps of the Gaussian mechanism, such as the `phases` of a PrivacyStatement.
+            adjacency: the ledger's.
+            delta: as for `Concentrated`.
+
+        Raises:
+            ConfigurationError: no steps, or steps without noise.
+        """
+        check_adjacency(adjacency)
+        given = (phases,) if isinstance(phases, Steps) else tuple(phases)
+        run = [p for p in given if p.steps]
+        if any(phase.noise_multiplier == 0 for phase in run):
+            raise ConfigurationError("phases: expected steps with noise, got steps with a noise multiplier of 0")
+        if not run:
+            raise ConfigurationError("phases: expected at least one step")
+        total = np.zeros(len(TRAINING_ORDERS))
+        for phase in run:
+            total += renyi(phase, adjacency, TRAINING_ORDERS) * (1 + _MARGIN) + phase.steps * _ROUNDING
+        known = np.isfinite(total)
+        curve = np.maximum.accumulate(np.maximum(total[known], NEGLIGIBLE_DIVERGENCE))
+        return cls(tuple(np.array(TRAINING_ORDERS)[known].tolist()), tuple(curve.tolist()), delta, adjacency)
+
+    def divergence(self, order: Any) -> Any:
+        """Upper bound for an order above 1, or an array of orders; infinite beyond the largest known order."""
+        at = np.asarray(order, dtype=np.float64)
+        known = np.array(self.orders)
+        values = (known - 1) * np.array(self.divergences)
+        bound = np.interp(at, [1.0, *known], [0.0, *values]) / (at - 1)
+        next_known = np.array([*self.divergences, np.inf])[np.searchsorted(known, at)]
+        return np.where(at > known[-1], np.inf, np.minimum(bound, next_known))
+
+    def epsilon_at(self, delta: float) -> float:
+        """Implied epsilon at a delta, rounded up; the best of its orders."""
+        return _epsilon(np.array(self.orders), np.array(self.divergences), delta)
+
+    def __str__(self) -> str:
+        return f"Renyi({len(self.orders)} orders, epsilon {self.epsilon_at(self.delta):.4g} at delta {self.delta:g})"
+
+
+def _check_delta_and_adjacency(curve: Any) -> None:
+    keep_number(curve, "delta", above=0.0, below=1.0)
+    if curve.adjacency:
+        check_adjacency(curve.adjacency)
+
+
+def _epsilon(orders: Array, divergences: Array, delta: float) -> float:
+    """Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 12, rounded up."""
+    return float(compute_epsilon(orders, divergences, delta)[0]) * (1 + 1e-9)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model that was trained with differential privacy, with up to three bounds; each account uses the cheapest.
+
+    Args:
+        epsilon: at least 0; at `delta`, from the training's privacy statement.
         delta: in [0, 1).
-        mu: of a training that is mu-GDP, such as steps of full batches with Gaussian noise; None: not known to be.
-        orders: of Renyi divergences, as in `Renyi`; empty where none are known.
+        mu: of a mu-GDP training, such as full batches with Gaussian noise; None: unknown.
+        orders: of Renyi divergences, as in `Renyi`; empty: unknown.
         divergences: one for each order.
-        adjacency: what its neighbours are; "" for the ledger's.
+        adjacency: "" for the ledger's.
     """
 
     epsilon: float
@@ -111,7 +269,7 @@ KINDS: dict[str, type[Release]] = {release.kind: release for release in get_args
 def as_release(
     release: Release | None = None, epsilon: float | None = None, delta: float = 0.0, mu: float | None = None
 ) -> Release:
-    """The release that the arguments of `Ledger.charge` name.
+    """The release that the arguments of `Ledger.charge` describe.
 
     Raises:
         ConfigurationError: not exactly one of release, epsilon and mu, or a value out of range.
@@ -124,7 +282,7 @@ def as_release(
         if not isinstance(release, Release):
             raise ConfigurationTypeError(
                 "release: expected Pure, Approximate, Concentrated or Renyi, got"
-                f" {type(release).__name__}; a PrivacyStatement is charged by `charge_training`"
+                f" {type(release).__name__}; charge a PrivacyStatement with `charge_training`"
             )
         return release
     if mu is not None:
@@ -135,7 +293,7 @@ def as_release(
 
 @lru_cache(maxsize=4096)
 def to_json(release: Release) -> str:
-    """As it is recorded."""
+    """A release as it is recorded."""
     values = {name: value for name, value in asdict(release).items() if value not in (None, "", ())}
     return json.dumps({"kind": release.kind, **values})
 
@@ -145,16 +303,16 @@ def from_json(text: str) -> Release:
     """The release that `to_json` wrote.
 
     Raises:
-        LedgerError: it is none.
+        LedgerError: the text is not a release.
     """
     try:
         values: dict[str, Any] = dict(json.loads(text))
-        if values["kind"] == "gaussian":  # of 0.2, as the next
+        if values["kind"] == "gaussian":  # written by 0.2, as is laplace
             return Concentrated(values["mu"] ** 2 / 2)
         if values["kind"] == "laplace":
             return Pure(values["epsilon"])
         return KINDS[values.pop("kind")](**values)
     except (TypeError, ValueError, KeyError) as error:
         raise LedgerError(
-            f"the ledger is damaged: {str(text)[:80]!r} is no release ({error}); restore it from a backup"
+            f"the ledger is damaged: {str(text)[:80]!r} is not a release ({error}); restore it from a backup"
         ) from None

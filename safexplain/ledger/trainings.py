@@ -1,12 +1,11 @@
-"""Trainings: what a model that was trained with differential privacy costs everybody, once.
+"""Trainings: a model that was trained with differential privacy is charged to everybody, once.
 
-Whoever is given answers from a trained model, or the model, is told of its training; the ledger does not follow whom a
-model reaches, so it counts as told to everybody: in the total of all principals, and in each of their accounts, also of
-those who first ask later in the same period. It must fit into all of them, as a filter that lets one release through
-that does not fit is no filter (`safexplain.ledger.composition`).
+Every answer of a model reveals something about its training. The ledger does not track who gets answers, so a training
+counts in the total and in every account of its period, including those that are opened later. It must fit into all of
+them: a privacy filter must refuse every release that does not fit (`safexplain.ledger.composition`).
 
-A training is known by the digest of its weights, so that it is charged once whoever asks for it, and recorded as one
-charge of the principal "" whose answer is its statement: `verify` then finds a statement that was altered.
+A training is identified by the digest of its weights, so it is charged once, and recorded as one charge of the
+principal "" whose answer is its privacy statement; `verify` finds a statement that was altered.
 """
 
 from __future__ import annotations
@@ -19,26 +18,32 @@ from functools import lru_cache
 from safexplain._digest import sha256
 from safexplain._privacy_loss import Adjacency, Steps
 from safexplain.errors import ConfigurationTypeError, LedgerError, RefusedError
-from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, added_up, save_balances, told
-from safexplain.ledger.composition import Composition
-from safexplain.ledger.curves import Renyi
-from safexplain.ledger.records import CHARGE_COLUMNS, Charge, begins, charge_of
-from safexplain.ledger.releases import Training, to_json
-from safexplain.ledger.storage.schema import CHUNK, Execute
+from safexplain.ledger.accounts import (
+    ACCOUNT_COLUMNS,
+    TOTAL,
+    Balance,
+    Balances,
+    Entry,
+    add_up,
+    save_balances,
+    trainings_since,
+)
+from safexplain.ledger.records import CHARGE_COLUMNS, Charge, charge_from_row, period_start
+from safexplain.ledger.releases import Renyi, Training, to_json
+from safexplain.ledger.storage import CHUNK, Execute
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
 def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
-    """What a statement says about one model under an adjacency, in all ways that an account can count it.
+    """The training of a privacy statement under an adjacency, with all bounds that an account can use.
 
-    Steps of full batches with Gaussian noise are together mu-GDP, mu^2 being the sum of (distance / noise multiplier)^2
-    over the steps, with a distance of 2 clip bounds under substitution and of 1 else (Dong, Roth and Su 2019, arXiv
-    1905.02383, Corollary 3.3); Poisson and fixed-size batches have a Renyi curve (`Renyi.of_steps`). A pure epsilon
-    counts as it is.
+    Steps of full batches with Gaussian noise are together mu-GDP, where mu^2 is the sum of (distance / noise
+    multiplier)^2 over the steps, with a distance of 2 clip bounds under substitution and 1 otherwise (Dong, Roth and Su
+    2019, arXiv 1905.02383, Corollary 3.3). Poisson and fixed-size batches have a Renyi curve (`Renyi.of_steps`).
 
     Raises:
-        RefusedError: it names no weights, promises nothing under this adjacency, is about persons, or tells the number
-            of records and so does not hide whether one was there.
+        RefusedError: the statement has no weights, no finite epsilon under this adjacency, another unit than records,
+            or under add/remove reveals the number of records.
         ConfigurationTypeError: not a statement.
     """
     if not isinstance(statement, PrivacyStatement):
@@ -48,24 +53,23 @@ def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
         )
     if not statement.weights:
         raise RefusedError(
-            "the privacy statement names no weights, so that nothing says which model it is about: charge the one that"
-            " the training gave (model.privacy_), or statement.bound_to(model) for one of your own"
+            "the privacy statement has no digest of weights, so its model is unknown; charge the statement of the"
+            " training (model.privacy_), or statement.bound_to(model)"
         )
     if statement.unit != "record":
         raise RefusedError(
-            f'the statement is about each {statement.unit} with all of their rows (unit="{statement.unit}"), what else'
-            " this ledger counts is about single records: sums of both would mean nothing. Charge it as"
-            " Approximate(epsilon, delta) to a ledger of which every release is about persons"
+            f'expected a statement about single records, like this ledger, got unit="{statement.unit}"; charge it as'
+            f" Approximate(epsilon, delta) to a ledger in which every release is about each {statement.unit}"
         )
     if adjacency == "add_remove" and not statement.count_noised:
         raise RefusedError(
-            "the statement tells the true number of records, so that nothing hides whether one was added, which a"
-            ' ledger about add_remove promises: keep one with adjacency="zero_out" (the same epsilons), or train'
+            "the statement reveals the number of records, so it does not hide whether one was added, as this add_remove"
+            ' ledger promises; use a ledger with adjacency="zero_out" (the same epsilons), or train'
             ' DPLogisticRegression(adjacency="add_remove")'
         )
     epsilon = statement.epsilons.of(adjacency)
     if not math.isfinite(epsilon):
-        raise RefusedError(f"the statement promises nothing under {adjacency}: its epsilon is infinite")
+        raise RefusedError(f"expected a statement with a finite epsilon under {adjacency}, got infinity")
     if statement.pure_epsilon is not None:
         return Training(epsilon, adjacency=adjacency)
     delta, phases = statement.delta, tuple(p for p in statement.phases if p.steps)
@@ -85,7 +89,7 @@ def _curve(phases: tuple[Steps, ...], adjacency: Adjacency) -> Renyi:
 
 
 def question_of(weights: str) -> str:
-    """Under which digest the training of these weights is recorded; that of no question of a principal."""
+    """Digest under which the training of these weights is recorded; no principal's question has it."""
     return sha256(b"training:" + weights.encode())
 
 
@@ -100,86 +104,85 @@ def recorded(execute: Execute, statement: PrivacyStatement) -> Charge | None:
     """The charge of a training; None: it has not been charged.
 
     Raises:
-        RefusedError: the same weights were charged by another statement.
-        LedgerError: the statement that was charged is missing or damaged.
+        RefusedError: the weights were charged with another statement.
+        LedgerError: the recorded statement is missing or damaged.
     """
     rows = execute(f"{_CHARGED} AND c.question = ?", (TOTAL, question_of(statement.weights)))
     if not rows:
         return None
     *row, stored = rows[0]
-    charge = charge_of(tuple(row))
-    if stored != _written(statement) and (found := _read(stored, charge.id)) != statement:
+    charge = charge_from_row(tuple(row))
+    if stored != _dump(statement) and (found := _load(stored, charge.id)) != statement:
         raise RefusedError(
-            f"the weights {statement.weights[:16]}... were charged by another statement ({found}); these weights have"
-            f" one training, and so one statement, not also this ({statement})"
+            f"the weights {statement.weights[:16]}... were charged with another statement ({found}), got"
+            f" ({statement}); one training has one statement"
         )
     return charge
 
 
 def statements(execute: Execute) -> list[tuple[Charge, PrivacyStatement]]:
-    """Every training that was charged, with its statement, oldest first."""
+    """Charged trainings with their statements, oldest first."""
     rows = execute(f"{_CHARGED} ORDER BY c.id", (TOTAL,))
-    return [(charge := charge_of(tuple(row)), _read(stored, charge.id)) for *row, stored in rows]
+    return [(charge := charge_from_row(tuple(row)), _load(stored, charge.id)) for *row, stored in rows]
 
 
-def _written(statement: PrivacyStatement) -> str:
+def _dump(statement: PrivacyStatement) -> str:
     return json.dumps(statement.to_dict(), sort_keys=True, allow_nan=False)
 
 
-def _read(stored: str | None, number: int) -> PrivacyStatement:
+def _load(stored: str | None, number: int) -> PrivacyStatement:
     try:
         return PrivacyStatement.from_dict(json.loads(stored or ""))
     except ValueError as error:
         raise LedgerError(
-            f"the statement of charge {number} cannot be read ({error}); if somebody altered it, restore the ledger"
-            " from a backup"
+            f"the ledger is damaged: the statement of charge {number} cannot be read ({error}); restore the ledger from"
+            " a backup"
         ) from None
 
 
 def charge_everybody(execute: Execute, balances: Balances, statement: PrivacyStatement, training: Training) -> Charge:
-    """Inside a transaction that holds the ledger: count a training in every account, and record it.
+    """In a transaction that holds the ledger: count a training in every account, and record it.
 
     Args:
         execute: runs SQL.
         balances: opened for the total.
         statement: of a training that is not recorded.
-        training: what it says.
+        training: of the statement.
 
     Raises:
-        BudgetExhausted: it does not fit into the total, into the budget of a principal who begins now, or into an
-            account that is there.
+        BudgetExhausted: it does not fit into the total, the budget of a new principal, or an existing account.
     """
     settings = balances.settings
-    value = _written(statement)
+    value = _dump(statement)
     entry = Entry(
         training, statement.mechanism, json.dumps({"weights": statement.weights}), question_of(statement.weights),
         sha256(value),
     )  # fmt: skip
     total, limit = balances.total.sums, balances.total_budget
-    after = balances.checked(total.add(training, balances.opening), total, limit, entry, TOTAL)
-    begun = begins(settings.period or "", balances.time)
-    earlier = told(execute, begun)
+    after = balances.check_fits(total.add(training, balances.total_rule_budget), total, limit, entry, TOTAL)
+    start = period_start(settings.period or "", balances.time)
+    earlier = trainings_since(execute, start)
 
-    def begin(balance: Balance) -> Composition:
-        """The sums of an account that has only been told of trainings in this period, with this one."""
-        budget = balance.granted or settings.each
-        before, who = added_up(earlier, budget), balance.principal or None
-        return balances.checked(before.add(training, budget), before, budget, entry, who)
+    def check_new_period(balance: Balance) -> None:
+        """Raise BudgetExhausted if the trainings of this period do not fit into an account without other releases."""
+        budget = balance.granted or settings.principal_budget
+        before = add_up(earlier, budget)
+        balances.check_fits(before.add(training, budget), before, budget, entry, balance.principal or None)
 
-    begin(Balance(TOTAL))
+    check_new_period(Balance(TOTAL))
     changed = []
     for row in execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts WHERE principal <> ?", (TOTAL,)):
         balance = Balance.of(row)
-        if balance.period != begun:  # it begins anew when it is next opened
+        if balance.period != start:  # its next use starts a new period
             if balance.granted is not None:
-                begin(balance)
+                check_new_period(balance)
             continue
-        budget, before = balance.granted or settings.each, balance.sums
-        sums = balances.checked(before.add(training, budget), before, budget, entry, balance.principal)
+        budget, before = balance.granted or settings.principal_budget, balance.sums
+        sums = balances.check_fits(before.add(training, budget), before, budget, entry, balance.principal)
         changed.append(replace(balance, sums=sums))
-    for start in range(0, len(changed), CHUNK):
-        save_balances(execute, *changed[start : start + CHUNK])
-    whole = replace(balances.total, time=balances.time, sums=after)
-    charge = Balances(settings, balances.time, whole, whole).record(execute, [entry])[0]
+    for i in range(0, len(changed), CHUNK):
+        save_balances(execute, *changed[i : i + CHUNK])
+    changed_total = replace(balances.total, time=balances.time, sums=after)
+    charge = Balances(settings, balances.time, changed_total, changed_total).record(execute, [entry])[0]
     execute("INSERT INTO ledger_answers VALUES (?, ?, ?)", (entry.question, value, to_json(training)))
     return charge

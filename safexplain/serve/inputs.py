@@ -18,7 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationTypeError, InputError, RequestError
-from safexplain.ledger.records import named
+from safexplain.ledger.records import principal_name
 
 ANONYMOUS = "anonymous"
 """The client of requests that do not say whose they are; all of them share one budget."""
@@ -156,6 +156,6 @@ def principal(client: str) -> str:
         RequestError: empty, too long, with white space outside or control characters.
     """
     try:
-        return named(client)
+        return principal_name(client)
     except (InputError, ConfigurationTypeError) as error:
         raise RequestError(f"X-Client-Id: {error}", field="X-Client-Id") from None

@@ -24,9 +24,8 @@ from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
 from safexplain.ledger import records
 from safexplain.ledger.inspection import copy
 from safexplain.ledger.opening import open_storage, prepare
-from safexplain.ledger.records import PERIODS, begins, named, renews
-from safexplain.ledger.storage import Storage
-from safexplain.ledger.storage.schema import CHUNK, Execute, identity_of, keyed, paged, rows_of
+from safexplain.ledger.records import PERIODS, next_period, period_start, principal_name
+from safexplain.ledger.storage import CHUNK, Execute, Storage, identity_of, keyed_digest, paged, rows_of
 from safexplain.ledger.storage.sqlite import MemoryStorage
 
 EVERYBODY = ""
@@ -135,7 +134,7 @@ class Questions:
             LedgerError: the database cannot be written; if it failed during the commit, they may have been counted, and
                 asking again is then free.
         """
-        name, asked = named(client), list(map(self.keyed, digests))
+        name, asked = principal_name(client), list(map(self.keyed, digests))
         found = _known(self._storage.read, name, asked)
         if len(found) == len(set(asked)):
             number = max(found.values(), default=0)
@@ -163,11 +162,11 @@ class Questions:
 
         A log that names questions by it cannot be searched by digesting guesses, unless the reader has the ledger too.
         """
-        return keyed(self._secret, digest)
+        return keyed_digest(self._secret, digest)
 
     def seen(self, client: str, space: str, after: int = 0) -> list[Seen]:
         """Questions of a client whose sketches are of one space, in their order, from the next after a number on."""
-        return _seen(self._storage.read, named(client), records.text("space", space), after)
+        return _seen(self._storage.read, principal_name(client), records.text("space", space), after)
 
     def counts(self) -> dict[str, int]:
         """Client -> distinct questions over all time, by name."""
@@ -185,7 +184,7 @@ class Questions:
             ConfigurationError: not a number from 1 up.
             LedgerError: the database cannot be written.
         """
-        row = (EVERYBODY if client is None else named(client), check_whole("questions", questions, 1))
+        row = (EVERYBODY if client is None else principal_name(client), check_whole("questions", questions, 1))
         with self._storage.transaction() as execute:
             now = _clock(execute, self._storage)
             execute(
@@ -307,7 +306,7 @@ def _record(
     numbers = list(range(before + 1, before + 1 + len(new)))
     if not new:
         return numbers
-    begun = begins(most.period, now)
+    begun = period_start(most.period, now)
     asked = before - (_last(execute, client, begun) if begun else 0)
     refusals = [_refusal(client, now, most, len(new), asked)]
     first: Sequence[int] = numbers
@@ -315,7 +314,7 @@ def _record(
         first = looks.place(new, before + 1, _seen(execute, client, looks.space, looks.after))
         for limit in looks.most:
             for number, times in Counter(first).items():
-                looked = _looked(execute, client, number, begins(limit.period, now)) if number <= before else 0
+                looked = _looked(execute, client, number, period_start(limit.period, now)) if number <= before else 0
                 refusals.append(
                     _refusal(client, now, limit, times, looked, " too close to earlier ones", " about one map")
                 )
@@ -347,7 +346,7 @@ def _refusal(
     """Of so many new questions where so many were asked; None: they fit."""
     if asked + new <= limit.number:
         return None
-    renewal = renews(limit.period, now)
+    renewal = next_period(limit.period, now)
     period = "over all time" if limit.period == "lifetime" else f"a {limit.period}"
     when = f"; the count renews at {renewal:%Y-%m-%d %H:%M} UTC" if renewal else "; the count never renews"
     return BudgetExhausted(

@@ -10,8 +10,7 @@ import pytest
 
 from safexplain.ledger import Approximate, Pure
 from safexplain.ledger.composition import Budget, Composition, best_order, renyi, renyi_allowed
-from safexplain.ledger.curves import ORDERS
-from safexplain.ledger.releases import Training
+from safexplain.ledger.releases import TRAINING_ORDERS, Training
 
 CASES = [(1.0, 0.05, 12), (2.0, 0.01, 24), (4.0, 0.01, 24)]
 """E, D, and how many of the small pure answers fill E."""
@@ -79,13 +78,13 @@ def test_no_adaptive_asker_gains_more_than_delta(epsilon, delta, count):
 @pytest.mark.parametrize(("worth", "epsilon", "delta", "count"), [(0, 1.0, 0.05, 6), (4, 3.0, 0.05, 9)])
 def test_trainings_chosen_adaptively_gain_no_more_than_delta_either(monkeypatch, worth, epsilon, delta, count):
     """Whatever they count as, and whenever they make an account change its rule."""
-    monkeypatch.setattr("safexplain.ledger.composition.WORTH", worth)
+    monkeypatch.setattr("safexplain.ledger.composition.SWITCH_FACTOR", worth)
     unit = epsilon / count
-    known = tuple(float(d) for d in renyi(Pure(2 * unit), np.array(ORDERS)))
+    known = tuple(float(d) for d in renyi(Pure(2 * unit), np.array(TRAINING_ORDERS)))
     actions = [
         (Pure(unit), 1, 0.0),
         (Approximate(0.0, delta / 4), 0, delta / 4),
-        (Training(2 * unit, 0.0, None, ORDERS, known), 2, 0.0),
+        (Training(2 * unit, 0.0, None, TRAINING_ORDERS, known), 2, 0.0),
         (Training(2 * unit, delta / 4), 2, delta / 4),
     ]
     reached = gain(Composition(), partial(by_ledger, Budget(epsilon, delta)), actions, epsilon, unit)

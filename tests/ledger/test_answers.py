@@ -122,9 +122,9 @@ def test_many_questions_are_all_answered_or_none(make):
     ledger = make(epsilon=1.0)
     with pytest.raises(BudgetExhausted):
         ledger.answer_many("ann", ["a", "b", "c"], lambda positions: never(), Pure(0.4))
-    with pytest.raises(InputError, match="2 answers to 3 questions"):
+    with pytest.raises(InputError, match="expected 3 answers, got 2"):
         ledger.answer_many("ann", ["a", "b", "c"], lambda positions: [1, 2], Pure(0.1))
-    with pytest.raises(ConfigurationError, match="expected one, or 2"):
+    with pytest.raises(ConfigurationError, match="expected one, or one for each of 2 questions, got 3"):
         ledger.answer_many("ann", ["a", "b"], lambda positions: [1, 2], [Pure(0.1)] * 3)
     with pytest.raises(ConfigurationError, match="sequence"):
         ledger.answer_many("ann", "ab", lambda positions: [1, 2], Pure(0.1))
@@ -135,7 +135,7 @@ def test_many_questions_are_all_answered_or_none(make):
 
 @in_each_database
 def test_more_questions_than_one_statement_takes(make, monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.storage.schema.CHUNK", 7)
+    monkeypatch.setattr("safexplain.ledger.storage.CHUNK", 7)
     ledger = make(epsilon=5.0, delta=1e-6)
     questions = [f"q{i}" for i in range(40)]
     first = ledger.answer_many("ann", questions, lambda positions: positions, gaussian(0.01))

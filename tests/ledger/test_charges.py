@@ -107,7 +107,7 @@ def test_charges_can_be_looked_through(make, clock):
 
 
 def test_more_charges_than_one_page_are_looked_through(sqlite_url, monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.storage.schema.PAGE", 3)
+    monkeypatch.setattr("safexplain.ledger.storage.PAGE", 3)
     with Ledger(sqlite_url, epsilon=5.0) as ledger:
         for _ in range(10):
             ledger.charge("ann", epsilon=0.1)
@@ -239,7 +239,7 @@ def test_a_ledger_is_not_made_with_settings_that_make_no_sense(make, sqlite_url,
     [
         (
             "UPDATE ledger_accounts SET epsilon = '5' WHERE principal = 'ann'",
-            "the sums of 'ann' are not those",
+            "the sums of 'ann' differ",
         ),
         (
             "DELETE FROM ledger_charges WHERE id = 2",
@@ -268,7 +268,7 @@ def test_what_was_tampered_with_is_found(make, damage, says):
 
 def fill(ledger, release, count, records):
     """As if so many had been charged to ann, one after another; the last of them are recorded."""
-    sums = Composition().add(release, ledger._settings.each)
+    sums = Composition().add(release, ledger._settings.principal_budget)
     sums = sums.add_under_rule(release, count - 1)
     with ledger._storage.transaction() as execute:
         execute(

@@ -29,7 +29,7 @@ from safexplain.ledger.composition import (
     renyi_allowed,
     renyi_epsilon,
 )
-from safexplain.ledger.curves import ORDERS
+from safexplain.ledger.releases import TRAINING_ORDERS
 from tests.ledger.conftest import gaussian
 
 TRAINING = Steps(1.2, 0.02, 300)
@@ -79,7 +79,7 @@ def test_the_divergence_of_a_step_is_that_of_its_dominating_pair(sigma, q, order
 
 @pytest.mark.parametrize(("sigma", "q"), [(0.6, 0.001), (1.2, 0.1), (20.0, 0.1)])
 def test_curves_under_add_remove_are_those_of_dp_accounting(sigma, q):
-    orders = [a for a in ORDERS if a >= 1.5 and a == int(a) and a < 200]
+    orders = [a for a in TRAINING_ORDERS if a >= 1.5 and a == int(a) and a < 200]
     theirs = RdpAccountant(orders)
     theirs.compose(SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), 40))
     curve = Renyi.of_steps(Steps(sigma, q, 40), "add_remove")
@@ -105,9 +105,9 @@ def test_a_curve_says_no_less_than_exact_composition_and_little_more(adjacency, 
 @settings(max_examples=60, deadline=None)
 def test_between_its_orders_a_curve_is_never_below_the_truth(order, sigma):
     truth = order / (2 * sigma**2)
-    exact = Renyi(ORDERS, tuple(a / (2 * sigma**2) for a in ORDERS))
+    exact = Renyi(TRAINING_ORDERS, tuple(a / (2 * sigma**2) for a in TRAINING_ORDERS))
     found = float(exact.divergence(order))
-    assert truth * (1 - 1e-12) <= found <= truth * (1.12 if order >= ORDERS[0] else 50)
+    assert truth * (1 - 1e-12) <= found <= truth * (1.12 if order >= TRAINING_ORDERS[0] else 50)
 
 
 def slow_epsilon(divergence, delta):
@@ -121,7 +121,7 @@ def slow_epsilon(divergence, delta):
 def test_a_concentrated_release_implies_the_best_epsilon_of_all_orders(rho, delta):
     slow = slow_epsilon(lambda order: order * rho, delta)
     assert slow * (1 - 1e-9) <= Concentrated(rho).epsilon_at(delta) <= slow * (1 + 1e-4)
-    by_its_orders = Renyi(ORDERS, tuple(a * rho for a in ORDERS)).epsilon_at(delta)
+    by_its_orders = Renyi(TRAINING_ORDERS, tuple(a * rho for a in TRAINING_ORDERS)).epsilon_at(delta)
     assert slow * (1 - 1e-9) <= by_its_orders <= slow * (1.2 if rho > 1e-3 else 30)
 
 
@@ -148,7 +148,7 @@ def test_a_curve_between_two_orders_is_the_straight_line_of_order_less_one_times
 
 def test_beyond_its_orders_a_curve_promises_nothing_and_every_accounts_orders_are_in():
     assert CURVE.divergence(np.array([2.0, 1e5]))[1] == math.inf
-    assert set(OTHER_ORDERS) <= set(ORDERS)
+    assert set(OTHER_ORDERS) <= set(TRAINING_ORDERS)
 
 
 def exact_epsilon(pures, gaussians, delta):
@@ -175,7 +175,7 @@ def concentrated(mu):
 
 
 def by_orders(mu):
-    return Renyi(ORDERS, tuple(a * mu * mu / 2 for a in ORDERS))
+    return Renyi(TRAINING_ORDERS, tuple(a * mu * mu / 2 for a in TRAINING_ORDERS))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_ledger_records_curves_verifies_and_refuses_them_all_or_nothing(make, 
         (Concentrated, (0.0,), "rho must be at least"),
         (Concentrated, (1.0, 0.0), "delta must be greater than 0"),
         (Concentrated, (1.0, 1e-9, "both"), "adjacency: expected one of"),
-        (Renyi.of_steps, (Steps(0.0, 0.1, 5),), "steps without noise"),
+        (Renyi.of_steps, (Steps(0.0, 0.1, 5),), "phases: expected steps with noise"),
         (Renyi.of_steps, (Steps(1.0, 0.1, 0),), "at least one step"),
     ],
 )

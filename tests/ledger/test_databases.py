@@ -10,7 +10,7 @@ import pytest
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError, MissingExtraError
 from safexplain.ledger import Ledger, Pure, opening
-from safexplain.ledger.storage.schema import VERSION
+from safexplain.ledger.storage import VERSION
 from safexplain.serve.questions import Most, Questions
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -48,7 +48,7 @@ def test_a_database_of_something_else_is_left_alone(path, sqlite_url):
         other.execute("CREATE TABLE customers (name TEXT)")
     other.close()
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match="of something else"):
+    with pytest.raises(LedgerError, match="found another SQLite database"):
         Ledger(sqlite_url, epsilon=1.0)
     assert path.read_bytes() == before
 
@@ -200,14 +200,14 @@ def test_a_ledger_that_0_2_left_without_an_adjacency_is_told_it_once(of_0_2, sql
         database.execute("UPDATE ledger_settings SET value = 'null' WHERE name = 'adjacency'")
     database.close()
     assert Ledger(sqlite_url, adjacency=stated).adjacency == Ledger(sqlite_url).adjacency == (stated or "substitute")
-    with pytest.raises(ConfigurationError, match="this ledger was made with"):
+    with pytest.raises(ConfigurationError, match="this ledger was created with"):
         Ledger(sqlite_url, adjacency="zero_out")
 
 
 def test_a_reading_that_fails_changes_nothing(of_0_2, sqlite_url, monkeypatch):
     with sqlite3.connect(of_0_2) as database:
         before = list(database.iterdump())
-    monkeypatch.setattr(opening, "keyed", lambda *_: 1 / 0)
+    monkeypatch.setattr(opening, "keyed_digest", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Ledger(sqlite_url)
     assert list(database.iterdump()) == before
@@ -219,6 +219,6 @@ def test_a_ledger_of_another_version_is_left_alone(sqlite_url, version):
     with Ledger(sqlite_url, epsilon=1.0) as ledger:
         with ledger._storage.transaction() as execute:
             execute("UPDATE ledger_schema_version SET version = ?", (version,))
-        said = "a newer safexplain: its tables" if version > VERSION else "before 0.2: its tables"
+        said = "a newer safexplain: expected tables" if version > VERSION else "before 0.2: expected tables"
         with pytest.raises(LedgerError, match=said):
             Ledger(sqlite_url)

@@ -59,7 +59,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(path, sqlite_url):
     ledger.close()
     path.unlink()
     for opened in (ledger, copy):
-        with pytest.raises(LedgerError, match="not there any more"):
+        with pytest.raises(LedgerError, match="no longer exists"):
             opened.charge("ann", epsilon=0.5)
     assert not path.exists()
 
@@ -79,7 +79,7 @@ def test_another_ledger_is_not_taken_for_the_one_that_was_opened(path, sqlite_ur
         child.start()
         child.join()
     for use in USES.values():
-        with pytest.raises(LedgerError, match="another one than was opened first"):
+        with pytest.raises(LedgerError, match="was replaced by another one"):
             use(given)
 
 
@@ -88,7 +88,7 @@ def test_a_server_whose_tables_were_made_anew_is_another_ledger(postgres_url):
         with ledger._storage.transaction() as execute:
             execute("UPDATE ledger_identity SET id = 'another'", ())
         ledger.close()
-        with pytest.raises(LedgerError, match="another one than was opened first"):
+        with pytest.raises(LedgerError, match="was replaced by another one"):
             ledger.charge("ann", epsilon=0.1)
 
 
@@ -185,8 +185,8 @@ READS = {
 @pytest.mark.parametrize(
     ("damage", "read", "says"),
     [
-        ('UPDATE ledger_charges SET release = \'{"kind": "foo"}\'', "verify", '"foo".* is no release'),
-        ("UPDATE ledger_charges SET release = 'q'", "charges", "'q' is no release"),
+        ('UPDATE ledger_charges SET release = \'{"kind": "foo"}\'', "verify", '"foo".* is not a release'),
+        ("UPDATE ledger_charges SET release = 'q'", "charges", "'q' is not a release"),
         ("UPDATE ledger_charges SET parameters = '{'", "charges", "charge 1 cannot be read"),
         ("UPDATE ledger_charges SET time = 'noon'", "charges", "charge 1 cannot be read"),
         ("DELETE FROM ledger_schema_version", "open", "it has no version"),
@@ -195,7 +195,7 @@ READS = {
         ("UPDATE ledger_accounts SET granted_epsilon = 'x', granted_delta = 0", "spent", "account of .* is damaged"),
         ("UPDATE ledger_accounts SET epsilon = 'x'", "answer", "account of .* is damaged"),
         ("DELETE FROM ledger_accounts WHERE principal = ''", "spent", "no account of the total"),
-        ("UPDATE ledger_answers SET release = '[]'", "answer", "is no release"),
+        ("UPDATE ledger_answers SET release = '[]'", "answer", "is not a release"),
         ("UPDATE ledger_settings SET value = '-1' WHERE name = 'epsilon'", "open", "settings are damaged"),
         ("DELETE FROM ledger_settings", "open", "needs a budget"),
     ],
@@ -245,7 +245,7 @@ def test_any_text_is_a_question(url):
 
 
 def test_options_of_a_url_are_refused_not_made_part_of_a_name(sqlite_url, path):
-    with pytest.raises(ConfigurationError, match=r"options after \?"):
+    with pytest.raises(ConfigurationError, match="expected no options"):
         Ledger(f"{sqlite_url}?mode=ro", epsilon=1.0)
     assert not list(path.parent.iterdir())
 

@@ -105,7 +105,7 @@ class LedgerMachine(RuleBasedStateMachine):
         slow = Slow([*before, release])
         epsilon, delta = self.budget(key)
         account = self.ledger._balances(self.ledger._storage.read, key).mine.sums
-        after = account.add(release, type(self.ledger._settings.each)(epsilon, delta))
+        after = account.add(release, type(self.ledger._settings.principal_budget)(epsilon, delta))
         at = self.changed[key]
         if at is None or not before:
             at = len(before) if after.rule != "basic" else len(slow.releases)

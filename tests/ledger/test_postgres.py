@@ -19,7 +19,7 @@ def test_time_is_that_of_the_server(postgres_url):
 
 
 def test_a_server_that_cannot_be_reached_is_named_without_its_password():
-    with pytest.raises(LedgerError, match="look at the URL, at the server") as error:
+    with pytest.raises(LedgerError, match="check the URL, the server") as error:
         Ledger("postgresql://ann:topsecret@127.0.0.1:1/none", epsilon=1.0, timeout=1.0)
     assert "topsecret" not in str(error.value)
     assert "127.0.0.1" in str(error.value)
@@ -66,7 +66,7 @@ def test_who_may_only_read_is_told_so(postgres_url):
     reading = f"{postgres_url}%20-cdefault_transaction_read_only%3Don"
     with Ledger(reading) as ledger:
         assert ledger.spent("ann") == 0.5
-        with pytest.raises(LedgerError, match=r"(?s)read-only transaction.* rights of this user"):
+        with pytest.raises(LedgerError, match=r"(?s)read-only transaction.* this user's rights"):
             ledger.charge("ann", epsilon=0.25)
 
 
@@ -107,13 +107,13 @@ def test_two_ledgers_made_at_once_are_one(postgres_url):
 
 
 def test_how_long_a_server_may_say_nothing_follows_from_the_timeout():
-    from safexplain.ledger.storage.postgres import _patience
+    from safexplain.ledger.storage.postgres import _timeouts
 
     said = {"keepalives_interval": 2, "keepalives_count": 3}
     for timeout, wait in ((4.0, (4, 4000, 4)), (0.2, (1, 1000, 1)), (2.6, (3, 2600, 3))):
         connect, user, idle = wait
         expected = {"connect_timeout": connect, "tcp_user_timeout": user, "keepalives_idle": idle, **said}
-        assert _patience("postgresql://localhost/x", timeout) == expected
+        assert _timeouts("postgresql://localhost/x", timeout) == expected
 
 
 def test_a_server_that_vanished_is_noticed_by_the_connection(postgres_url):

@@ -86,7 +86,7 @@ def test_an_account_that_another_is_just_opening_is_seen(url):
 
         thread, entries = threading.Thread(target=charge), [Entry(Pure(0.75))]
         with other._storage.transaction() as execute:
-            balances = other._locked_balances(execute, "ann").charged(entries)
+            balances = other._locked_balances(execute, "ann").after_charging(entries)
             thread.start()
             time.sleep(0.2)
             balances.record(execute, entries)

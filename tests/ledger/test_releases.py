@@ -12,7 +12,7 @@ from safexplain.errors import BudgetExhausted, ConfigurationError, Configuration
 from safexplain.ledger import Approximate, Concentrated, Ledger, Pure, Renyi
 from safexplain.ledger.composition import (
     AMOUNT,
-    NEVER,
+    INFINITE_LOSS,
     ORDERS,
     budgeted,
     charged,
@@ -85,7 +85,7 @@ def test_no_charge_is_lost_in_rounding():
 
 def test_nothing_above_0_counts_as_0_and_nothing_is_too_large_to_count():
     assert [charged(value) for value in (0.0, 5e-324, 1e-31, 1e-30)] == [0, 1, 1, 1]
-    assert [charged_loss(value) for value in (1e-300, 1e300, math.inf)] == [1, NEVER, NEVER]
+    assert [charged_loss(value) for value in (1e-300, 1e300, math.inf)] == [1, INFINITE_LOSS, INFINITE_LOSS]
     assert [loss(units) for units in (0, 10**30, 10**72 - 1, 10**72)] == [0.0, 1.0, pytest.approx(1e42), math.inf]
     assert [renyi_epsilon(2.0, divergence, 1e-6) for divergence in (0.0, math.inf)] == [0.0, math.inf]
     assert charged_loss(0.5) / AMOUNT == pytest.approx(0.5 * (1 + 1e-9), rel=1e-15), "rounded up"

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from safexplain.ledger import BudgetExhausted, Pure
-from safexplain.ledger.records import begins, instant, microseconds, renews
+from safexplain.ledger.records import instant, microseconds, next_period, period_start
 from safexplain.ledger.storage.sqlite import anchored_clock
 from tests.ledger.conftest import gaussian, in_each_database
 
@@ -26,8 +26,8 @@ def test_periods_are_those_of_the_calendar(period, at, begun, next_one):
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
     micros = microseconds(utc(at))
-    assert instant(begins(period, micros)) == utc(begun)
-    assert renews(period, micros) == utc(next_one)
+    assert instant(period_start(period, micros)) == utc(begun)
+    assert next_period(period, micros) == utc(next_one)
 
 
 @in_each_database

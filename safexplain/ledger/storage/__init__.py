@@ -1,53 +1,147 @@
-"""Where a ledger is kept: `Storage` says what a database must do, `schema` has its tables.
+"""The database of a ledger: its tables, and what a database must do (`Storage`).
 
-`sqlite` and `postgres` are the two databases; `Ledger` picks one by its URL, and only that one is imported.
+`sqlite` and `postgres` are the two databases. `Ledger` picks one by its URL and imports only that one.
 
-A storage has one connection a process, which its threads share. No thread is inside the database while a process forks,
-and the child opens a connection of its own. SQLite must not even be open: a child takes over SQLite's record of locks,
-but not the locks, so that a parent which closes the file deletes the log that the child goes on writing. A connection
-of other code to the same file remains its owner's duty.
+Sums are whole numbers stored as text, as they may exceed 64 bits; `losses` has one for each condition. Times are
+microseconds since 1970, UTC. The account "" is that of all principals together: its time is the latest that the ledger
+recorded, and its charges are trainings. Questions are numbered by principal; `first` is the number of the question that
+another one is a near-duplicate of.
+
+A ledger has a random name, so that another database in its place is noticed, and a random secret. Digests of questions
+are stored under HMAC-SHA256 with that secret, so that nobody can find a question in a log or an export by digesting
+guesses. The secret does not protect from anybody who can read the database.
+
+A storage has one connection per process, shared by its threads. No thread is inside the database while a process forks,
+and the child opens its own connection. SQLite must be closed before a fork: a child inherits SQLite's record of locks
+but not the locks, so a parent that closes the file deletes the log that the child goes on writing. Connections of other
+code to the same file are that code's responsibility.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hmac
 import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from safexplain.errors import LedgerError
-from safexplain.ledger.storage.schema import Execute
 
 Rows = list[tuple[Any, ...]]
+Execute = Callable[[str, Sequence[Any]], Rows]
+
+VERSION = 8
+"""Version of the tables. 0.2 wrote 6, which `safexplain.ledger.opening` migrates."""
+
+QUESTIONS = (
+    "CREATE TABLE ledger_services (name TEXT PRIMARY KEY, limits TEXT NOT NULL)",
+    "CREATE TABLE ledger_question_grants (id {identity}, principal TEXT NOT NULL, time BIGINT NOT NULL,"
+    " questions BIGINT NOT NULL, note TEXT NOT NULL)",
+)
+"""Tables of services, besides the questions themselves (`safexplain.serve.questions`)."""
+
+SCHEMA = (
+    "CREATE TABLE ledger_schema_version (version BIGINT NOT NULL)",
+    f"INSERT INTO ledger_schema_version VALUES ({VERSION})",
+    "CREATE TABLE ledger_identity (id TEXT PRIMARY KEY, secret BYTEA)",
+    "CREATE TABLE ledger_settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE ledger_accounts (principal TEXT PRIMARY KEY, period BIGINT NOT NULL, time BIGINT NOT NULL,"
+    " rule TEXT NOT NULL, alpha DOUBLE PRECISION NOT NULL, prefix_epsilon TEXT NOT NULL, prefix_delta TEXT NOT NULL,"
+    " epsilon TEXT NOT NULL, delta TEXT NOT NULL, losses TEXT NOT NULL, unbounded BIGINT NOT NULL,"
+    " charges BIGINT NOT NULL, granted_epsilon DOUBLE PRECISION, granted_delta DOUBLE PRECISION)",
+    "INSERT INTO ledger_accounts VALUES ('', 0, 0, '', 0, '0', '0', '0', '0', '', 0, 0, NULL, NULL)",
+    "CREATE TABLE ledger_charges (id {identity}, principal TEXT NOT NULL, period BIGINT NOT NULL, time BIGINT NOT NULL,"
+    " mechanism TEXT NOT NULL, parameters TEXT NOT NULL, release TEXT NOT NULL, question TEXT, digest TEXT,"
+    " repeated BIGINT NOT NULL DEFAULT 0)",
+    "CREATE INDEX ledger_charges_of ON ledger_charges (principal, id)",
+    "CREATE UNIQUE INDEX ledger_charges_once ON ledger_charges (principal, question) WHERE question IS NOT NULL",
+    "CREATE TABLE ledger_answers (question TEXT PRIMARY KEY, value TEXT NOT NULL, release TEXT NOT NULL)",
+    "CREATE TABLE ledger_grants (id {identity}, principal TEXT NOT NULL, time BIGINT NOT NULL,"
+    " epsilon DOUBLE PRECISION NOT NULL, delta DOUBLE PRECISION NOT NULL, note TEXT NOT NULL)",
+    "CREATE TABLE ledger_questions (principal TEXT NOT NULL, number BIGINT NOT NULL, digest BYTEA NOT NULL,"
+    " time BIGINT NOT NULL, first BIGINT NOT NULL, space TEXT, sketch BYTEA, PRIMARY KEY (principal, number))",
+    "CREATE UNIQUE INDEX ledger_questions_once ON ledger_questions (principal, digest)",
+    "CREATE INDEX ledger_questions_when ON ledger_questions (principal, time, number)",
+    "CREATE INDEX ledger_questions_looks ON ledger_questions (principal, first, time)",
+    *QUESTIONS,
+)
+"""`repeated`: not counted in the total again."""
+
+CHUNK = 500
+"""Questions or accounts per statement; every database accepts that many values."""
+
+PAGE = 2000
+"""Rows read by one statement."""
+
+
+def paged(execute: Execute, query: str, values: Sequence[Any] = (), after: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Rows of a query that ends in "number > ? ORDER BY number LIMIT ?" and selects the number first.
+
+    No transaction stays open between pages.
+    """
+    while rows := execute(query, (*values, after, PAGE)):
+        yield from rows
+        if len(rows) < PAGE:
+            return
+        after = rows[-1][0]
+
+
+def rows_of(execute: Execute, query: str, values: Sequence[Any], keys: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """Rows of a query that ends in "key IN", for these keys."""
+    distinct = sorted(set(keys))
+    for start in range(0, len(distinct), CHUNK):
+        part = distinct[start : start + CHUNK]
+        yield from execute(f"{query} ({', '.join('?' * len(part))})", (*values, *part))
+
+
+def identity_of(execute: Execute) -> tuple[str, bytes]:
+    """A ledger's name and secret.
+
+    Raises:
+        LedgerError: it has none.
+    """
+    rows = execute("SELECT id, secret FROM ledger_identity WHERE secret IS NOT NULL", ())
+    if len(rows) != 1:
+        raise LedgerError("the ledger is damaged: it has no identity; restore it from a backup")
+    return str(rows[0][0]), bytes(rows[0][1])
+
+
+def keyed_digest(secret: bytes, digest: bytes) -> bytes:
+    """HMAC-SHA256 of a digest, 32 bytes."""
+    return hmac.digest(secret, digest, "sha256")
+
+
+def check_identity(execute: Execute, identity: str, name: str) -> None:
+    """Raise LedgerError unless the ledger at the place `name` has this identity."""
+    if not execute("SELECT 1 FROM ledger_identity WHERE id = ?", (identity,)):
+        raise LedgerError(
+            f"ledger {name} was replaced by another one while it was in use. Put the first one back, or restart"
+        )
 
 
 class Storage(ABC):
-    """A database that runs transactions one after another; one connection a process, shared by its threads.
-
-    SQL has ? for parameters.
+    """A database with serial transactions. SQL uses ? for parameters.
 
     Args:
-        name: to show in messages, without a password.
-        address: URL that names it from any working directory.
+        name: for messages, without a password.
+        address: URL that is valid from any working directory.
         timeout: seconds to wait for other writers.
 
     Attributes:
-        identity: type of a column that numbers its rows.
-        lasting: whether it outlives the process.
-        ledger: identity of the ledger that every connection must lead to; None before it is known.
-        guard: the lock under which threads use the connection.
-        files: on this machine, which nothing else may write.
+        identity: SQL type of a column that numbers its rows.
+        ledger: identity that every connection must find; None before it is known.
+        guard: lock under which threads use the connection.
+        files: on this machine, written by nothing else.
     """
 
     identity: ClassVar[str]
-    lasting: ClassVar[bool] = True
     _has_tables: ClassVar[str]
-    """Statement with a row where there is a ledger."""
+    """Query that returns a row if there is a ledger."""
 
     def __init__(self, name: str, address: str, timeout: float) -> None:
         self.name, self.address, self.timeout = name, address, timeout
@@ -66,15 +160,15 @@ class Storage(ABC):
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Execute]:
-        """All or nothing, durable once the block is left; rolled back if it raises.
+        """A transaction that is durable when the block ends, and rolled back if it raises.
 
         Raises:
-            LedgerError: the database cannot be written, or others did not let go of it within the timeout.
+            LedgerError: the database cannot be written, or others held it until the timeout.
         """
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The guard, or a LedgerError after the timeout."""
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the guard; LedgerError after the timeout."""
         if not self.guard.acquire(timeout=self.timeout):
             raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
         try:
@@ -84,14 +178,14 @@ class Storage(ABC):
 
     @abstractmethod
     def lock(self, execute: Execute) -> int:
-        """Inside a transaction: keep other writers out until it ends; the time, as `now`."""
+        """In a transaction: keep other writers out until it ends, and return the time, as `now`."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Make durable what was read; others may have committed it a moment ago."""
+        """Make everything that was read durable; others may have committed it a moment ago."""
 
     def version(self, execute: Execute | None = None) -> int | None:
-        """Version of the schema found; None: there is no ledger yet."""
+        """Version of the tables; None: there is no ledger yet."""
         rows = execute or self.read
         if not rows(self._has_tables, ()):
             return None
@@ -100,49 +194,49 @@ class Storage(ABC):
         except (IndexError, TypeError, ValueError):
             raise LedgerError("the ledger is damaged: it has no version; restore it from a backup") from None
 
-    def make(self) -> None:  # noqa: B027
-        """Make an empty database, if there is none.
+    def create(self) -> None:  # noqa: B027
+        """Create an empty database, if there is none.
 
         Raises:
-            InputError: there is no place for it.
-            LedgerError: it cannot be made.
+            InputError: its folder does not exist.
+            LedgerError: it cannot be created.
         """
 
     @abstractmethod
     def now(self) -> int:
-        """Microseconds since 1970 by the clock that this database goes by."""
+        """Microseconds since 1970, by the clock of this database."""
 
     @abstractmethod
     def backup(self, path: Path) -> None:
-        """Write a copy of everything that was acknowledged, while others go on.
+        """Copy everything that was acknowledged to a file, while others go on.
 
         Raises:
-            ConfigurationError: the database has tools of its own for that.
-            LedgerError: it cannot be written.
+            ConfigurationError: the database has its own tools for that.
+            LedgerError: the copy cannot be written.
         """
 
     def close(self) -> None:
-        """Let go of the connection; the next use opens another."""
+        """Close the connection; the next use opens another."""
         with self.guard:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
     def before_fork(self) -> None:  # noqa: B027
-        """In the parent, under the guard: close what must not be open in two processes."""
+        """In the parent, under the guard: close everything that must not be open in two processes."""
 
-    def forget(self) -> None:
-        """In the child: drop the connection without closing it, make a new guard."""
+    def after_fork_in_child(self) -> None:
+        """Drop the connection without closing it, and make a new guard."""
         self._start()
 
 
 _OPEN: weakref.WeakSet[Storage] = weakref.WeakSet()
 _FORKING = threading.Lock()
-_held: list[Storage] = []
+_held_for_fork: list[Storage] = []
 
 
-def abandon(connection: object) -> None:
-    """Never close a connection that belongs to the parent: that would drop its locks, or end its session."""
+def never_close(connection: object) -> None:
+    """Leak a connection of the parent process: closing it would drop its locks or end its session."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
@@ -150,19 +244,19 @@ def _before() -> None:
     _FORKING.acquire()
     for storage in sorted(_OPEN, key=id):
         storage.guard.acquire()
-        _held.append(storage)
+        _held_for_fork.append(storage)
         storage.before_fork()
 
 
 def _in_parent() -> None:
-    while _held:
-        _held.pop().guard.release()
+    while _held_for_fork:
+        _held_for_fork.pop().guard.release()
     _FORKING.release()
 
 
 def _in_child() -> None:
-    while _held:
-        _held.pop().forget()
+    while _held_for_fork:
+        _held_for_fork.pop().after_fork_in_child()
     _FORKING.release()
 
 

@@ -1,9 +1,9 @@
-"""A ledger in PostgreSQL, for several machines: writers queue at the row of the total, time is that of the server.
+"""A ledger in PostgreSQL, for several machines: writers queue at the row of the total, and time is the server's.
 
-Every charge locks the row of the total, so a server that syncs its log before it lets go of locks makes everybody wait
-for every sync. Therefore transactions commit without waiting for the log, which frees the locks; then a message of no
-content is written to the log and synced, together with those of others who wait, and with everything before it. Only
-then is a transaction acknowledged, so what was acknowledged survives a crash of the server.
+Every charge locks the row of the total, so if the server synced its log before it released locks, every writer would
+wait for every sync. Therefore transactions commit without waiting for the log, which releases the locks. An empty
+message is then written to the log and synced, together with those of other writers and everything before it. Only then
+is the transaction acknowledged, so acknowledged charges survive a crash of the server.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from safexplain.errors import ConfigurationError, LedgerError, MissingExtraError
-from safexplain.ledger.storage import Rows, Storage, abandon
-from safexplain.ledger.storage.schema import Execute, check_identity
+from safexplain.ledger.storage import Execute, Rows, Storage, check_identity, never_close
 
 try:
     import psycopg
@@ -26,16 +25,16 @@ except ImportError:  # pragma: no cover
 
 _FLUSH = "BEGIN; SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'safexplain', ''); COMMIT"
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-_LEDGER = 0x73616665  # key of the advisory lock under which tables are made
+_ADVISORY_LOCK = 0x73616665  # held while tables are created
 
 
 class PostgresStorage(Storage):
-    """A server; the connection is opened again when the server closed it.
+    """A server; a connection that the server closed is opened again.
 
     Args:
         url: as libpq reads it.
         timeout: seconds to wait for the server and for other writers.
-        clock: microseconds since 1970; None for the server's clock.
+        clock: microseconds since 1970; None: the server's clock.
 
     Raises:
         MissingExtraError: psycopg is not installed.
@@ -49,20 +48,22 @@ class PostgresStorage(Storage):
 
     def __init__(self, url: str, timeout: float, clock: Callable[[], int] | None = None) -> None:
         if psycopg is None:
-            raise MissingExtraError('a ledger in PostgreSQL needs psycopg: pip install "safexplain[postgres]"')
+            raise MissingExtraError(
+                'a ledger in PostgreSQL needs psycopg; install the extra: pip install "safexplain[postgres]"'
+            )
         self._clock = clock
         super().__init__(_without_password(url), url, timeout)
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """See Storage."""
-        with self.guard, self._explained():
-            return self._first(sql, parameters)
+        with self.guard, self._as_ledger_errors():
+            return self._run_first(sql, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
         """See Storage."""
-        with self._alone(), self._explained():
-            self._first(
+        with self._exclusive(), self._as_ledger_errors():
+            self._run_first(
                 f"BEGIN; SET LOCAL lock_timeout = {max(1, int(self.timeout * 1000))};"
                 " SET LOCAL synchronous_commit = off; SET LOCAL transaction_isolation = 'read committed'"
             )
@@ -76,18 +77,18 @@ class PostgresStorage(Storage):
             try:
                 connection.execute(f"COMMIT; {_FLUSH}")
             except BaseException as error:
-                connection.close()  # whatever state the session is in, the next use opens another
+                connection.close()  # its state is unknown; the next use opens another
                 if not isinstance(error, psycopg.Error):
                     raise
                 raise LedgerError(
-                    f"ledger {self.name}: the server failed during a commit, so what was being charged may or may"
-                    f" not be recorded; look at charges() ({str(error).strip()})"
+                    f"ledger {self.name}: the server failed during a commit, so the charge may or may not be"
+                    f" recorded; check charges() ({str(error).strip()})"
                 ) from error
 
     def version(self, execute: Execute | None = None) -> int | None:
-        """See Storage; inside a transaction others wait until it ends."""
+        """See Storage; in a transaction, others wait until it ends."""
         if execute is not None:
-            execute("SELECT pg_advisory_xact_lock(?)", (_LEDGER,))
+            execute("SELECT pg_advisory_xact_lock(?)", (_ADVISORY_LOCK,))
         return super().version(execute)
 
     def now(self) -> int:
@@ -103,15 +104,15 @@ class PostgresStorage(Storage):
 
     def sync(self) -> None:
         """See Storage."""
-        with self.guard, self._explained():
+        with self.guard, self._as_ledger_errors():
             try:
-                self._first(_FLUSH)
+                self._run_first(_FLUSH)
             except BaseException:
                 self.close()
                 raise
 
-    def _first(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        """A statement with which a transaction begins: on a connection that was cut meanwhile, tried once more."""
+    def _run_first(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """Run the first statement of a transaction; try once more if the connection was cut meanwhile."""
         fresh = self._connection is None or self._connection.closed
         try:
             return _run(self._open(), sql, parameters)
@@ -122,7 +123,7 @@ class PostgresStorage(Storage):
 
     def _open(self) -> Any:
         if self._connection is None or self._connection.closed:
-            connection = psycopg.connect(self.address, autocommit=True, **_patience(self.address, self.timeout))
+            connection = psycopg.connect(self.address, autocommit=True, **_timeouts(self.address, self.timeout))
             try:
                 if self.ledger is not None:
                     check_identity(partial(_run, connection), self.ledger, self.name)
@@ -133,25 +134,25 @@ class PostgresStorage(Storage):
         return self._connection
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn errors of the database into ones that say what to do."""
+    def _as_ledger_errors(self) -> Iterator[None]:
+        """Raise errors of the database as LedgerErrors with advice."""
         try:
             yield
         except psycopg.Error as error:
             raise LedgerError(
-                f"ledger {self.name} cannot be used: {str(error).strip()}. If others hold a lock, raise timeout=; else"
-                " look at the URL, at the server and at the rights of this user"
+                f"ledger {self.name} cannot be used: {str(error).strip()}. If others hold a lock, raise timeout=;"
+                " otherwise check the URL, the server and this user's rights"
             ) from error
 
     def backup(self, path: Path) -> None:
         """See Storage."""
-        raise ConfigurationError("a ledger in PostgreSQL is backed up with the server's tools, such as pg_dump")
+        raise ConfigurationError("backup() is for SQLite; for PostgreSQL use the server's tools, such as pg_dump")
 
-    def forget(self) -> None:
-        """In a forked child: leave the parent's connection alone, not even close it, and open another when needed."""
+    def after_fork_in_child(self) -> None:
+        """See Storage."""
         if self._connection is not None:
-            abandon(self._connection)
-        super().forget()
+            never_close(self._connection)
+        super().after_fork_in_child()
 
 
 def _run(connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Rows:
@@ -159,17 +160,17 @@ def _run(connection: Any, statement: str, parameters: Sequence[Any] = ()) -> Row
     return cursor.fetchall() if cursor.description else []
 
 
-def _patience(url: str, timeout: float) -> dict[str, Any]:
-    """Options of libpq by which a server that vanished without a word is noticed, where the URL has none of its own."""
-    wait = {
+def _timeouts(url: str, timeout: float) -> dict[str, Any]:
+    """Options by which libpq notices that a server vanished, unless the URL sets them."""
+    options = {
         "connect_timeout": max(1, round(timeout)),
         "tcp_user_timeout": max(1000, round(1000 * timeout)),
         "keepalives_idle": max(1, round(timeout)),
         "keepalives_interval": 2,
         "keepalives_count": 3,
     }
-    own = conninfo_to_dict(url)
-    return {name: value for name, value in wait.items() if name == "connect_timeout" or name not in own}
+    given = conninfo_to_dict(url)
+    return {name: value for name, value in options.items() if name == "connect_timeout" or name not in given}
 
 
 def _without_password(url: str) -> str:

@@ -1,21 +1,21 @@
-"""A ledger in an SQLite file: write-ahead log, writers in a queue, commits of several processes synced together.
+"""A ledger in an SQLite file: write-ahead log, a queue of writers, one sync for the commits of several processes.
 
-SQLite syncs its log while it holds the lock on writing (synchronous = FULL), so that everybody waits for every sync.
-Here it does not (NORMAL); whoever committed lets the next one in, then syncs the log, and only then is the transaction
-acknowledged. The kernel serves syncs that wait together by one, and a synced log holds every commit before, so what was
-acknowledged survives a power failure as under FULL.
+With synchronous = FULL, SQLite syncs its log while it holds the write lock, so every writer waits for every sync. Here
+it is NORMAL: a writer commits, lets the next one in, syncs the log, and only then acknowledges. The kernel serves
+waiting syncs together, and a synced log holds every earlier commit, so acknowledged charges survive a power failure as
+they do under FULL.
 
-Time is read once from the wall clock and then counted by a clock that only goes forward. Time of a ledger is the later
-of this and of the last time that it recorded, so a clock that is set back never opens a period again. A wall clock that
-is set forward goes unnoticed by running processes, but one that starts then opens the period of that date early; the
-ledger stays at that time until the date is reached, and renews nothing before.
+Time is read once from the wall clock and then counted by a clock that only goes forward. A ledger's time is the later
+of this clock and the last recorded time, so setting a clock back never reopens a period. Running processes do not
+notice a wall clock that is set forward; a process that starts then opens the period of that date early, and the ledger
+renews nothing until the date is reached.
 
-Whoever deletes or replaces an open file leaves the process that holds it alone with what it goes on writing, while
-everybody else counts from another file; so it is checked that the file at the path is still the one that is open.
+If an open file is deleted or replaced, its process would go on writing to a file that nobody else counts from.
+Therefore every use checks that the file at the path is still the open one.
 
 The files belong to the user of the process and have mode 0600, because a lock on the queue stops every writer, and the
-database holds names and a secret. This also holds for root: a service that runs as root must not use a file which
-somebody else put in its place. Windows has no such modes, and nothing is checked there.
+database holds names and a secret. This also holds for root: a service that runs as root must not use a file that
+somebody else put in its place. Windows has no such modes, so nothing is checked there.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ from pathlib import Path
 from typing import Any
 
 from safexplain.errors import InputError, LedgerError
-from safexplain.ledger.storage import Rows, Storage
-from safexplain.ledger.storage.schema import Execute, check_identity
+from safexplain.ledger.storage import Execute, Rows, Storage, check_identity
 
 try:
     import fcntl
-except ImportError:  # Windows: SQLite's own waiting has to do
+except ImportError:  # on Windows, SQLite's own waiting has to do
     fcntl = None  # type: ignore[assignment]
 
 _logger = logging.getLogger("safexplain.ledger")
@@ -50,12 +49,12 @@ _STEADY: int | None = getattr(time, "CLOCK_BOOTTIME", None)  # which also counts
 
 
 def steady() -> int:
-    """Nanoseconds since some point in the past."""
+    """Nanoseconds since a fixed point in the past."""
     return time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)
 
 
 def anchored_clock(wall: Callable[[], int] = time.time_ns, steady: Callable[[], int] = steady) -> Callable[[], int]:
-    """A clock of microseconds since 1970: the wall clock at the beginning, a steady clock from there.
+    """A clock of microseconds since 1970 that starts at the wall clock and then follows a steady one.
 
     Args:
         wall: nanoseconds since 1970.
@@ -69,77 +68,78 @@ PROCESS_CLOCK = anchored_clock()
 """One anchor for all ledgers of a process."""
 
 
-def _flush(file: int) -> None:
-    """Write to the disk what the system holds of an open file."""
+def _sync_file(file: int) -> None:
+    """Write the system's buffers of an open file to the disk."""
     if hasattr(fcntl, "F_FULLFSYNC"):  # macOS, where fsync leaves it in the drive's cache
         fcntl.fcntl(file, fcntl.F_FULLFSYNC)
     else:
         getattr(os, "fdatasync", os.fsync)(file)
 
 
-def _stands(path: Path, file: os.stat_result) -> bool:
-    """Whether the path still leads to the file."""
+def _is_same_file(path: Path, file: os.stat_result) -> bool:
+    """Whether the path still leads to this file."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.stat(path), file)
     return False
 
 
 def check_folder(folder: Path) -> None:
-    """Raise LedgerError for a folder in which every user of the machine may rename and delete files."""
+    """Raise LedgerError if every user of the machine may rename and delete files in the folder."""
     mode = folder.stat().st_mode
     if fcntl is not None and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise LedgerError(
-            "expected a folder for the ledger in which only its owner or group may write, found mode"
-            f" {stat.S_IMODE(mode):04o}, with which anybody may replace it: chmod o-w {shlex.quote(str(folder))}"
+            "expected the ledger in a folder that only its owner or group can write to, found mode"
+            f" {stat.S_IMODE(mode):04o}, so anybody can replace the ledger: chmod o-w {shlex.quote(str(folder))}"
         )
 
 
 def make_private(path: Path) -> bool:
-    """Set the mode of a file to 0600, if it exists; whether other users had access to it before.
+    """Set the mode of an existing file to 0600; return whether other users had access to it before.
 
     Raises:
-        LedgerError: it is no regular file, or belongs to another user.
+        LedgerError: it is not a regular file, or belongs to another user.
     """
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return False
     if not stat.S_ISREG(found.st_mode):
-        raise LedgerError(f"expected a file at {path}, found a folder, a link or a device; name another place")
+        raise LedgerError(f"expected a file at {path}, found a folder, a link or a device; choose another path")
     if fcntl is None:
         return False
     if found.st_uid != (user := os.geteuid()):
         take = "rm" if path.name.endswith("-queue") else f"chown {user}"
         raise LedgerError(
             f"expected {path} to belong to the user of this process (uid {user}), found uid {found.st_uid}. Run this"
-            f" as that user (sudo -u '#{found.st_uid}' ...), or, if you trust that user, take the file over: sudo"
-            f" {take} {shlex.quote(str(path))}"
+            f" process as that user (sudo -u '#{found.st_uid}' ...) or, if you trust that user, take the file over:"
+            f" sudo {take} {shlex.quote(str(path))}"
         )
     if stat.S_IMODE(found.st_mode) != 0o600:
-        with suppress(FileNotFoundError):  # another process, by closing the ledger, may just have deleted its log
+        with suppress(FileNotFoundError):  # another process that closed the ledger may have deleted its log
             path.chmod(0o600)
     return bool(found.st_mode & 0o077)
 
 
 @contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Turn errors of the database, and of the files beside it, into LedgerErrors."""
+def as_ledger_errors(name: str) -> Iterator[None]:
+    """Raise errors of the database and its files as LedgerErrors with advice."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         raise LedgerError(
             f"ledger {name} cannot be used: {error}. If it is locked, close the other program or raise timeout=; if it"
-            " is damaged, restore it from a backup; else look at the disk and at the permissions of file and folder"
+            " is damaged, restore it from a backup; otherwise check the disk and the permissions of file and folder"
         ) from error
 
 
 class FileQueue:
-    """The processes that write one database, in turn: a lock on a file beside it.
+    """A queue of the processes that write one database: a lock on a file next to it.
 
-    The kernel releases the lock when its holder dies. SQLite's own waiting polls at growing intervals and starves some.
+    The kernel releases the lock when its holder dies. SQLite's own waiting polls at growing intervals, which starves
+    some processes.
 
     Args:
-        path: of the file, which stays empty.
+        path: of the lock file, which stays empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -147,7 +147,7 @@ class FileQueue:
         self._file: int | None = None
 
     def acquire(self, timeout: float) -> bool:
-        """Whether the lock was had within so many seconds."""
+        """Whether the lock was acquired within this many seconds."""
         if fcntl is None:
             return True
         if self._file is None:
@@ -169,19 +169,19 @@ class FileQueue:
                 time.sleep(random.uniform(1e-4, 6e-4))
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Release the lock."""
         if fcntl is not None and self._file is not None:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file; in a forked child this leaves the parent's lock alone."""
+        """Close the file; in a forked child, this keeps the parent's lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 class LocalStorage(Storage):
-    """What a database in a file and one in memory share; the clock is that of the process, unless one is given."""
+    """The common part of databases in a file and in memory; the default clock is that of the process."""
 
     identity = "INTEGER PRIMARY KEY"
     _has_tables = "SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'"
@@ -192,11 +192,11 @@ class LocalStorage(Storage):
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """See Storage."""
-        with self.guard, explained(self.name):
+        with self.guard, as_ledger_errors(self.name):
             return _run(self._open(), sql, parameters)
 
     def lock(self, execute: Execute) -> int:
-        """See Storage; nobody else writes anyway."""
+        """See Storage; other writers are out already."""
         return self._clock()
 
     def now(self) -> int:
@@ -204,8 +204,8 @@ class LocalStorage(Storage):
         return self._clock()
 
     def backup(self, path: Path) -> None:
-        """See Storage; SQLite copies page by page and begins again where others write."""
-        with self.guard, explained(self.name), closing(sqlite3.connect(path)) as copy:
+        """See Storage; SQLite copies page by page, and starts again if others write."""
+        with self.guard, as_ledger_errors(self.name), closing(sqlite3.connect(path)) as copy:
             self._open().backup(copy)
 
     def _open(self) -> Any:
@@ -213,7 +213,7 @@ class LocalStorage(Storage):
 
     @contextmanager
     def _committed(self, connection: sqlite3.Connection) -> Iterator[Execute]:
-        """A transaction, not yet durable."""
+        """A transaction, not durable yet."""
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield partial(_run, connection)
@@ -225,22 +225,22 @@ class LocalStorage(Storage):
 
 
 class SqliteStorage(LocalStorage):
-    """A file, by its absolute path.
+    """A database in a file.
 
     Args:
-        path: absolute, of the file.
+        path: absolute.
         timeout: seconds to wait for other writers.
-        clock: microseconds since 1970; None for the clock of the process.
+        clock: microseconds since 1970; None: the clock of the process.
     """
 
     def __init__(self, path: Path, timeout: float, clock: Callable[[], int] | None = None) -> None:
         self.path = path
         super().__init__(str(path), f"sqlite:///{path}", timeout, clock)
-        self.files = (path, *map(self._beside, ("-wal", "-shm", "-queue")))
+        self.files = (path, *map(self._sibling, ("-wal", "-shm", "-queue")))
 
     def _start(self) -> None:
         super()._start()
-        self._queue = FileQueue(self._beside("-queue"))
+        self._queue = FileQueue(self._sibling("-queue"))
         self._file: os.stat_result | None = None
         self._log: tuple[int, os.stat_result] | None = None
 
@@ -248,7 +248,7 @@ class SqliteStorage(LocalStorage):
     def transaction(self) -> Iterator[Execute]:
         """See Storage."""
         until = time.monotonic() + self.timeout
-        with self._alone(), explained(self.name):
+        with self._exclusive(), as_ledger_errors(self.name):
             connection = self._open()
             if not self._queue.acquire(until - time.monotonic()):
                 raise LedgerError(f"ledger {self.name}: other processes held it for {self.timeout:g} s")
@@ -260,27 +260,27 @@ class SqliteStorage(LocalStorage):
         self.sync()
 
     def sync(self) -> None:
-        """See Storage; after it every commit that was seen is durable."""
-        with explained(self.name):
+        """See Storage."""
+        with as_ledger_errors(self.name):
             with self.guard:
                 self._open()
                 if self._log is None:
-                    log = os.open(self._beside("-wal"), os.O_RDWR if fcntl is None else os.O_RDONLY)
-                    self._log = log, os.stat(self._beside("-wal"))
-                known = self._log
-                log = os.dup(known[0])  # another thread may close the ledger meanwhile
+                    log = os.open(self._sibling("-wal"), os.O_RDWR if fcntl is None else os.O_RDONLY)
+                    self._log = log, os.stat(self._sibling("-wal"))
+                opened = self._log
+                log = os.dup(opened[0])  # another thread may close it meanwhile
             try:
-                _flush(log)
+                _sync_file(log)
             finally:
                 os.close(log)
-            if not _stands(self._beside("-wal"), known[1]):
-                with self.guard:  # closing empties the log into the database and deletes it
-                    lost = self._log is known
+            if not _is_same_file(self._sibling("-wal"), opened[1]):
+                with self.guard:  # unless this process closed it, which deletes the log
+                    lost = self._log is opened
                 if lost:
                     raise LedgerError(
-                        f"ledger {self.name}: its log ({self.path.name}-wal) was deleted while it was in use, and what"
-                        " is recorded would be lost with this process. Close the ledger wherever it is open, which"
-                        " writes the log's content into the database, and start again"
+                        f"ledger {self.name}: its log ({self.path.name}-wal) was deleted while in use, so new records"
+                        " would be lost with this process. Close the ledger wherever it is open, which writes the"
+                        " log's content into the database, and restart"
                     )
 
     def close(self) -> None:
@@ -296,21 +296,21 @@ class SqliteStorage(LocalStorage):
         """See Storage."""
         return super().version(execute) if self.path.exists() else None
 
-    def make(self) -> None:
+    def create(self) -> None:
         """See Storage."""
         if not self.path.parent.is_dir():
-            raise InputError(f"there is no folder {self.path.parent} for the ledger; make it, or name another")
-        with explained(self.name):
+            raise InputError(f"there is no folder {self.path.parent} for the ledger; create it, or choose another")
+        with as_ledger_errors(self.name):
             check_folder(self.path.parent)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
 
-    def _beside(self, ending: str) -> Path:
+    def _sibling(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
 
     def _open(self) -> Any:
         if self._connection is None:
             if not self.path.exists():
-                raise LedgerError(f"ledger {self.name} is not there any more; put it back, or restore it from a backup")
+                raise LedgerError(f"ledger {self.name} no longer exists; put it back, or restore it from a backup")
             self._make_private()
             connection = sqlite3.connect(
                 f"{self.path.as_uri()}?mode=rw", uri=True, timeout=self.timeout, isolation_level=None,
@@ -323,28 +323,28 @@ class SqliteStorage(LocalStorage):
                 connection.close()
                 raise
             self._connection = connection
-        elif self._file is not None and not _stands(self.path, self._file):
+        elif self._file is not None and not _is_same_file(self.path, self._file):
             raise LedgerError(
-                f"ledger {self.name} was deleted or replaced while it was in use; nothing more is counted in what is"
-                " left of it here. Put it back, or restore it from a backup, and start again"
+                f"ledger {self.name} was deleted or replaced while it was in use, so nothing more is recorded in it."
+                " Put it back or restore it from a backup, and restart"
             )
         return self._connection
 
     def _make_private(self) -> None:
-        """Keep other users from all files, of which an older safexplain let them read all."""
+        """Keep other users from all files; older versions let them read everything."""
         check_folder(self.path.parent)
         if [make_private(file) for file in self.files].count(True):
-            self._beside("-queue").unlink(missing_ok=True)  # another user may hold a lock on the old one for ever
+            self._sibling("-queue").unlink(missing_ok=True)  # another user may hold a lock on the old one
             _logger.warning("other users could read the ledger %s; its files now have mode 0600", self.name)
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "ledger_schema_version" not in tables:
-            raise LedgerError(f"{self.name} is an SQLite database of something else, not a ledger; name another file")
+            raise LedgerError(f"expected a ledger in {self.name}, found another SQLite database; choose another file")
         if self.ledger is not None:
             check_identity(partial(_run, connection), self.ledger, self.name)
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            self._queue.acquire(self.timeout)  # SQLite itself does not wait here
+            self._queue.acquire(self.timeout)  # SQLite does not wait here
             try:
                 connection.execute("PRAGMA journal_mode = WAL").fetchall()
             finally:
@@ -353,19 +353,17 @@ class SqliteStorage(LocalStorage):
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
 
     def before_fork(self) -> None:
-        """See Storage; both processes open it again when they need it."""
+        """See Storage; both processes open it again on the next use."""
         self.close()
 
 
 class MemoryStorage(LocalStorage):
-    """A database in memory, for what need not outlive the process; a forked child goes on with a copy.
+    """A database in memory that ends with the process; a forked child continues with a copy.
 
     Args:
         timeout: seconds to wait for other threads.
-        clock: microseconds since 1970; None for the clock of the process.
+        clock: microseconds since 1970; None: the clock of the process.
     """
-
-    lasting = False
 
     def __init__(self, timeout: float, clock: Callable[[], int] | None = None) -> None:
         super().__init__("in memory", "memory:", timeout, clock)
@@ -374,18 +372,18 @@ class MemoryStorage(LocalStorage):
 
     @contextmanager
     def transaction(self) -> Iterator[Execute]:
-        """See Storage; nothing makes it durable."""
-        with self._alone(), explained(self.name), self._committed(self._open()) as execute:
+        """See Storage; it is not durable."""
+        with self._exclusive(), as_ledger_errors(self.name), self._committed(self._open()) as execute:
             yield execute
 
     def sync(self) -> None:
         """See Storage; there is no disk."""
 
     def close(self) -> None:
-        """Nothing: what is in memory is kept as long as this object."""
+        """Do nothing: the content lives as long as this object."""
 
-    def forget(self) -> None:
-        """In a forked child: go on with the copy, under a guard of its own."""
+    def after_fork_in_child(self) -> None:
+        """Keep the copy, under a new guard."""
         self.guard = threading.RLock()
 
 

@@ -84,7 +84,7 @@ def test_the_same_weights_are_charged_once_and_others_again(make):
 def test_weights_that_were_charged_by_another_statement_are_refused(make):
     ledger = make(epsilon=3.0, delta=1e-5, adjacency="substitute")
     ledger.charge_training(full())
-    with pytest.raises(RefusedError, match=r"aaaa\.\.\. were charged by another statement"):
+    with pytest.raises(RefusedError, match=r"aaaa\.\.\. were charged with another statement"):
         ledger.charge_training(full(noise=150.0))
     assert ledger.total().trainings == 1
 
@@ -94,8 +94,8 @@ def test_weights_that_were_charged_by_another_statement_are_refused(make):
     [
         ({"epsilon": 2.0, "delta": 1e-5, "total_epsilon": 1.2}, "all principals together: the training", None),
         ({"epsilon": 1.2, "delta": 1e-5}, "principal 'ann': the training", "ann"),
-        ({"epsilon": 0.9, "delta": 1e-5}, "whoever asks for the first time: the training", None),
-        ({"epsilon": 2.0}, "deltas of trainings add up to more", None),
+        ({"epsilon": 0.9, "delta": 1e-5}, "a new principal: the training", None),
+        ({"epsilon": 2.0}, "the deltas of the trainings exceed this budget's 0", None),
     ],
 )
 def test_a_training_that_does_not_fit_somewhere_is_refused_and_leaves_no_trace(make, options, whose, principal):
@@ -107,7 +107,7 @@ def test_a_training_that_does_not_fit_somewhere_is_refused_and_leaves_no_trace(m
         ledger.charge_training(full())
     assert refused.value.principal == principal
     assert refused.value.requested == pytest.approx(1.0, abs=1e-3)
-    assert "told to everybody" in str(refused.value)
+    assert "counts in every account and in the total" in str(refused.value)
     assert [*ledger.accounts(), ledger.total()] == before
     assert ledger.trainings() == []
     assert ledger.verify() == 2
@@ -266,10 +266,10 @@ def test_a_pure_training_is_pure():
 @pytest.mark.parametrize(
     ("statement", "adjacency", "error", "says"),
     [
-        (full(weights=""), "substitute", RefusedError, "names no weights"),
-        (sampled(unit="person", rows_per_person=3), "substitute", RefusedError, "all of their rows"),
-        (full(), "add_remove", RefusedError, "tells the true number of records"),
-        (full(noise=0.0), "substitute", RefusedError, "promises nothing under substitute"),
+        (full(weights=""), "substitute", RefusedError, "no digest of weights"),
+        (sampled(unit="person", rows_per_person=3), "substitute", RefusedError, "about single records, .*person"),
+        (full(), "add_remove", RefusedError, "reveals the number of records"),
+        (full(noise=0.0), "substitute", RefusedError, "a finite epsilon under substitute, got infinity"),
         ({"epsilon": 1.0}, "substitute", ConfigurationTypeError, "expected a PrivacyStatement"),
     ],
 )
