@@ -1,9 +1,9 @@
-"""Files that people have, read safely: nothing in them is run unless asked for by name.
+"""Read the files of users safely: no code in them runs unless the user allows it.
 
     data:    .npz, folders of images, tables -> AuditData (x, y, member), checked
-    models:  torch.export archives, state_dicts, pickles -> LoadedModel, with a way to make untrained twins
+    models:  torch.export archives, state_dicts, pickles -> LoadedModel, with a builder of untrained networks
 
-`files` reads bytes, and says in one sentence what is wrong with them.
+`files` reads bytes and reports each problem in one sentence.
 """
 
 from safexplain.loading.data import load_data as load_data

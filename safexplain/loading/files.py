@@ -1,4 +1,4 @@
-"""Reading a stranger's file, one sentence for each thing that can go wrong; optional libraries."""
+"""Read untrusted files with one-sentence errors; import optional libraries."""
 
 from __future__ import annotations
 
@@ -13,31 +13,38 @@ from safexplain.errors import InputError, MissingExtraError, needs_extra
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
-    """The whole file, read once, so that what is hashed is what is loaded; InputError, about `what` it should be
-    ("model", "data"): missing, a directory, unreadable or empty."""
+    """Content of a file, read once so that the hashed bytes are the loaded ones.
+
+    Args:
+        path: the file.
+        what: the expected kind in messages, such as "model".
+
+    Raises:
+        InputError: missing, a directory, unreadable or empty.
+    """
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"the {what} file {path} cannot be read: {error.strerror or error}") from None
+        raise InputError(f"the {what} file {path} cannot be read: {error.strerror or error}; check the path") from None
     if not raw:
-        raise InputError(f"the {what} file {path} is empty (0 bytes); write it again")
+        raise InputError(f"the {what} file {path} is empty (0 bytes); save it again")
     return raw
 
 
 def is_safetensors(raw: bytes) -> bool:
-    """Whether bytes are the length of a JSON header, the header, and more."""
+    """Whether the bytes begin as a safetensors file does: the length of a JSON header, then the header."""
     return raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") <= len(raw) - 8
 
 
 def one_line(error: BaseException | str, limit: int = 200) -> str:
-    """The first line of an exception's message, shortened: what may stand inside a one-line error."""
+    """The first line of an error message, shortened to fit into another one."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 @contextmanager
-def described(what: str, remedy: str = "") -> Iterator[None]:
-    """Whatever error the code of others raises, as an InputError in one line: what failed, the error, what to do."""
+def as_input_error(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn any error of third-party code into a one-line InputError: what failed, the error, what to do."""
     try:
         yield
     except (InputError, MissingExtraError):
@@ -47,8 +54,8 @@ def described(what: str, remedy: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
-    """Without log lines up to a level, which repeat at length what an error says in a line."""
+def without_logs(level: int = logging.CRITICAL) -> Iterator[None]:
+    """Suppress log lines up to a level."""
     before = logging.root.manager.disable
     logging.disable(level)
     try:
@@ -58,13 +65,12 @@ def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
 
 
 def require(module: str, extra: str) -> Any:
-    """A module that an extra of this package brings; MissingExtraError where it cannot be imported."""
+    """Import a module that needs an extra of this package; MissingExtraError: it cannot be imported."""
     try:
         with needs_extra(extra):
             return importlib.import_module(module)
     except MissingExtraError:
         raise
-    except ImportError as error:  # installed, but not for the versions beside it
-        raise MissingExtraError(
-            f"{module} cannot be imported: {one_line(error)} (extra: safexplain[{extra}])"
-        ) from None
+    except ImportError as error:  # installed, but incompatible with other versions
+        hint = f'install the extra again: pip install "safexplain[{extra}]"'
+        raise MissingExtraError(f"{module} cannot be imported: {one_line(error)}; {hint}") from None

@@ -155,7 +155,7 @@ def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here: Path) -
     ("text", "message"),
     [
         ('function = "nowhere:train"', "No module named 'nowhere'"),
-        ('function = "train"', "is not understood"),
+        ('function = "train"', 'expected "package.module:function"'),
         ('function = "recipe_training:two"', r"three arguments, train\(x, y, generator\)"),
         ("function = 3", "function: expected a text"),
         ('function = "recipe_training:train"\nepochs = 3', "leave out epochs"),

@@ -177,7 +177,7 @@ def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_pat
     MADE_TO_CRASH[change](content["learner"])
     path = tmp_path / "model.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="made to do harm"):
+    with pytest.raises(InputError, match="malicious"):
         load_estimator(path)
 
 
@@ -195,7 +195,7 @@ def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_pat
     ids=["deep", "twice", "deep UBJSON", "a long list", "a long name", "cut short"],
 )
 def test_what_is_no_model_at_all_is_refused(raw: bytes) -> None:
-    with pytest.raises(InputError, match="made to do harm"):
+    with pytest.raises(InputError, match="malicious"):
         read_xgboost(raw, "it")
 
 
@@ -214,7 +214,7 @@ def test_a_line_of_lightgbm_that_points_outside_is_refused(line: str, value: int
     assert changed != text
     for one in (changed, re.sub("^tree_sizes=.*\n", "", changed, flags=re.MULTILINE)):
         if line != "tree_sizes" or "tree_sizes" in one:
-            with pytest.raises(InputError, match="made to do harm"):
+            with pytest.raises(InputError, match="malicious"):
                 read_lightgbm(one, "it")
 
 
@@ -236,7 +236,7 @@ def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None
     with zipfile.ZipFile(path, "w") as archive:
         for name, raw in held.items():
             archive.writestr(name, raw)
-    with pytest.raises(InputError, match="made to do harm"):
+    with pytest.raises(InputError, match="malicious"):
         load_estimator(path)
 
 
@@ -244,7 +244,7 @@ def test_a_library_that_crashes_hangs_or_takes_too_much_does_so_in_a_child(monke
     raw = bytes(of_xgboost("plain").get_booster().save_raw("json"))
     for code, said in (
         ("import os; os.kill(os.getpid(), 11)", "its library crashes"),
-        ("import time; time.sleep(60)", "does not come to an end within 1 s"),
+        ("import time; time.sleep(60)", "takes longer than 1 s to read it"),
         ("found = bytes(1 << 40)", "its library cannot read it"),
         ("found = bytes(1 << 29)", "File too large"),
     ):
@@ -254,7 +254,7 @@ def test_a_library_that_crashes_hangs_or_takes_too_much_does_so_in_a_child(monke
             with pytest.raises(InputError, match=said):
                 read_xgboost(raw, "it")
     monkeypatch.setattr(boosters, "MOST_BYTES", len(raw) - 1)
-    with pytest.raises(InputError, match=f"it has {len(raw)} bytes, and at most"):
+    with pytest.raises(InputError, match=f"it has {len(raw)} bytes, more than"):
         read_xgboost(raw, "it")
 
 
@@ -264,8 +264,8 @@ def test_a_pickle_in_place_of_a_model_is_not_run_by_the_child(tmp_path: Path) ->
             return open, (str(tmp_path / "ran"), "w")
 
     for raw in (pickle.dumps(Runs()), b"{" + pickle.dumps(Runs())):
-        with pytest.raises(InputError, match="made to do harm"):
+        with pytest.raises(InputError, match="malicious"):
             read_xgboost(raw, "it")
-        with pytest.raises(InputError, match="made to do harm"):
+        with pytest.raises(InputError, match="malicious"):
             read_xgboost(raw, "it", pickled=True)
     assert not (tmp_path / "ran").exists()

@@ -157,7 +157,11 @@ def test_groups_and_slices_are_arrays_of_numbers_or_names(name, tmp_path):
     [
         ({"group": "person"}, {}, "has no array person"),
         ({"slices": ["age", "region"]}, {}, "has no array age and no array region"),
-        ({}, {"groups": np.arange(39)}, r"x of .* but groups \(39,\)"),
+        (
+            {},
+            {"groups": np.arange(39)},
+            r"groups of .*: expected one entry for each row of x \(40, 4\), got shape \(39,\)",
+        ),
         ({}, {"groups": np.where(np.arange(40) == 7, np.nan, 1.0)}, "array 'groups' of .* is empty in row 7"),
     ],
 )
@@ -186,7 +190,7 @@ def test_the_group_column_of_a_table_is_no_feature_and_a_slice_stays_one(tmp_pat
 
 
 def test_folders_of_images_have_no_columns(tmp_path):
-    assert "has no columns" in message(load_data, tmp_path, group="person")
+    assert "groups and slices need an .npz or a table" in message(load_data, tmp_path, group="person")
 
 
 def test_labels_and_membership_may_be_columns_or_floats(tmp_path):
@@ -227,9 +231,9 @@ def test_arrays_of_objects_are_refused_by_name_and_not_loaded(name, tmp_path):
         ({"y": None}, "has no array y (it has x, member)"),
         ({"x": np.array(["a"] * 40)}, "expected numbers"),
         ({"y": np.eye(40)}, "take argmax"),
-        ({"y": np.full(40, 0.5)}, "holds 0.5; expected whole class numbers"),
-        ({"member": np.arange(40)}, "holds '2'; expected 0/1"),
-        ({"member": np.array(["inside"] * 40)}, "holds 'inside'; expected 0/1"),
+        ({"y": np.full(40, 0.5)}, "expected whole class numbers, counted from 0, got 0.5"),
+        ({"member": np.arange(40)}, "expected 0/1, true/false, yes/no or in/out, got '2'"),
+        ({"member": np.array(["inside"] * 40)}, "expected 0/1, true/false, yes/no or in/out, got 'inside'"),
         ({"feature_names": np.array(["a"])}, "1 feature_names"),
     ],
 )
@@ -245,8 +249,8 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path, monkeypatch):
     cases = {
         "empty.npz": (b"", "is empty"),
         "cut.npz": (whole[:-300], "damaged or cut short"),
-        "model.npz": (state.getvalue(), "without arrays"),
-        "noise.csv": (bytes(range(256)), "not data that this reads"),
+        "model.npz": (state.getvalue(), "got a zip archive without arrays"),
+        "noise.csv": (bytes(range(256)), "expected .npz, CSV or Parquet data"),
         "latin.csv": ("a,b\nä,1\n".encode("latin-1"), "cannot be read as a table"),
         "header.csv": (b"a,b,member\n", "without rows"),
     }
@@ -254,7 +258,7 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(content)
         assert expected in message(load_data, tmp_path / name, label="b"), name
     assert "No such file" in message(load_data, tmp_path / "none.npz")
-    assert "is a directory without members" in message(load_data, tmp_path)
+    assert "got a folder without members" in message(load_data, tmp_path)
 
     def refuse(self):
         raise PermissionError(13, "Permission denied")
@@ -318,7 +322,7 @@ def test_missing_numbers_are_kept_for_the_check_that_names_them(tmp_path):
     frame.loc[[7, 9], "b"] = np.nan
     frame.to_csv(tmp_path / "t.csv", index=False)
     text = message(check_data, load_data(tmp_path / "t.csv", label="y"), num_classes=2)
-    assert "2 values that are NaN or infinite, the first in row 7 (counted from 0), column 'b'" in text
+    assert "2 NaN or infinite values, the first in row 7 (counted from 0), column 'b'" in text
 
 
 def test_nullable_columns_of_parquet_are_numbers(pyarrow, tmp_path):
@@ -333,12 +337,12 @@ def test_nullable_columns_of_parquet_are_numbers(pyarrow, tmp_path):
 @pytest.mark.parametrize(
     ("columns", "label", "expected"),
     [
-        ({}, "z", "has no label column 'z' (columns: a, y, member)"),
+        ({}, "z", "has no label column 'z' (its columns: a, y, member)"),
         ({"member": None}, "y", "has no member column 'member'"),
-        ({"member": [1, 2]}, "y", "holds '2'; expected 0/1"),
+        ({"member": [1, 2]}, "y", "expected 0/1, true/false, yes/no or in/out, got '2'"),
         ({"y": ["a", None]}, "y", "empty in row 1"),
         ({"a": ["x", None]}, "y", "1 empty values, the first in row 1"),
-        ({"a": None}, "y", "no column beside the label and the membership"),
+        ({"a": None}, "y", "no columns of features; add them"),
     ],
 )
 def test_tables_of_no_use_are_one_line(columns, label, expected, tmp_path):
@@ -440,7 +444,7 @@ def test_images_of_many_sizes_are_refused(tmp_path):
     text = message(load_data, tmp_path)
     assert "8x8" in text
     assert "16x12" in text
-    assert "resize members and non-members alike" in text
+    assert "resize members and non-members in the same way" in text
 
 
 def test_folders_of_no_use_are_one_line(tmp_path):
@@ -457,9 +461,9 @@ def test_folders_of_no_use_are_one_line(tmp_path):
     (tmp_path / "cut" / "members" / "a" / "1.png").write_bytes((tmp_path / "whole.png").read_bytes()[:-80])
     for name, expected in {
         "empty": "holds no images",
-        "flat": "does not lie in a class folder",
-        "deep": "does not lie in a class folder",
-        "sixteen": "more than 8 bits",
+        "flat": "is not in a class folder",
+        "deep": "is not in a class folder",
+        "sixteen": "expected 8 bits per channel",
         "broken": "cannot be read",
         "cut": "cannot be read",
         "one side": "without non-members",
@@ -481,15 +485,23 @@ def test_missing_pillow_names_the_extra(digits, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "num_classes", "expected"),
     [
-        ({"x": np.zeros(40, np.float32)}, 3, "x has shape (40,); expected (n, ...)"),
-        ({"x": np.zeros((0, 4), np.float32)}, 3, "x has shape (0, 4); expected (n, ...)"),
-        ({"x": np.zeros((39, 4), np.float32)}, 3, "x has 39 rows but y has shape (40,)"),
-        ({"member": np.ones(41, bool)}, 3, "x has 40 rows but member has shape (41,)"),
+        (
+            {"x": np.zeros(40, np.float32)},
+            3,
+            "x: expected shape (n, ...), one row for each of at least 10 examples, got (40,)",
+        ),
+        (
+            {"x": np.zeros((0, 4), np.float32)},
+            3,
+            "x: expected shape (n, ...), one row for each of at least 10 examples, got (0, 4)",
+        ),
+        ({"x": np.zeros((39, 4), np.float32)}, 3, "y: expected shape (39,), one entry for each row of x, got (40,)"),
+        ({"member": np.ones(41, bool)}, 3, "member: expected shape (40,), one entry for each row of x, got (41,)"),
         ({"member": np.zeros(40, bool)}, 3, "all 40 rows are non-members"),
-        ({"member": np.arange(40) < 9}, 3, "9 members and 31 non-members; expected at least 10"),
-        ({"member": np.arange(40) >= 9}, 3, "31 members and 9 non-members"),
+        ({"member": np.arange(40) < 9}, 3, "expected at least 10 members and 10 non-members, got 9 and 31"),
+        ({"member": np.arange(40) >= 9}, 3, "members and 10 non-members, got 31 and 9"),
         ({"y": np.arange(40) % 3 - 1}, 3, "label -1"),
-        ({}, 2, "row 2 has the label 2, but the model has 2 outputs: labels must be 0 to 1"),
+        ({}, 2, "expected labels 0 to 1, as the model has 2 outputs; got 2 in row 2"),
     ],
 )
 def test_data_of_no_use_is_one_line(changes, num_classes, expected):
@@ -506,7 +518,7 @@ def test_values_that_are_not_finite_are_counted_and_placed():
     x = rows()["x"].copy()
     x[[5, 30], [2, 0]] = np.inf, np.nan
     text = message(check_data, data(x=x), num_classes=3)
-    assert "2 values that are NaN or infinite, the first in row 5 (counted from 0), column 2" in text
+    assert "2 NaN or infinite values, the first in row 5 (counted from 0), column 2" in text
     images = np.zeros((40, 1, 3, 3), np.float32)
     images[4, 0, 2, 1] = np.nan
     assert "row 4 (counted from 0), position (0, 2, 1)" in message(check_data, data(x=images), num_classes=3)
@@ -523,7 +535,7 @@ def test_classes_seen_on_one_side_only_are_a_warning():
     y = data().y.copy()
     y[np.flatnonzero(~data().member)[0]] = 3
     (warning,) = check_data(data(y=y, class_names=("a", "b", "c", "d")), num_classes=4)
-    assert "among the non-members only: d" in warning
+    assert "only among non-members: d" in warning
 
 
 # Model and data together
@@ -553,9 +565,9 @@ class Returns(nn.Module):
     [
         (nn.Linear(5, 3), "rows of shape (4,) from rows.npz: RuntimeError: mat1 and mat2 shapes cannot be"),
         (nn.Linear(4, 1), "one score a row (shape (2, 1) for 2 rows)"),
-        (Returns(torch.zeros(2, 3, 4)), "shape (2, 3, 4) for 2 rows; expected (2, classes)"),
-        (Returns(torch.zeros(1, 3)), "shape (1, 3) for 2 rows"),
-        (Returns((torch.zeros(2, 3),)), "returns a tuple"),
+        (Returns(torch.zeros(2, 3, 4)), "expected scores of shape (2, classes) for 2 rows, got (2, 3, 4)"),
+        (Returns(torch.zeros(1, 3)), "(2, classes) for 2 rows, got (1, 3)"),
+        (Returns((torch.zeros(2, 3),)), "expected a tensor of scores (n, classes), got a tuple"),
         (Returns(torch.full((2, 3), torch.nan)), "NaN or infinite scores"),
     ],
 )

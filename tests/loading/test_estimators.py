@@ -31,7 +31,7 @@ from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.loading import load_model
 from safexplain.loading.data.frames import load_for_classifier
-from safexplain.loading.models.estimators import SkopsKeeper, identify_estimator, load_estimator
+from safexplain.loading.models.estimators import SkopsSerializer, identify_estimator, load_estimator
 from safexplain.outputs import EstimatorModule, as_module
 
 skops = pytest.importorskip("skops.io")
@@ -78,10 +78,10 @@ def test_xgboosts_own_formats_tell_rounds_and_depth_and_say_what_they_do_not(
     model.save_model(tmp_path / name)
     found = load_estimator(tmp_path / name)
     np.testing.assert_array_equal(found.estimator.predict_proba(X), model.predict_proba(X))
-    again = found.again.get_params()
+    again = found.template.get_params()
     assert (again["n_estimators"], again["max_depth"]) == (7, 2)
-    assert "learning_rate" in found.untold
-    assert "does not tell how it was trained" in found.notes[0]
+    assert "learning_rate" in found.unrecorded
+    assert "records only the number of rounds" in found.notes[0]
 
 
 @pytest.mark.parametrize("labels", [np.digitize(X[:, 0], [-0.5, 0.5])], ids=["three classes"])
@@ -91,9 +91,9 @@ def test_lightgbms_text_tells_the_hyper_parameters_too(labels: Any, tmp_path: Pa
     found = load_estimator(tmp_path / "m.txt")
     module = EstimatorModule(found.estimator)
     np.testing.assert_allclose(module(torch.from_numpy(X)), model.predict_proba(X), rtol=1e-6)
-    again = found.again.get_params()
+    again = found.template.get_params()
     assert (again["n_estimators"], again["num_leaves"], again["learning_rate"]) == (6, 5, 0.2)
-    assert found.untold == ()
+    assert found.unrecorded == ()
 
 
 def test_of_lightgbms_text_columns_are_matched_by_name_spaces_or_not(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_a_tree_whose_nodes_point_outside_of_it_is_refused_before_anything_follo
         (Ridge().fit(X, Y), "regressor"),
         (LogisticRegression(), "unfitted"),
         (LinearSVC().fit(X, Y), "CalibratedClassifierCV"),
-        (StandardScaler().fit(X), "no classifier"),
-        ({"model": 1}, "holds a dict; save one fitted classifier"),
+        (StandardScaler().fit(X), "which is not a classifier"),
+        ({"model": 1}, "expected one fitted classifier or Pipeline, got a dict"),
         (RandomForestClassifier(2).fit(X, np.stack([Y, Y], 1)), "labels at once"),
     ],
     ids=["regressor", "unfitted", "without probabilities", "transformer", "dictionary", "several labels"],
@@ -238,7 +238,7 @@ def test_a_pipeline_with_text_columns_works_from_a_csv(tmp_path: Path) -> None:
     other = EstimatorModule(found.estimator, columns=Columns.of(FRAME[:1]))
     assert model_digest(other) != model_digest(module)  # another code is another model
 
-    training = EstimatorTraining(found.again, found.classes, read.columns, SkopsKeeper.of())
+    training = EstimatorTraining(found.template, found.classes, read.columns, SkopsSerializer.of())
     pool = Population.of(read.data.x, read.data.y)
     first = train_shadows(pool, training, models=2, cache=tmp_path / "models")
     times = [path.stat().st_mtime_ns for path in sorted((tmp_path / "models").glob("*.model"))]
@@ -286,7 +286,7 @@ def test_codes_go_there_and_back_and_through_their_file(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda t: t.drop(columns="age"), "lacks columns that the model was fitted with: age"),
-        (lambda t: t.assign(label="neither"), "no class of the model"),
+        (lambda t: t.assign(label="neither"), "expected labels among the model's classes bad, good, got 'neither'"),
     ],
     ids=["missing column", "unknown label"],
 )
@@ -308,7 +308,7 @@ def test_a_forest_fitted_without_names_takes_all_columns_in_their_order(tmp_path
     assert read.columns is None
     np.testing.assert_allclose(read.data.x, X)
     table.drop(columns="d").to_csv(tmp_path / "data.csv", index=False)
-    with pytest.raises(InputError, match=r"has 3 columns of features .* and the model takes 4"):
+    with pytest.raises(InputError, match=r"expected 4 columns of features, .* got 3"):
         load_for_classifier(found, tmp_path / "data.csv")
 
 

@@ -15,7 +15,7 @@ from safexplain import HardenedGradCAM, HardenedIG, HardenedSaliency, Hardening
 from safexplain._digest import file_sha256, model_digest
 from safexplain.errors import InputError
 from safexplain.loading import load_data, load_model
-from safexplain.loading.models.huggingface import Preprocessing, as_the_model_takes
+from safexplain.loading.models.huggingface import Preprocessing, normalise_as_trained
 
 transformers = pytest.importorskip("transformers")
 
@@ -189,7 +189,7 @@ def test_reference_models_may_start_from_the_weights_of_another_folder(folders, 
 
 def test_the_models_own_weights_are_no_start_of_reference_models(folders):
     for path in (folders / "vit", folders / "vit" / "model.safetensors"):
-        with pytest.raises(InputError, match="has the weights in"):
+        with pytest.raises(InputError, match="has the same weights as"):
             load_model(path, arch=f"hf-pretrained:{folders / 'vit'}")
 
 
@@ -215,9 +215,9 @@ def test_code_that_a_configuration_names_is_not_run(folders, tmp_path):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"model_type": "bert"}, "no image classifier"),
-        ({"architectures": ["ViTModel"]}, "gives no scores of classes; expected ViTForImageClassification"),
-        ({"backbone": "microsoft/resnet-50"}, "might be downloaded"),
+        ({"model_type": "bert"}, "is not an image classifier"),
+        ({"architectures": ["ViTModel"]}, "expected ViTForImageClassification, which scores classes, got"),
+        ({"backbone": "microsoft/resnet-50"}, "would be downloaded"),
         ({"model_type": "timm_wrapper"}, "pass its weights with --arch timm:NAME"),
         ({"hidden_act": "no such"}, "cannot be"),
         ({"num_hidden_layers": 2}, "do not fit"),
@@ -261,18 +261,20 @@ def eight_bit(folder: Path):
 def test_images_of_8_bits_are_normalised_as_the_librarys_processor_does_it(folders, tmp_path):
     x, read = eight_bit(tmp_path)
     processor = transformers.ViTImageProcessor(**SAID, do_resize=False)
-    prepared, notes = as_the_model_takes(read, load_model(folders / "vit").preprocessing)
+    prepared, notes = normalise_as_trained(read, load_model(folders / "vit").preprocessing)
     expected = processor(list(x), return_tensors="np", input_data_format="channels_last")["pixel_values"]
     np.testing.assert_allclose(prepared.x, expected, rtol=1e-5, atol=1e-5)
-    assert "Images of 8 bits were normalised" in notes[0]
-    assert not as_the_model_takes(replace(read, scaled=False, x=expected), load_model(folders / "vit").preprocessing)[1]
+    assert "8-bit images were normalised" in notes[0]
+    assert not normalise_as_trained(replace(read, scaled=False, x=expected), load_model(folders / "vit").preprocessing)[
+        1
+    ]
 
 
-@pytest.mark.parametrize(("scale", "says"), [(1.0, "they go from 0 to 1,"), (255.0, "they go from 0 to 255")])
+@pytest.mark.parametrize(("scale", "says"), [(1.0, "they range from 0 to 1,"), (255.0, "they range from 0 to 255")])
 def test_other_images_that_were_not_normalised_are_told(tmp_path, scale, says):
     _, read = eight_bit(tmp_path)
     given = replace(read, x=read.x * np.float32(scale), scaled=False)
-    same, notes = as_the_model_takes(given, Preprocessing((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)))
+    same, notes = normalise_as_trained(given, Preprocessing((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)))
     assert same is given
     assert "are not normalised as" in notes[0]
     assert says in notes[0]
@@ -280,5 +282,5 @@ def test_other_images_that_were_not_normalised_are_told(tmp_path, scale, says):
 
 def test_images_of_another_size_than_the_folder_says_are_told(tmp_path):
     _, read = eight_bit(tmp_path)
-    _, notes = as_the_model_takes(read, Preprocessing((0.5,), (0.5,), (224, 224)))
+    _, notes = normalise_as_trained(read, Preprocessing((0.5,), (0.5,), (224, 224)))
     assert "resizes images to 224 x 224" in notes[0]

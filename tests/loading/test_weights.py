@@ -213,7 +213,7 @@ def test_weights_that_a_layer_does_not_reset_are_refused_by_name():
                 super().reset_parameters()
                 self.made = True
 
-    with pytest.raises(InputError, match=r"weights 0\.weight are not reset"):
+    with pytest.raises(InputError, match=r"leaves its weights 0\.weight trained"):
         reinitialise(nn.Sequential(Stubborn(8, 4)), 0)
 
 

@@ -26,7 +26,7 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.checks import check_model_fits
 from safexplain.loading.data.frames import ClassifierData, load_for_classifier
 from safexplain.loading.files import one_line, read_bytes
-from safexplain.loading.models.estimators import FittedClassifier, SkopsKeeper, identify_estimator
+from safexplain.loading.models.estimators import FittedClassifier, SkopsSerializer, identify_estimator
 from safexplain.loading.models.load import LoadedModel, load_model
 from safexplain.outputs import EstimatorModule, are_places
 
@@ -89,8 +89,8 @@ class Tabular:
     def notes(self, training: EstimatorTraining | TrainingFunction | None) -> tuple[str, ...]:
         """How model and data were read, and which hyper-parameters of reference models are unknown."""
         notes = (*self.found.notes, *self.read.notes)
-        known = training.given if isinstance(training, EstimatorTraining) else self.found.untold
-        if missing := [name for name in self.found.untold if name not in known]:
+        known = training.given if isinstance(training, EstimatorTraining) else self.found.unrecorded
+        if missing := [name for name in self.found.unrecorded if name not in known]:
             notes += (
                 f"Neither the model file nor --recipe states {', '.join(missing)}: reference models use the library's"
                 f" defaults. If the model was trained differently, {WEAKER}",
@@ -123,16 +123,16 @@ class Tabular:
 
             return replace(function, train=train)
         given = _flattened({name: value for name, value in file.values.items() if name != "examples"})
-        known = found.again.get_params()
+        known = found.template.get_params()
         if unknown := sorted(given.keys() - known.keys()):
             plain = sorted(name for name, value in known.items() if not hasattr(value, "get_params"))
             raise ConfigurationError(
-                f"{file.label}: {type(found.again).__name__} has no hyper-parameter {', '.join(unknown)}; expected"
+                f"{file.label}: {type(found.template).__name__} has no hyper-parameter {', '.join(unknown)}; expected"
                 " among"
                 f" {', '.join(plain[:40])}{', ...' if len(plain) > 40 else ''}, or function"
             )
         try:
-            training = EstimatorTraining(found.again, labels, columns, SkopsKeeper.of(found.trusted), given)
+            training = EstimatorTraining(found.template, labels, columns, SkopsSerializer.of(found.trusted), given)
             str(training)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"{file.label}: {one_line(error)}") from None

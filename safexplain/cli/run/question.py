@@ -55,7 +55,7 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data, load_inputs
 from safexplain.loading.models.architectures import fresh_network
-from safexplain.loading.models.huggingface import as_the_model_takes
+from safexplain.loading.models.huggingface import normalise_as_trained
 from safexplain.loading.models.load import LoadedModel, load_model
 from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
@@ -270,7 +270,7 @@ def _data_and_model(request: Request, drop_slices: bool = False) -> tuple[AuditD
             assert given.model is not None
             shape = tuple(data.x.shape[1:])
             loaded = load_model(given.model, arch=given.arch, trust_pickle=given.trust_pickle, input_shape=shape)
-        data, notes = as_the_model_takes(data, loaded.preprocessing)
+        data, notes = normalise_as_trained(data, loaded.preprocessing)
         return data, loaded, check_model_fits(loaded.model, data), notes
     except InputError:
         if slices and not drop_slices:
@@ -355,7 +355,7 @@ def _audited_data(request: Request, inputs: Inputs) -> tuple[AuditData, tuple[st
     given, data = request.given, inputs.data
     if request.pool is not None:
         pool = load_data(request.pool, group=given.group_column, slices=given.slice_by or [])
-        data, _ = as_the_model_takes(pool, inputs.loaded.preprocessing)
+        data, _ = normalise_as_trained(pool, inputs.loaded.preprocessing)
     which = copies_of(hash_examples(data.x), data.x)
     mixed = ((np.bincount(which, data.member) > 0) & (np.bincount(which, ~data.member) > 0))[which]
     if not given.drop_copies or not mixed.any():

@@ -1,8 +1,8 @@
-"""Data of an audit, from the files that people have. `load` tells formats apart by content;
+"""Data of an audit, from .npz, folders of images and tables; `load` recognises the format by content.
 
-    load -> images (a folder) or tables (CSV, Parquet) -> AuditData -> checks (by itself, and for a model)
+    load -> tables (CSV, Parquet) -> AuditData -> checks (of the data, and of their fit to a model)
 
-Members and non-members go through the same code with the same decisions.
+`frames` prepares tables for a fitted classifier. Members and non-members are processed by the same code and decisions.
 """
 
 from safexplain.loading.data.load import load_data as load_data

@@ -1,4 +1,4 @@
-"""Tables as a fitted classifier takes them: its own columns, in its order, texts and missing values coded."""
+"""Tables prepared for a fitted classifier: its columns in its order, with texts and missing values as codes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ClassifierData:
     """The data of an audit of a classifier.
 
     Args:
-        data: examples, labels by the place of their class, and membership.
-        columns: what the numbers of a row stand for; None: themselves.
-        public: (rows, d) public rows, in the same code; None: none were given.
-        notes: what a reader must know of how the data were read.
+        data: examples, labels as positions of their classes, and membership.
+        columns: the coding of columns; None: plain numbers.
+        public: (rows, d) public rows in the same coding; None: none were given.
+        notes: sentences for the report on how the data were read.
     """
 
     data: AuditData
@@ -48,31 +48,31 @@ def load_for_classifier(
     group: str | None = None,
     slices: tuple[str, ...] = (),
 ) -> ClassifierData:
-    """The data of an audit, and public rows, as a classifier takes them.
+    """Load the data of an audit, and public rows, for a classifier.
 
-    Of a table, the columns that the classifier was fitted with are taken by their names, in its order, and others are
-    left out; one that was fitted without names takes all columns in theirs. Texts and missing numbers get codes, see
-    `safexplain.columns`, of all rows together. Labels are the classifier's own classes.
+    A table is reduced to the columns that the classifier was fitted with, by name and in its order; a classifier
+    fitted without names gets all columns. Texts and missing numbers become codes (`safexplain.columns`), derived from
+    all rows together. Labels become positions of the classifier's classes.
 
     Args:
         found: the classifier.
-        path: as `load_data` takes it, but for folders of images.
-        public: rows that are known to everybody, as `load_data` takes them; they need no label and no member.
+        path: an .npz or a table, see `load_data`.
+        public: public rows, likewise; they need no label and no member column.
         label: name of the label column of a table.
         group: see `load_data`.
-        slices: likewise; they are features where the classifier takes them.
+        slices: see `load_data`; slice columns are features if the classifier was fitted with them.
 
     Raises:
-        InputError: a file cannot be read, lacks a column, or holds a label that is no class of the classifier.
+        InputError: a file is unreadable, lacks a column, or holds a label that is not a class of the classifier.
     """
     if Path(path).is_dir():
-        raise InputError(f"{path} is a folder of images; a classifier of tables takes an .npz or a table")
-    others = None if public is None else _table(public, found.names or ())
+        raise InputError(f"expected an .npz or a table for a classifier, got the folder {path}")
+    others = None if public is None else _read_frame(public, found.names or ())
     seen: list[tuple[Columns | None, tuple[str, ...]]] = []
 
     def features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
         names = found.names or tuple(frame.columns)
-        frame = _as_named(frame, names)
+        frame = _rename_columns(frame, names)
         _require_columns(names, frame, where)
         if found.names is None and found.width not in (None, len(names)):
             x, encoded = one_hot_features(frame, where)
@@ -80,26 +80,27 @@ def load_for_classifier(
                 seen.append((None, ()))
                 return x, encoded
             raise InputError(
-                f"{where} has {len(names)} columns of features ({_few(names)}), and the model takes {found.width}"
+                f"{where}: expected {found.width} columns of features, as the model was fitted with, got {len(names)}"
+                f" ({_abbreviated(names)})"
             )
         every = frame
         if others is not None:
             _require_columns(names, others, f"--public: {public}")
             every = require("pandas", "tabular").concat([frame[list(names)], others[list(names)]], ignore_index=True)
-        columns = _as_taken(found, Columns.of(every, names), frame)
+        columns = _with_accepted_types(found, Columns.of(every, names), frame)
         seen.append((columns, tuple(name for name in frame.columns if name not in names)))
         return columns.encode(frame), columns.names
 
     read = load_data(path, label=label, group=group, slices=slices, features=features)
     columns, left = seen[0] if seen else (None, ())
-    notes = () if not left else (f"Columns of the data that the model does not take were left out: {_few(left)}.",)
-    data, more = _own_classes(found, read)
+    notes = () if not left else (f"Columns unknown to the model were left out: {_abbreviated(left)}.",)
+    data, more = _map_labels(found, read)
     coded = None if columns is None or columns.plain else columns
     rows = None
     if others is not None and columns is not None:
         rows = columns.encode(others)
     elif others is not None:
-        raise InputError(f"--public: {public} is a table, and the data are arrays or coded; give it as an .npz, too")
+        raise InputError(f"--public: expected an .npz, as the data are arrays or coded columns, got the table {public}")
     elif public is not None:
         rows = load_inputs(public)
     if rows is not None and rows.shape[1:] != data.x.shape[1:]:
@@ -107,16 +108,16 @@ def load_for_classifier(
     return ClassifierData(data, coded, rows, notes + more)
 
 
-def _table(path: str | Path, names: tuple[str, ...]) -> Any:
-    """The frame of a file, its columns as a model names them; None: it holds arrays."""
+def _read_frame(path: str | Path, names: tuple[str, ...]) -> Any:
+    """The frame of a file, with the model's names of columns; None: the file holds arrays."""
     raw = read_bytes(path, "data")
     if raw[:4] == b"PK\x03\x04":
         return None
-    return _as_named(read_table(raw, str(path)), names)
+    return _rename_columns(read_table(raw, str(path)), names)
 
 
-def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
-    """With the names of a model in which spaces became underscores, as LightGBM makes them."""
+def _rename_columns(frame: Any, names: tuple[str, ...]) -> Any:
+    """The frame with spaces in names of columns as underscores where the model has these, as LightGBM writes them."""
     other = {name: str(name).replace(" ", "_") for name in frame.columns if name not in names and " " in str(name)}
     return frame.rename(columns={old: new for old, new in other.items() if new in names and new not in frame.columns})
 
@@ -124,33 +125,34 @@ def _as_named(frame: Any, names: tuple[str, ...]) -> Any:
 def _require_columns(names: tuple[str, ...], frame: Any, where: str) -> None:
     if absent := [name for name in names if name not in frame.columns]:
         raise InputError(
-            f"{where} lacks columns that the model was fitted with: {_few(absent)}; it has {_few(frame.columns)}"
+            f"{where} lacks columns that the model was fitted with: {_abbreviated(absent)}; it has"
+            f" {_abbreviated(frame.columns)}"
         )
 
 
-def _as_taken(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
-    """With text columns as texts or as pandas categories, whichever the model takes; InputError: neither."""
+def _with_accepted_types(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
+    """The columns with text as str or as pandas categories, whichever the model accepts; InputError: neither."""
     if not columns.categorical_names:
         return columns
     rows = columns.encode(frame.iloc[[0, -1]])
     errors = []
-    own = getattr(found.estimator, "is_categorical_", None)  # of scikit-learn's histogram boosting, fitted by dtypes
-    for as_category in (False, True) if own is None else (True, False):
+    by_dtype = getattr(found.estimator, "is_categorical_", None)  # of scikit-learn's histogram boosting
+    for as_category in (False, True) if by_dtype is None else (True, False):
         tried = replace(columns, as_category=as_category)
         try:
             found.estimator.predict_proba(tried.decode(rows))
-        except Exception as error:  # whatever an estimator raises
+        except Exception as error:  # estimators raise any error
             errors.append(one_line(error))
         else:
             return tried
     raise InputError(
-        f"the model takes text columns neither as texts nor as categories ({'; '.join(errors)}); save it with the steps"
-        " that encode them, as one scikit-learn Pipeline"
+        f"the model accepts text columns neither as texts nor as categories ({'; '.join(errors)}); save it together"
+        " with the steps that encode them, as one scikit-learn Pipeline"
     )
 
 
-def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
-    """Labels as the places of the classifier's classes; InputError: a label that is none of them."""
+def _map_labels(found: FittedClassifier, data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
+    """The data with labels as positions of the classifier's classes; InputError: a label is not among them."""
     classes, names = found.classes, data.class_names
     numbers = are_places(classes)
     if numbers:
@@ -158,10 +160,11 @@ def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, t
             return data, ()
         if len(names) != len(classes):
             raise InputError(
-                f"{data.source} has the labels {_few(names)}, and the model the classes {_few(classes.tolist())}"
+                f"{data.source} has the labels {_abbreviated(names)}, but the model has the classes"
+                f" {_abbreviated(classes.tolist())}; use the same labels"
             )
         pairs = ", ".join(f"{name} for {number}" for name, number in zip(names, classes.tolist(), strict=True))
-        return data, (f"Labels were taken for the model's classes in the order of their names: {pairs}.",)
+        return data, (f"Labels were matched to the model's classes in the order of their names: {pairs}.",)
     own = [str(value) for value in classes.tolist()]
     numbered = np.unique(data.y)
     given = list(names) if names is not None else [str(value) for value in numbered.tolist()]
@@ -171,13 +174,13 @@ def _own_classes(found: FittedClassifier, data: AuditData) -> tuple[AuditData, t
             given = [same.get(float(name), name) for name in given]
     if unknown := [name for name in given if name not in own]:
         raise InputError(
-            f"{data.source} has the label {unknown[0]!r}, no class of the model; its classes are {_few(own)}"
+            f"{data.source}: expected labels among the model's classes {_abbreviated(own)}, got {unknown[0]!r}"
         )
     places = np.array([own.index(name) for name in given], dtype=np.int64)
     y = places[data.y if names is not None else np.searchsorted(numbered, data.y)]
     return replace(data, y=y, class_names=tuple(own)), ()
 
 
-def _few(names: Any) -> str:
+def _abbreviated(names: Any) -> str:
     listed = [str(name) for name in names]
     return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")

@@ -1,4 +1,4 @@
-"""Untrained networks by name: of timm, of torchvision, of transformers, or made by a function of the user."""
+"""Untrained networks by name, from timm, torchvision, transformers or a function of the user."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 from safexplain.errors import InputError, did_you_mean
-from safexplain.loading.files import described, require
+from safexplain.loading.files import as_input_error, require
 from safexplain.loading.models.huggingface import Network
 from safexplain.loading.models.weights import channels_of, classes_of, seeded
 
 ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME, --arch hf:FOLDER or --arch package.module:function"
 
 HUGGING_FACE = ("hf", "hf-pretrained")
-"""Sources of `--arch` that are folders of transformers."""
+"""Sources of `--arch` for folders of transformers."""
 
 
 def fresh_network(
@@ -34,14 +34,14 @@ def fresh_network(
     Args:
         arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-pretrained:FOLDER` or `package.module:function`.
 
-            A folder is one of transformers: `hf:` builds what its config.json says, with new weights;
-            `hf-pretrained:` starts from the weights in it, and draws a head of another size anew.
+            A folder is one of transformers: `hf:` builds the network of its config.json with new weights;
+            `hf-pretrained:` starts from its weights, and draws a head of another size anew.
 
-            The function is found as `python -m` would find it and called without arguments, or with `num_classes`
-            where it takes it. If it starts from public weights, so will the reference models.
-        num_classes: Outputs, where the network can be told so; None: its own default.
-        channels: Of the input, where timm builds it; None: its own default.
-        state: Weights that the network is to take: they tell both numbers.
+            The function is found as by `python -m` and called without arguments, or with `num_classes` if it has this
+            parameter. If it starts from public weights, so do the reference models.
+        num_classes: Number of outputs; None: the network's default.
+        channels: Input channels, for timm; None: the network's default.
+        state: Weights that the network must take; they give both numbers.
 
     Raises:
         InputError: no such architecture, or it cannot be built.
@@ -50,7 +50,7 @@ def fresh_network(
     source, _, name = arch.partition(":")
     if source in HUGGING_FACE:
         network = Network.of(name, num_classes=num_classes, channels=channels)
-        network = network if state is None else network.fitting(state)
+        network = network if state is None else network.with_classes_of(state)
         return network if source == "hf" else network.starting_from(name)
     if state is not None:
         num_classes, channels = classes_of(state), channels_of(state)
@@ -62,10 +62,10 @@ def fresh_network(
         construct = _function(arch, num_classes)
 
     def build(seed: int) -> nn.Module:
-        with seeded(seed), described(f"--arch {arch} cannot be built"):
+        with seeded(seed), as_input_error(f"--arch {arch} cannot be built"):
             network = construct()
         if not isinstance(network, nn.Module):
-            raise InputError(f"--arch {arch} gave a {type(network).__name__}; it must return a torch.nn.Module")
+            raise InputError(f"--arch {arch}: expected a torch.nn.Module, got a {type(network).__name__}")
         return network.train()
 
     return build
@@ -93,13 +93,16 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def imported(spec: str, what: str, forms: str = "package.module:function") -> Callable[..., Any]:
-    """A function `package.module:function`, found as `python -m` would find it, the current directory first;
-    InputError, with the option `what` that names it and the `forms` that this may have, where there is none."""
+    """Import a function `package.module:function` as `python -m` does, the current directory first.
+
+    Raises:
+        InputError: there is none; the message names the option `what` and its `forms`.
+    """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
-        raise InputError(f"{what} {spec!r} is not understood; expected {forms}")
-    remedy = "; it is looked for from the current directory, as python -m does"
-    with described(f"{what} {spec} cannot be imported", remedy), current_directory_importable():
+        raise InputError(f"{what}: expected {forms}, got {spec!r}")
+    remedy = "; it must be importable from the current directory, as with python -m"
+    with as_input_error(f"{what} {spec} cannot be imported", remedy), current_directory_importable():
         function: Any = attrgetter(name)(importlib.import_module(module_name))
         inspect.signature(function)
     return cast(Callable[..., Any], function)
@@ -118,7 +121,7 @@ def _function(arch: str, num_classes: int | None) -> Callable[[], Any]:
 
 @contextmanager
 def current_directory_importable() -> Iterator[None]:
-    """The current directory first on `sys.path`, and off it again afterwards."""
+    """Put the current directory first on `sys.path`, and remove it afterwards."""
     here = os.getcwd()
     sys.path.insert(0, here)
     importlib.invalidate_caches()
@@ -131,7 +134,7 @@ def current_directory_importable() -> Iterator[None]:
 
 @contextmanager
 def importable_in_workers() -> Iterator[None]:
-    """The same, for processes started meanwhile too: they are told by PYTHONPATH."""
+    """The same, also for processes started meanwhile, through PYTHONPATH."""
     path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     with patch.dict(os.environ, PYTHONPATH=path), current_directory_importable():
         yield

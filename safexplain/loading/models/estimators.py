@@ -1,11 +1,11 @@
-"""Classifiers of scikit-learn, XGBoost and LightGBM from files: told by their bytes, loaded without running their code.
+"""Load classifiers of scikit-learn, XGBoost and LightGBM from files without running code in them.
 
-    skops                        types by name; what is neither known to be harmless nor accepted by name is refused
-    XGBoost's JSON and UBJSON,   the libraries' own formats, which hold numbers; they are checked first (`boosters`)
+    skops                        refused if it holds types neither known to be harmless nor accepted by name
+    XGBoost's JSON and UBJSON,   formats of the libraries that hold numbers only; checked before loading (`boosters`)
     LightGBM's text
-    joblib, pickle               only where the user trusts whoever made the file: loading one can run any code
+    joblib, pickle               only if the user trusts the author of the file, as loading one can run any code
 
-skops itself trusts no type whose C code believes the numbers in a file: those of scikit-learn are accepted here, after
+skops does not trust types whose C code relies on the numbers in a file; those of scikit-learn are accepted here after
 `check_trees`.
 """
 
@@ -29,17 +29,17 @@ from numpy.typing import NDArray
 
 from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.files import described, is_safetensors, one_line, read_bytes, require
+from safexplain.loading.files import as_input_error, is_safetensors, one_line, read_bytes, require
 from safexplain.loading.models.architectures import current_directory_importable
 from safexplain.loading.models.boosters import checked_boosters, read_lightgbm, read_xgboost
 from safexplain.outputs import OBJECTIVES, classifier_of
 
-__all__ = ["FILES", "FittedClassifier", "SkopsKeeper", "identify_estimator", "load_estimator"]
+__all__ = ["FILES", "FittedClassifier", "SkopsSerializer", "identify_estimator", "load_estimator"]
 
 Format = Literal["skops", "pickle", "xgboost", "lightgbm"]
 
 FILES = "a skops file, an XGBoost model (.json, .ubj), a LightGBM model (.txt), or a joblib file with --trust-pickle"
-"""What can be read, in words."""
+"""The supported formats, in words."""
 
 HARMLESS = (
     "builtins.object",
@@ -63,45 +63,45 @@ HARMLESS = (
     "xgboost.core.Booster",
     "xgboost.sklearn.XGBClassifier",
 )
-"""Types that skops does not trust and that are accepted here: their numbers are checked, or need no check."""
+"""Types that skops does not trust but that are accepted here: their numbers are checked, or need no check."""
 
 _COMPRESSED = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda", b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
-"""First bytes of what joblib compresses: zlib, gzip, bz2, xz."""
+"""First bytes of joblib's compressions: zlib, gzip, bz2, xz."""
 
 _ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-Z_.]+")
 
 
 @dataclass(frozen=True, eq=False)
 class FittedClassifier:
-    """A classifier that was fitted, and how it is fitted again.
+    """A fitted classifier, and the template of its reference models.
 
     Args:
         estimator: fitted, with `predict_proba` and `classes_`.
-        again: with the hyper-parameters of reference models; it is cloned and may be unfitted.
-        file: its SHA-256, hexadecimal.
-        untold: hyper-parameters that the file does not tell, by the names that a recipe has for them; the library's
-            defaults stand in `again`.
-        notes: what the reader of an audit must know of it.
+        template: estimator with the hyper-parameters of reference models; it is cloned and may be unfitted.
+        file: hexadecimal SHA-256 of the file.
+        unrecorded: hyper-parameters that the file does not record, by their names in a recipe; `template` has the
+            library's defaults.
+        notes: sentences for the report of an audit.
         trusted: types that the user accepted by name.
     """
 
     estimator: Any
-    again: Any
+    template: Any
     file: str
-    untold: tuple[str, ...] = ()
+    unrecorded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Of the columns that it was fitted with; None: it does not know them, or they are but numbered."""
+        """Names of the columns that it was fitted with; None: not recorded, or only numbers."""
         names = tuple(map(str, getattr(self.estimator, "feature_names_in_", ())))
         numbered = all(name in (f"Column_{i}", f"f{i}") for i, name in enumerate(names))
         return None if numbered else names
 
     @property
     def width(self) -> int | None:
-        """How many columns it takes; None: it does not say."""
+        """Number of columns of its input; None: not recorded."""
         found = getattr(self.estimator, "n_features_in_", None)
         return None if found is None else int(found)
 
@@ -112,9 +112,9 @@ class FittedClassifier:
 
 
 def identify_estimator(raw: bytes) -> Format | None:
-    """Which of the formats some bytes are; None: none of them.
+    """Format of a file of an estimator; None: another kind of file.
 
-    A pickle counts where it names an estimator, and where it is compressed, as joblib does it; nothing is unpacked.
+    A pickle counts if it names an estimator, or is compressed as joblib does it; nothing is unpacked.
     """
     if raw[:4] == b"PK\x03\x04":
         with contextlib.suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(io.BytesIO(raw)) as archive:
@@ -123,66 +123,68 @@ def identify_estimator(raw: bytes) -> Format | None:
         return "xgboost"
     if raw.startswith(b"tree\n") and b"version=" in raw[:64]:
         return "lightgbm"
-    packed = raw.startswith(_COMPRESSED) and not is_safetensors(raw)  # whose length may be any bytes
+    packed = raw.startswith(_COMPRESSED) and not is_safetensors(raw)  # which may start with any bytes
     return "pickle" if packed or (raw[:1] == b"\x80" and _ESTIMATORS.search(raw)) else None
 
 
 def load_estimator(
     path: str | Path, *, trust_pickle: bool = False, trust_types: Sequence[str] = ()
 ) -> FittedClassifier:
-    """A fitted classifier from a file of any of the formats, told apart by content.
+    """Load a fitted classifier from a file of any supported format, recognised by content.
 
     Args:
         path: the file.
         trust_pickle: allow a joblib file or a pickle to run code on this machine.
-        trust_types: names of types in a skops file that are accepted although skops does not trust them. Loading one
-            imports the module that it is in, and runs what that type does when it is made.
+        trust_types: names of types in a skops file to accept although skops does not trust them. Loading one imports
+            its module and runs its constructor.
 
     Raises:
         InputError: the file is missing, damaged, of another kind, or of another version of its library; it holds a
-            regressor, something unfitted, or no probabilities; a pickle that is not trusted, or types that are not.
+            regressor, an unfitted model, or one without probabilities; an untrusted pickle or untrusted types.
         MissingExtraError: the library is not installed.
     """
     raw, where = read_bytes(path, "model"), str(path)
     kind = identify_estimator(raw)
     if kind is None:
-        raise InputError(f"{where} is no classifier of scikit-learn, XGBoost or LightGBM; expected {FILES}")
+        raise InputError(f"expected a classifier of scikit-learn, XGBoost or LightGBM, got {where}; pass {FILES}")
     notes, trusted = list[str](), tuple(trust_types)
     if kind == "xgboost":
-        found, again = _xgboost(raw, where, notes)
+        found, template = _xgboost(raw, where, notes)
     elif kind == "lightgbm":
-        found, again = _lightgbm(raw, where)
+        found, template = _lightgbm(raw, where)
     else:
-        with _versions(where, notes):
+        with _check_versions(where, notes):
             held = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
-        found, again = _of_python(held, where, notes)
+        found, template = _unwrap_search(held, where, notes)
     check_classifier(found, where)
-    return FittedClassifier(found, again, sha256(raw), _UNTOLD if kind == "xgboost" else (), tuple(notes), trusted)
+    unrecorded = _UNRECORDED if kind == "xgboost" else ()
+    return FittedClassifier(found, template, sha256(raw), unrecorded, tuple(notes), trusted)
 
 
 def _library(name: str, where: str) -> Any:
-    """XGBoost or LightGBM, which no extra of this package brings."""
+    """Import XGBoost or LightGBM, which no extra of this package installs."""
     try:
         return import_module(name)
     except ImportError as error:
-        said = f"{where} is a model of {name}, which is not there ({one_line(error)}): pip install {name}"
-        raise MissingExtraError(said, name=name) from None
+        message = f"{where} is a model of {name}, which cannot be imported ({one_line(error)}): pip install {name}"
+        raise MissingExtraError(message, name=name) from None
 
 
 def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
     skops = require("skops.io", "tabular")
-    with described(f"the skops file {where} is damaged", "; save it again"):
+    with as_input_error(f"the skops file {where} is damaged", "; save it again"):
         unknown = [str(name) for name in skops.get_untrusted_types(data=raw)]
     if refused := sorted({*unknown} - {*HARMLESS} - {*trusted}):
         accept = " ".join(f"--trust-type {name}" for name in refused)
         raise InputError(
-            f"{where} holds types that are not known to be harmless: {', '.join(refused)}. Loading one can run its"
-            f" code; if you know them and trust whoever made the file, accept them by name: {accept}"
+            f"{where} holds types that are not known to be harmless: {', '.join(refused)}. Loading them can run their"
+            f" code; if you know them and trust the author of the file, accept them by name: {accept}"
         )
     for name in {"xgboost", "lightgbm"} & {one.partition(".")[0] for one in unknown}:
         _library(name, where)
-    damaged = described(f"the skops file {where} cannot be loaded with {_here()}", "; save it again with this version")
-    with damaged, current_directory_importable(), checked_boosters(where):
+    what = f"the skops file {where} cannot be loaded with {_installed_version()}"
+    remedy = "; save it again with this version"
+    with as_input_error(what, remedy), current_directory_importable(), checked_boosters(where):
         estimator = skops.loads(raw, trusted=unknown)
     check_trees(estimator, where)
     return estimator
@@ -191,22 +193,23 @@ def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
 def _pickle(raw: bytes, where: str, trusted: bool) -> Any:
     if not trusted:
         raise InputError(
-            f"{where} is a pickle (joblib), and loading one can run any code. Save the model with skops.io.dump(model,"
-            ' "model.skops"), a booster with save_model; or pass --trust-pickle if you trust whoever made the file'
+            f"{where} is a pickle (joblib), and loading a pickle can run any code. Save the model with"
+            ' skops.io.dump(model, "model.skops"), a booster with save_model; or pass --trust-pickle if you trust the'
+            " author of the file"
         )
-    remedy = "; install what is missing, in the version that it was made with; or it is damaged"
-    with described(f"the pickle {where} cannot be loaded with {_here()}", remedy), current_directory_importable():
+    what = f"the pickle {where} is damaged or cannot be loaded with {_installed_version()}"
+    remedy = "; install the packages and versions with which it was made"
+    with as_input_error(what, remedy), current_directory_importable():
         return import_module("joblib").load(io.BytesIO(raw))
 
 
-def _here() -> str:
+def _installed_version() -> str:
     return f"scikit-learn {version('scikit-learn')}"
 
 
 @contextlib.contextmanager
-def _versions(where: str, notes: list[str]) -> Iterator[None]:
-    """Refuse estimators of another release of scikit-learn, of which it warns itself; another patch of the same release
-    is noted."""
+def _check_versions(where: str, notes: list[str]) -> Iterator[None]:
+    """Refuse estimators of another release of scikit-learn, of which it warns; note another patch of this release."""
     from sklearn.exceptions import InconsistentVersionWarning
 
     with warnings.catch_warnings(record=True) as seen:
@@ -220,27 +223,27 @@ def _versions(where: str, notes: list[str]) -> Iterator[None]:
     for made, here in sorted(versions):
         if made.split(".")[:2] != here.split(".")[:2]:
             raise InputError(
-                f"{where} was made with scikit-learn {made}, and here is {here}, which may read it wrongly: pip install"
-                f" scikit-learn=={made}, or train and save it with {here}"
+                f"{where} was made with scikit-learn {made}, and the installed version {here} may read it wrongly: pip"
+                f" install scikit-learn=={made}, or train and save it with {here}"
             )
-        notes.append(f"The model was made with scikit-learn {made}, and here is {here}.")
+        notes.append(f"The model was made with scikit-learn {made} and loaded with {here}.")
 
 
-def _of_python(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
-    """The estimator of a skops file or a pickle, and one to fit again."""
+def _unwrap_search(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
+    """The estimator of a skops file or a pickle, and the template of reference models."""
     if hasattr(found, "best_estimator_") and hasattr(found, "best_params_"):
         notes.append(
-            f"The file holds a {type(found).__name__}: its best estimator is audited, and reference models have the"
-            " hyper-parameters that it chose, without a search of their own."
+            f"The file holds a {type(found).__name__}: its best estimator is audited, and reference models use the same"
+            " hyper-parameters without another search."
         )
         found = found.best_estimator_
     if not hasattr(found, "get_params") or not hasattr(found, "fit"):
-        raise InputError(f"{where} holds a {type(found).__name__}; save one fitted classifier or Pipeline alone")
-    return found, _unstopped(found, notes)
+        raise InputError(f"{where}: expected one fitted classifier or Pipeline, got a {type(found).__name__}")
+    return found, _without_early_stopping(found, notes)
 
 
-def _unstopped(found: Any, notes: list[str]) -> Any:
-    """Of a booster that was stopped by a validation set, one that trains as many rounds, without one."""
+def _without_early_stopping(found: Any, notes: list[str]) -> Any:
+    """A booster that trains as many rounds as one stopped early by a validation set; other estimators unchanged."""
     from sklearn.base import clone
 
     name, last = found.steps[-1] if hasattr(found, "steps") else ("", found)
@@ -252,14 +255,14 @@ def _unstopped(found: Any, notes: list[str]) -> Any:
     if not rounds:
         return found
     notes.append(
-        f"The booster stopped early, after {rounds} rounds: reference models train as many, without a validation set."
+        f"The booster stopped early, after {rounds} rounds; reference models train as many without a validation set."
     )
     chosen = {f"{name}__{key}" if name else key: value for key, value in {**chosen, "n_estimators": rounds}.items()}
     return clone(found).set_params(**chosen)
 
 
-_UNTOLD = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")
-"""What a file of XGBoost does not tell."""
+_UNRECORDED = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")
+"""Hyper-parameters that XGBoost's files do not record."""
 
 
 def _xgboost(raw: bytes, where: str, notes: list[str]) -> tuple[Any, Any]:
@@ -277,14 +280,14 @@ def _xgboost(raw: bytes, where: str, notes: list[str]) -> tuple[Any, Any]:
         parallel = int(trees["gbtree_model_param"].get("num_parallel_tree", 1))
         params |= {"n_estimators": rounds, "max_depth": max(depth, 1), "num_parallel_tree": parallel}
         notes.append(
-            "XGBoost's file does not tell how it was trained, but for the number of rounds and the depth of trees: here"
-            f" {rounds} and {depth}."
+            f"XGBoost's file records only the number of rounds ({rounds}) and the depth of trees ({depth}) of its"
+            " training."
         )
     return model, xgboost.XGBClassifier(**params)
 
 
 def _depth(tree: Mapping[str, Any]) -> int:
-    """Of a tree in XGBoost's JSON, whose nodes stand after their parents."""
+    """Depth of a tree in XGBoost's JSON, in which nodes come after their parents."""
     deep = [0] * len(tree["left_children"])
     for node, children in enumerate(zip(tree["left_children"], tree["right_children"], strict=True)):
         for child in children:
@@ -293,7 +296,7 @@ def _depth(tree: Mapping[str, Any]) -> int:
     return max(deep)
 
 
-_OF_LIGHTGBM = {
+_LIGHTGBM_NAMES = {
     "boosting": "boosting_type",
     "num_iterations": "n_estimators",
     "bin_construct_sample_cnt": "subsample_for_bin",
@@ -308,7 +311,7 @@ _OF_LIGHTGBM = {
 }
 """LightGBM's names of parameters -> those of its scikit-learn classifier."""
 
-_KEPT = (
+_MODEL_PARAMETERS = (
     *("learning_rate", "num_leaves", "max_depth", "max_bin", "min_data_in_bin", "feature_fraction_bynode"),
     *("extra_trees", "max_delta_step", "linear_lambda", "linear_tree", "drop_rate", "max_drop", "skip_drop"),
     *("top_rate", "other_rate", "data_sample_strategy", "path_smooth", "cat_l2", "cat_smooth", "max_cat_to_onehot"),
@@ -316,7 +319,7 @@ _KEPT = (
     *("scale_pos_weight", "boost_from_average", "sigmoid", "use_missing", "zero_as_missing", "enable_bundle"),
     *("xgboost_dart_mode", "uniform_drop", "monotone_penalty", "bagging_by_query", "deterministic"),
 )
-"""Parameters that shape a model, and have the same name."""
+"""Other parameters that affect the model; their names are the same in both."""
 
 
 def _lightgbm(raw: bytes, where: str) -> tuple[Any, Any]:
@@ -326,8 +329,9 @@ def _lightgbm(raw: bytes, where: str) -> tuple[Any, Any]:
     _check_objective("lightgbm", objective, where)
     booster = lightgbm.Booster(model_str=read_lightgbm(text, where))
     rounds = booster.num_trees() // max(int(booster.num_model_per_iteration()), 1)
-    told = {_OF_LIGHTGBM.get(name, name): v for name, v in (booster.params or {}).items()}
-    chosen = {name: value for name, value in told.items() if name in _KEPT or name in _OF_LIGHTGBM.values()}
+    recorded = {_LIGHTGBM_NAMES.get(name, name): v for name, v in (booster.params or {}).items()}
+    used = {*_MODEL_PARAMETERS, *_LIGHTGBM_NAMES.values()}
+    chosen = {name: value for name, value in recorded.items() if name in used}
     chosen |= {"n_estimators": rounds, "objective": objective}
     return classifier_of(booster), lightgbm.LGBMClassifier(**chosen)
 
@@ -336,66 +340,66 @@ def _check_objective(library: str, objective: str, where: str) -> None:
     if objective not in OBJECTIVES[library]:
         regressor = objective.startswith("reg") or objective in ("l1", "l2", "huber", "poisson")
         raise InputError(
-            f"{where} is {'a regressor' if regressor else 'no classifier'} of {library} (objective {objective:.40}); an"
-            f" audit needs class probabilities: expected one of {', '.join(OBJECTIVES[library])}"
+            f"{where}: expected a classifier with class probabilities, got a {'regressor' if regressor else 'model'} of"
+            f" {library} with the objective {objective:.40}; supported are {', '.join(OBJECTIVES[library])}"
         )
 
 
 def check_classifier(estimator: Any, where: str) -> None:
-    """Refuse what gives no class probabilities: a regressor, something unfitted, of several labels or of one class."""
+    """Refuse an estimator without class probabilities: a regressor, unfitted, multi-label, or of one class."""
     from sklearn.base import is_classifier, is_regressor
     from sklearn.utils.validation import check_is_fitted
 
     name = type(estimator).__name__
     if is_regressor(estimator):
-        raise InputError(f"{where} holds a regressor ({name}); an audit needs a classifier, which gives probabilities")
+        raise InputError(f"{where}: expected a classifier, which gives class probabilities, got a regressor ({name})")
     try:
         check_is_fitted(estimator)
         seen = getattr(estimator, "classes_", None)
-    except Exception as error:  # NotFittedError, and whatever else a half-made one raises
+    except Exception as error:  # NotFittedError, or any other error of an incomplete estimator
         raise InputError(f"{where} holds an unfitted {name} ({one_line(error, 80)}); fit it, then save it") from None
     if not hasattr(estimator, "predict_proba"):
-        why = "is no classifier; save the whole pipeline, classifier included"
+        why = "which is not a classifier; save the whole pipeline, classifier included"
         if is_classifier(estimator):
-            why = "has no predict_proba; use SVC(probability=True), or train it inside CalibratedClassifierCV"
-        raise InputError(f"{where} holds a {name}, which {why}")
+            why = "which has no predict_proba; use SVC(probability=True), or train it inside CalibratedClassifierCV"
+        raise InputError(f"{where}: expected a classifier, got a {name}, {why}")
     if isinstance(seen, list):
         raise InputError(f"{where} holds a {name} of {len(seen)} labels at once; audit one model for each label")
     if seen is None or len(seen) < 2:
-        raise InputError(f"{where} holds a {name} of fewer than two classes; an audit needs two or more")
+        raise InputError(f"{where}: expected a classifier of at least two classes, got a {name} of fewer")
 
 
 def check_trees(estimator: Any, where: str) -> None:
-    """Refuse trees whose nodes point outside of themselves: C code would follow them wherever they point.
+    """Refuse trees whose nodes point outside the tree, as C code follows them without a check.
 
     Raises:
-        InputError: such a tree, or one that splits on columns which its forest does not take: a forest hands rows to
-            its trees without counting them.
+        InputError: such a tree, or one that splits on a column beyond those of its forest, as a forest passes rows to
+            its trees without a check.
     """
     fits = True
-    for owner in _parts(estimator):
+    for owner in _contents(estimator):
         if type(owner).__name__ in ("Tree", "TreePredictor"):
-            fits &= _is_a_tree(owner)
+            fits &= _is_valid_tree(owner)
         width = getattr(owner, "n_features_in_", None)
         if isinstance(width, int | np.integer) and hasattr(owner, "__dict__"):
             wide = max(width, getattr(owner, "n_features_", width))
-            for tree in _parts([vars(owner).get(name) for name in ("estimators_", "_predictors", "tree_")]):
+            for tree in _contents([vars(owner).get(name) for name in ("estimators_", "_predictors", "tree_")]):
                 if type(tree).__name__ == "Tree" and type(owner).__module__.startswith(_FORESTS):
                     fits &= tree.n_features <= width
                 elif type(tree).__name__ == "TreePredictor":
                     fits &= tree.nodes["feature_idx"][tree.nodes["is_leaf"] == 0].max(initial=0) < wide
     if not fits:
         raise InputError(
-            f"{where} holds a tree whose nodes point outside of it: damaged or made to do harm; save it again"
+            f"{where} holds a tree whose nodes point outside the tree: it is damaged or malicious; save it again"
         )
 
 
 _FORESTS = ("sklearn.ensemble._forest", "sklearn.ensemble._gb", "sklearn.tree")
-"""Parts of other ensembles may be pipelines of their own, which make more columns than the ensemble takes."""
+"""Members of other ensembles may be pipelines, whose trees see more columns than the ensemble."""
 
 
-def _is_a_tree(tree: Any) -> bool:
-    """Whether every child stands after its parent and is there, and every feature, and set of categories, exists."""
+def _is_valid_tree(tree: Any) -> bool:
+    """Whether every child exists and comes after its parent, and every feature and set of categories exists."""
     if type(tree).__name__ == "Tree":
         left, right, feature = tree.children_left, tree.children_right, tree.feature
         inner, count, features, sets = left != -1, tree.node_count, tree.n_features, np.empty(0)
@@ -408,19 +412,19 @@ def _is_a_tree(tree: Any) -> bool:
         held = min(len(tree.raw_left_cat_bitsets), len(tree.binned_left_cat_bitsets))
     at = np.flatnonzero(inner)
     children = np.stack([left[inner], right[inner]])
-    whole = len(left) == len(right) == len(feature) == count >= 1
+    same_length = len(left) == len(right) == len(feature) == count >= 1
     return bool(
-        whole
+        same_length
         and ((children > at) & (children < count)).all()
         and ((feature[inner] >= 0) & (feature[inner] < features)).all()
         and (sets < held).all()
     )
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """An object and what is in it: attributes, items, arrays of objects."""
-    waiting, seen = [value], set[int]()  # the list keeps what it holds, so that ids stay theirs
-    for one in waiting:  # grows meanwhile
+def _contents(value: Any) -> Iterator[Any]:
+    """An object and everything in it: attributes, items, arrays of objects."""
+    waiting, seen = [value], set[int]()  # the list keeps objects alive, so that ids stay unique
+    for one in waiting:  # which grows in the loop
         if one is None or isinstance(one, str | bytes | int | float | bool | np.generic | type) or id(one) in seen:
             continue
         seen.add(id(one))
@@ -436,19 +440,18 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class SkopsKeeper:
-    """How finished reference models are kept: as skops files, which are read as strictly as any, but for types that the
-    user `trusted` by name."""
+class SkopsSerializer:
+    """Stores finished reference models as skops files, read as strictly as others except for `trusted` types."""
 
     trusted: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, trusted: Sequence[str] = ()) -> SkopsKeeper | None:
-        """None where skops is not installed."""
+    def of(cls, trusted: Sequence[str] = ()) -> SkopsSerializer | None:
+        """A serializer; None: skops is not installed."""
         return cls(tuple(trusted)) if find_spec("skops") else None
 
     def write(self, estimator: Any) -> bytes:
-        """The bytes of an estimator that `read` takes; ValueError where it would not."""
+        """An estimator as bytes for `read`; ValueError: `read` would refuse it."""
         from skops import io as skops
 
         raw: bytes = skops.dumps(estimator)
@@ -457,5 +460,5 @@ class SkopsKeeper:
         return raw
 
     def read(self, raw: bytes) -> Any:
-        """The estimator; InputError where it is none."""
+        """The estimator from bytes; InputError: they are not one."""
         return _skops(raw, "a stored reference model", self.trusted)

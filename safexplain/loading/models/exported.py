@@ -1,9 +1,9 @@
-"""A stranger's `torch.export` file as a module to call, differentiate and copy, none of whose code is run.
+"""Load an untrusted `torch.export` file as a module, without running any code in it.
 
-`torch.export.load` trusts its file: it unpickles weights that ask for it and sample inputs that need it, opens compiled
-libraries, evaluates size expressions with SymPy, executes guards, writes names into generated Python source, and calls
-whatever attribute of `torch` a node names. So the archive is first rewritten (`rewrite`): only the members and strings
-that a plain exported network needs are kept, each checked; anything else is refused.
+`torch.export.load` trusts its file: it unpickles weights and sample inputs, opens compiled libraries, evaluates size
+expressions with SymPy, executes guards, writes names into generated Python source, and calls any attribute of `torch`
+that a node names. The archive is therefore first rewritten (`rewrite`): only members and strings that a plain exported
+network needs are kept, each of them checked; anything else is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from safexplain.errors import InputError
-from safexplain.loading.files import described, quiet
+from safexplain.loading.files import as_input_error, without_logs
 
 _CURRENT = re.compile(
     r"[^/]+/("
@@ -58,7 +58,7 @@ _TREE_TYPES = {"builtins.tuple", "builtins.list", "builtins.dict", None}
 
 
 def is_exported(names: list[str]) -> bool:
-    """Whether these names of archive members are those of a `torch.export` file."""
+    """Whether the members of an archive are those of a `torch.export` file."""
     endings = {name.partition("/")[2] for name in names}
     return "archive_format" in endings or "serialized_exported_program.json" in names
 
@@ -67,19 +67,19 @@ def rewrite(raw: bytes) -> io.BytesIO:
     """A new archive with the checked content of `raw`, for `torch.export.load`.
 
     Metadata of nodes, guards and extra files are dropped, CUDA devices become the CPU, and example inputs are emptied
-    unread: of a slice they hold the whole data set that it was taken from.
+    unread, as a slice holds the whole data set that it was taken from.
 
     Raises:
-        InputError: the archive holds something that could run code, or that a plain exported network has not.
+        InputError: the archive holds anything that could run code, or that a plain exported network lacks.
     """
     packed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(packed, "w") as target:
         names = [name for name in source.namelist() if not _IGNORED.fullmatch(name)]
         if len(set(names)) != len(names):
-            raise _refusal("it holds two members of one name")
+            raise _refusal("two of its members have the same name")
         for name in names:
             if not (_CURRENT.fullmatch(name) or _FIRST.fullmatch(name)):
-                raise _refusal(f"it holds {name!r}, which a plain exported network has not")
+                raise _refusal(f"it holds {name!r}, which a plain exported network does not need")
             target.writestr(name, b"" if _EXAMPLES.search(name) else _checked(name, source.read(name)))
     packed.seek(0)
     return packed
@@ -87,9 +87,9 @@ def rewrite(raw: bytes) -> io.BytesIO:
 
 def _refusal(reason: str) -> InputError:
     return InputError(
-        f"this torch.export file is not loaded, because loading it might run code: {reason}; export the "
-        "plain network again, pass its state_dict with --arch, or pass --trust-pickle if you trust whoever "
-        "made the file"
+        f"expected a torch.export file of a plain network, but loading this one might run code: {reason}; export the"
+        " plain network again, pass its state_dict with --arch, or pass --trust-pickle if you trust the author of the"
+        " file"
     )
 
 
@@ -98,11 +98,11 @@ def _checked(name: str, content: bytes) -> bytes:
         try:
             torch.load(io.BytesIO(content), weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError):
-            raise _refusal(f"its member {name!r} is a pickle of more than tensors") from None
+            raise _refusal(f"its member {name!r} pickles more than tensors") from None
         return content
     if not name.endswith(".json"):
         return content
-    with described(f"its member {name!r} is damaged", "; export it again"):
+    with as_input_error(f"its member {name!r} is damaged", "; export it again"):
         document = json.loads(content)
     if name.endswith(("model.json", "serialized_exported_program.json")) and isinstance(document, dict):
         document["guards_code"] = []
@@ -110,7 +110,7 @@ def _checked(name: str, content: bytes) -> bytes:
 
 
 def _clean(value: Any, *, key: str) -> Any:
-    """The same JSON value without metadata, with every string checked by the rule of its key."""
+    """The JSON value without metadata, with every string checked by the rule for its key."""
     if isinstance(value, dict):
         if value.keys() == {"type", "index"} and isinstance(value["type"], str):
             return {"type": "cpu", "index": None}
@@ -122,7 +122,7 @@ def _clean(value: Any, *, key: str) -> Any:
     if isinstance(value, str):
         _check_string(value, key=key)
     if key == "use_pickle" and value is not False:
-        raise _refusal("it asks to unpickle a weight")
+        raise _refusal("one of its weights must be unpickled")
     return value
 
 
@@ -143,7 +143,7 @@ def _check_string(value: str, *, key: str) -> None:
 
 
 def _is_specification(serialized: str) -> bool:
-    """Whether a pytree specification nests tuples, lists and dicts only: other types may import modules."""
+    """Whether a pytree specification nests only tuples, lists and dicts; other types may import modules."""
     try:
         protocol, spec = json.loads(serialized)
         return protocol == 1 and _is_plain_tree(spec)
@@ -159,7 +159,7 @@ def _is_plain_tree(spec: Any) -> bool:
 
 
 def operation_of(node: fx.Node) -> tuple[str, dict[str, Any]]:
-    """Name of the ATen operation that a node calls, and its arguments by name; "" and none: it calls none."""
+    """Name of the ATen operation that a node calls, and its arguments by name; ("", {}): it calls none."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return "", {}
@@ -173,17 +173,18 @@ def _graphs(module: nn.Module) -> Iterator[fx.GraphModule]:
 
 
 def frozen_operation(module: nn.Module, *, training: bool) -> str | None:
-    """The first operation ("batch_norm", "dropout") frozen in one mode that acts otherwise in the other, or None.
+    """The first operation frozen in training or inference mode that the other mode changes ("batch_norm", "dropout");
+    None: none is.
 
-    In training mode, it makes a prediction depend on chance or on the other rows of the batch. What leaves no trace in
-    an inference graph, such as stochastic depth, cannot be found.
+    In training mode, such an operation makes predictions depend on chance or on the other rows of the batch. Operations
+    that leave no trace in an inference graph, such as stochastic depth, cannot be found.
     """
     for inner in _graphs(module):
-        given: set[fx.Node] = set()  # what follows from the input: a weight to standardise does not
+        from_input: set[fx.Node] = set()  # standardised weights do not count
         for node in inner.graph.nodes:
-            if node.op != "placeholder" and not given.intersection(node.all_input_nodes):
+            if node.op != "placeholder" and not from_input.intersection(node.all_input_nodes):
                 continue
-            given.add(node)
+            from_input.add(node)
             name, values = operation_of(node)
             depends_on_mode = "batch_norm" in name or ("dropout" in name and bool(values.get("p")))
             if depends_on_mode and bool(values.get("training", values.get("train", False))) == training:
@@ -192,7 +193,7 @@ def frozen_operation(module: nn.Module, *, training: bool) -> str | None:
 
 
 def embeddings(module: nn.Module) -> set[int]:
-    """`id` of each parameter that a graph inside `module` uses as an embedding table."""
+    """`id` of each parameter that a graph in `module` uses as an embedding table."""
     found: set[int] = set()
     for inner in _graphs(module):
         for name, values in map(operation_of, inner.graph.nodes):
@@ -210,7 +211,7 @@ _LARGEST_BATCH = 1024
 class ExportedModel(nn.Module):
     """An exported program as a module; `input_shape` is the shape of one example, with None where it varies.
 
-    The mode is fixed when a program is exported: `train()` and `eval()` change nothing but the `training` flag.
+    The mode of a program is fixed by its export: `train()` and `eval()` only change the `training` flag.
     """
 
     _network = "program"
@@ -225,7 +226,7 @@ class ExportedModel(nn.Module):
         return cast("Tensor", self.program(x))
 
     def train(self, mode: bool = True) -> ExportedModel:
-        """Set the flag only."""
+        """Set only the flag."""
         self.training = mode
         return self
 
@@ -236,25 +237,27 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
     Args:
         raw: The archive.
         where: Its path, for messages.
-        trusted: Load it as it is, with whatever it may unpickle or run; otherwise only what `rewrite` lets through.
+        trusted: Load it unchanged, with any code in it; otherwise only what `rewrite` keeps.
 
     Returns:
-        The model to call, and its weights under their original names.
+        The model, and its weights under their original names.
 
     Raises:
-        InputError: it is damaged, of another PyTorch version, might run code, takes anything but one floating-point
+        InputError: it is damaged, of another PyTorch version, might run code, takes other inputs than one float32
             batch, has a fixed or narrow batch dimension, or was exported in training mode.
     """
     here = f"PyTorch {torch.__version__}"
     try:
-        with described(f"damaged, or cannot be loaded with {here}", f"; export it with {here}"), quiet():
+        what = f"the torch.export file is damaged or cannot be loaded with {here}"
+        with as_input_error(what, f"; export it with {here}"), without_logs():
             program = torch.export.load(io.BytesIO(raw) if trusted else rewrite(raw))
             module = program.module()
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     if (operation := frozen_operation(module, training=True)) is not None:
         raise InputError(
-            f"{where} was exported in training mode ({operation} is active); call model.eval() first: {HOW_TO_EXPORT}"
+            f"expected a model in evaluation mode, but {where} was exported in training mode ({operation} is active);"
+            f" export it again: {HOW_TO_EXPORT}"
         )
     model = ExportedModel(module, _example_shape(program, where))
     model.training = False
@@ -266,13 +269,13 @@ def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ..
     given = program.graph_signature.user_inputs
     inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in given]
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-        raise InputError(f"{where} was exported with {len(inputs)} inputs; export a model of one tensor (n, ...)")
+        raise InputError(f"{where}: expected a model of one tensor (n, ...), got one with {len(inputs)} inputs")
     batch = inputs[0]
     shape = f"({', '.join(map(str, batch.shape))})"
     if batch.dtype != torch.float32 or batch.ndim < 2:
         raise InputError(
-            f"{where} was exported for an input {shape} of type {batch.dtype}; expected a batch (n, ...) of"
-            " torch.float32: export the part of the model behind the integers, or the model.float()"
+            f"{where}: expected a model of a batch (n, ...) of torch.float32, got one of {shape} of {batch.dtype};"
+            " export model.float(), or the part of the model after its integer inputs"
         )
     size: Any = batch.shape[0]
     if isinstance(size, int):
@@ -283,6 +286,7 @@ def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ..
         rows = f"{low} to {high}"
     if low > 2 or high < _LARGEST_BATCH:
         raise InputError(
-            f"{where} was exported for batches of {rows} rows; audits use 1 to {_LARGEST_BATCH}: {HOW_TO_EXPORT}"
+            f"{where}: expected a model of batches of 1 to {_LARGEST_BATCH} rows, got one of {rows} rows; export it"
+            f" again: {HOW_TO_EXPORT}"
         )
     return tuple(dim if isinstance(dim, int) else None for dim in batch.shape[1:])

@@ -1,8 +1,8 @@
-"""Image classifiers as `transformers` saves them: a folder with config.json, weights and preprocessor_config.json.
+"""Image classifiers saved by `transformers`: a folder with config.json, weights and preprocessor_config.json.
 
-Nothing is downloaded, no code of the folder is run and no pickle is read: the library loads its own classes, with
-`local_files_only=True, trust_remote_code=False, use_safetensors=True`. Attention is computed by plain operations
-("eager"), through which every explainer and per-example gradients reach the input.
+Nothing is downloaded, no code of the folder runs and no pickle is read: the library loads its own classes, with
+`local_files_only=True, trust_remote_code=False, use_safetensors=True`. Attention uses plain operations ("eager"),
+through which gradients, per example too, reach the input.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from safexplain._digest import weight_files
 from safexplain.errors import InputError
 from safexplain.loading.data.checks import AuditData
-from safexplain.loading.files import described, quiet, read_bytes, require
+from safexplain.loading.files import as_input_error, read_bytes, require, without_logs
 from safexplain.loading.models.weights import seeded, without_prefix
 from safexplain.outputs import Logits
 
-__all__ = ["Network", "Preprocessing", "as_the_model_takes", "is_folder"]
+__all__ = ["Network", "Preprocessing", "is_transformers_folder", "normalise_as_trained"]
 
 _CONFIG = "config.json"
 _PREPROCESSOR = "preprocessor_config.json"
@@ -36,11 +36,11 @@ _PREPROCESSOR = "preprocessor_config.json"
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a folder's `preprocessor_config.json` does to an image of 8 bits: (x / 255 - mean) / std.
+    """Normalisation of 8-bit images in `preprocessor_config.json`: (x / 255 - mean) / std.
 
     Args:
-        mean: of each channel, of values in [0, 1].
-        std: likewise.
+        mean: of each channel, for values in [0, 1].
+        std: standard deviations, likewise.
         size: height and width of the network's input; None: not stated.
     """
 
@@ -50,7 +50,7 @@ class Preprocessing:
 
     @classmethod
     def read(cls, folder: Path) -> Preprocessing | None:
-        """Of a folder; None where it states none; InputError: damaged, or a mean or a standard deviation is none."""
+        """Read it from a folder; None: there is none; InputError: damaged, or an invalid mean or standard deviation."""
         path = folder / _PREPROCESSOR
         if not path.is_file():
             return None
@@ -58,25 +58,27 @@ class Preprocessing:
         mean, std = stated.get("image_mean"), stated.get("image_std")
         if not stated.get("do_normalize", True) or mean is None or std is None:
             mean, std = 0.0, 1.0
-        with described(f"{path}: expected image_mean and image_std, a number for each channel; got {mean}, {std}"):
+        with as_input_error(f"{path}: expected image_mean and image_std, a number for each channel; got {mean}, {std}"):
             scale = 1.0 if stated.get("do_rescale", True) else 255.0
             means, stds = (np.atleast_1d(np.asarray(v, np.float64)) / scale for v in (mean, std))
-            whole = means.shape == stds.shape and means.ndim == 1 and np.isfinite(means * stds).all()
-            if not whole or stds.min() <= 0:
-                raise ValueError("standard deviations are above 0, and as many as means")
+            valid = means.shape == stds.shape and means.ndim == 1 and np.isfinite(means * stds).all()
+            if not valid or stds.min() <= 0:
+                raise ValueError("standard deviations must be positive, and as many as means")
         size = _size(stated.get("crop_size" if stated.get("do_center_crop") else "size"))
         return cls(tuple(means.tolist()), tuple(stds.tolist()), size)
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Images (n, channels, height, width) in [0, 1], normalised; InputError: another number of channels."""
+        """Normalise images (n, channels, height, width) in [0, 1]; InputError: another number of channels."""
         if len(self.mean) not in (1, x.shape[1]):
-            raise InputError(f"{_PREPROCESSOR} normalises images of {len(self.mean)} channels, and x has {x.shape[1]}")
+            raise InputError(
+                f"x: expected images of {len(self.mean)} channels, which {_PREPROCESSOR} normalises, got {x.shape[1]}"
+            )
         mean, std = (np.array(v, np.float32).reshape(1, -1, 1, 1) for v in (self.mean, self.std))
         return np.ascontiguousarray((x - mean) / std, dtype=np.float32)
 
-    def unlike(self, x: NDArray[np.float32]) -> str:
-        """What shows that images of 8 bits (n, channels, height, width) were not normalised so: "" or the end of a
-        sentence. They are beyond the range of normalised ones, or none is below zero where dark pixels would be."""
+    def mismatch(self, x: NDArray[np.float32]) -> str:
+        """Evidence that images (n, channels, height, width) are not normalised in this way, as the end of a sentence;
+        "": none. They exceed the range of normalised images, or none is below zero, where dark pixels would be."""
         if len(self.mean) not in (1, x.shape[1]) or not x.size:
             return ""
         low, high = ((v - np.array(self.mean)) / np.array(self.std) for v in (0.0, 1.0))
@@ -84,18 +86,18 @@ class Preprocessing:
         inside = (least >= low - off).all() and (most <= high + off).all()
         if inside and not float(low.max()) < 0 <= float(least.min()):
             return ""
-        given = f"they go from {float(least.min()):.4g} to {float(most.max()):.4g}"
-        return f"{given}, and normalised ones from {float(low.min()):.2f} to {float(high.max()):.2f}"
+        given = f"they range from {float(least.min()):.4g} to {float(most.max()):.4g}"
+        return f"{given}, but normalised images from {float(low.min()):.2f} to {float(high.max()):.2f}"
 
 
 @dataclass(frozen=True)
 class Network:
-    """How an image classifier is built from a folder's configuration: `Network.of(folder)(seed)`.
+    """Builds image classifiers from the configuration in a folder: `Network.of(folder)(seed)`.
 
     Args:
-        folder: that holds config.json.
-        config: of the library, from there.
-        base: folder with the weights that networks start from, of a pre-trained model; None: new weights.
+        folder: the folder with config.json.
+        config: the library's configuration, read from there.
+        base: folder of the pre-trained weights that networks start from; None: new weights.
     """
 
     folder: str
@@ -104,28 +106,28 @@ class Network:
 
     @classmethod
     def of(cls, folder: str | Path, *, num_classes: int | None = None, channels: int | None = None) -> Network:
-        """From a folder with config.json; `num_classes` and `channels` of the input in place of those that it states.
+        """Read a folder with config.json; `num_classes` and `channels` of the input replace those stated there.
 
         Raises:
-            InputError: there is no configuration, or not of an image classifier of the library's own.
+            InputError: no configuration, or not of an image classifier of the library itself.
             MissingExtraError: transformers is not installed.
         """
         library = require("transformers", "transformers")
         stated = _read_json(Path(folder) / _CONFIG)
         if stated.get("model_type") == "timm_wrapper" or _names_backbone(stated):
             raise InputError(
-                f"{folder} names a network that might be downloaded; pass its weights with --arch timm:NAME"
+                f"{folder} names a network that would be downloaded; pass its weights with --arch timm:NAME"
             )
-        with _described(f"{folder}/{_CONFIG} is of no image classifier of transformers {library.__version__}"):
+        with _library_errors(f"{folder}/{_CONFIG} is not an image classifier of transformers {library.__version__}"):
             config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             if type(config) not in library.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-                raise ValueError(f"it is a {config.model_type}; expected one as vit, resnet or convnext")
+                raise ValueError(f"expected one such as vit, resnet or convnext, got {config.model_type}")
             kinds = library.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING[type(config)]
             names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
             if config.architectures and not {*names} & {*config.architectures}:
-                raise ValueError(f"{config.architectures} gives no scores of classes; expected {' or '.join(names)}")
+                raise ValueError(f"expected {' or '.join(names)}, which scores classes, got {config.architectures}")
         vars(config).pop("quantization_config", None)  # weights become float32
-        config._attn_implementation = "eager"  # and no kernel to download
+        config._attn_implementation = "eager"  # no kernel is downloaded
         if num_classes is not None:
             config.num_labels = num_classes
         if channels is not None and hasattr(config, "num_channels"):
@@ -133,14 +135,14 @@ class Network:
         return cls(str(folder), config)
 
     def starting_from(self, base: str | Path) -> Network:
-        """The same networks, starting from the weights of another folder; a head of another size is drawn anew.
-        Errors are those of `load`."""
+        """The same networks, starting from the weights in another folder; a head of another size is drawn anew. Errors
+        as for `load`."""
         started = replace(self, base=str(base))
         started(0)
         return started
 
-    def fitting(self, state: Mapping[str, Tensor]) -> Network:
-        """The same with as many classes as some weights have."""
+    def with_classes_of(self, state: Mapping[str, Tensor]) -> Network:
+        """The same with the number of classes of these weights."""
         own, labels = self._new().state_dict(), self.config.num_labels
         state = without_prefix(state, set(own))
         heads = [n for n, tensor in own.items() if n in state and tensor.shape[:1] == (labels,) != state[n].shape[:1]]
@@ -148,30 +150,30 @@ class Network:
         return self if len(sizes) != 1 else Network.of(self.folder, num_classes=sizes.pop())
 
     def __call__(self, seed: int) -> Logits:
-        """A network in training mode, new weights drawn by `seed`."""
+        """A network in training mode, with new weights drawn from the seed."""
         with seeded(seed):
             network = Logits(self._new()) if self.base is None else self.load(None, self.base, new_head=True)
         return network.train()
 
     def _new(self) -> nn.Module:
         auto = require("transformers", "transformers").AutoModelForImageClassification
-        with _described(f"{self.folder} cannot be built; see its {_CONFIG}"):
+        with _library_errors(f"{self.folder} cannot be built; see its {_CONFIG}"):
             network: nn.Module = auto.from_config(self.config, dtype=torch.float32, trust_remote_code=False)
         return network
 
     def load(
         self, state: Mapping[str, Tensor] | None, where: str, *, new_head: bool = False, trust_pickle: bool = False
     ) -> Logits:
-        """The network with these weights, which must be all that it has.
+        """The network with these weights, which must be complete.
 
         Args:
             state: the weights; None: those in the folder `where`.
-            where: for errors.
-            new_head: but for its last layer, which is drawn anew where it has another size.
-            trust_pickle: weights in a pickle may be read too.
+            where: their path.
+            new_head: draw a last layer of another size anew.
+            trust_pickle: also read weights in a pickle.
 
         Raises:
-            InputError: they do not fit, are damaged, or a pickle that is not trusted.
+            InputError: they do not fit, are damaged, or are an untrusted pickle.
         """
         pickled = False
         if state is None:
@@ -181,13 +183,13 @@ class Network:
             pickled = files[0].suffix == ".bin"
             if pickled and not trust_pickle:
                 raise InputError(
-                    f"{files[0]} is a pickle, and loading one can run any code; save the model as safetensors"
-                    " (save_pretrained does), or pass --trust-pickle if you trust whoever made the file"
+                    f"{files[0]} is a pickle, and loading a pickle can run any code; save the model as safetensors"
+                    " (as save_pretrained does), or pass --trust-pickle if you trust the author of the file"
                 )
         new = self._new()
         kind: Any = type(new)
         what = f"the weights in {where} do not fit {kind.__name__} with the {_CONFIG} of {self.folder}"
-        with _described(f"{what}, or the file is damaged"):
+        with _library_errors(f"{what}, or the file is damaged"):
             network, told = kind.from_pretrained(
                 where if state is None else None,
                 config=self.config,
@@ -207,46 +209,52 @@ class Network:
         extra = [] if new_head else sorted(told["unexpected_keys"])
         if wrong or extra:
             raise InputError(
-                f"{what}: {len(wrong)} are missing or of another shape, and {len(extra)} have no place in it, as"
-                f" {(wrong + extra)[0]}. Pass the folder that they were saved in"
+                f"{what}: {len(wrong)} are missing or of another shape, and {len(extra)} are not part of it, such as"
+                f" {(wrong + extra)[0]}; pass the folder that they were saved in"
             )
         return Logits(network)
 
 
-def as_the_model_takes(read: AuditData, told: Preprocessing | None) -> tuple[AuditData, tuple[str, ...]]:
-    """Images of 8 bits, normalised as the model's folder says; all other data as they are. And what was done, or seen.
+def normalise_as_trained(data: AuditData, preprocessing: Preprocessing | None) -> tuple[AuditData, tuple[str, ...]]:
+    """Normalise 8-bit images as the model's folder states; other data stay unchanged.
 
     Args:
-        read: the data, of which `scaled` tells that they were images of 8 bits.
-        told: of the model's folder, errors are its own; None: nothing is known.
+        data: the data; `scaled` marks 8-bit images.
+        preprocessing: of the model's folder; None: unknown.
+
+    Returns:
+        The data, and notes on the normalisation and on signs of a missing one.
+
+    Raises:
+        InputError: as `preprocessing`.
     """
-    if told is None or read.x.ndim != 4:
-        return read, ()
-    mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (told.mean, told.std))
-    notes, how = [], f"normalised as {_PREPROCESSOR} says (mean {mean}, standard deviation {std})"
-    if told.size is not None and read.x.shape[2:] != told.size:
-        stated, came = (" x ".join(map(str, size)) for size in (told.size, read.x.shape[2:]))
-        notes.append(f"{_PREPROCESSOR} resizes images to {stated}, and those of {read.source} are {came}.")
-    if read.scaled:
-        read = replace(read, x=told(read.x), scaled=False)
-        notes.append(f"Images of 8 bits were {how}.")
-    elif off := told.unlike(read.x):
-        notes.append(f"The numbers in {read.source} are not {how}: {off}.")
-    return read, tuple(notes)
+    if preprocessing is None or data.x.ndim != 4:
+        return data, ()
+    mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (preprocessing.mean, preprocessing.std))
+    notes, how = [], f"normalised as stated in {_PREPROCESSOR} (mean {mean}, standard deviation {std})"
+    if preprocessing.size is not None and data.x.shape[2:] != preprocessing.size:
+        stated, came = (" x ".join(map(str, size)) for size in (preprocessing.size, data.x.shape[2:]))
+        notes.append(f"{_PREPROCESSOR} resizes images to {stated}, but those in {data.source} are {came}.")
+    if data.scaled:
+        data = replace(data, x=preprocessing(data.x), scaled=False)
+        notes.append(f"8-bit images were {how}.")
+    elif mismatch := preprocessing.mismatch(data.x):
+        notes.append(f"The numbers in {data.source} are not {how}: {mismatch}.")
+    return data, tuple(notes)
 
 
-def is_folder(path: str | Path) -> bool:
-    """Whether it is a folder as `save_pretrained` writes it."""
+def is_transformers_folder(path: str | Path) -> bool:
+    """Whether this is a folder written by `save_pretrained`."""
     return (Path(path) / _CONFIG).is_file()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    with described(f"{path} is no configuration in JSON", "; save the model again"):
+    with as_input_error(f"{path} is not a configuration in JSON", "; save the model again"):
         return dict(json.loads(read_bytes(path, "configuration")))
 
 
 def _names_backbone(value: Any) -> bool:
-    """Whether a configuration, or one inside it, names a network to fetch."""
+    """Whether a configuration, or one inside it, names a network to download."""
     if not isinstance(value, dict):
         return False
     fetched = any(value.get(name) for name in ("backbone", "use_timm_backbone", "use_pretrained_backbone"))
@@ -259,7 +267,7 @@ def _size(stated: Any) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _described(what: str) -> Iterator[None]:
-    """As `described`, and without the library's advice on what to do with heads that are new."""
-    with quiet(logging.WARNING), warnings.catch_warnings(action="ignore"), described(what):
+def _library_errors(what: str) -> Iterator[None]:
+    """`as_input_error` without the library's advice on new heads."""
+    with without_logs(logging.WARNING), warnings.catch_warnings(action="ignore"), as_input_error(what):
         yield

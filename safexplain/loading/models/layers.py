@@ -1,8 +1,8 @@
-"""An exported graph as a network of layers, for trainings that look at layers: with differential privacy, for example.
+"""Turn an exported graph into a network of layers, as training with differential privacy needs.
 
-A graph of `torch.export` multiplies by its weights in bare operations, so that nobody can tell one example's part in
-the gradient of a layer. Where an operation is what a layer of torch does with parameters of its own, the layer takes
-its place, under the name that the parameters have in the graph; outputs stay the same, bit for bit.
+A `torch.export` graph applies its weights in bare operations, in which per-example gradients are not available. Each
+operation that equals a layer of torch with its own parameters is replaced by the layer, under the name that the
+parameters have in the graph; outputs stay the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OPERATIONS = ("linear", *_CONVOLUTIONS, "batch_norm", "layer_norm", "group_norm
 
 
 class _AnyBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Of inputs of any number of dimensions, which the graph does not tell."""
+    """Batch normalisation of inputs with any number of dimensions, which the graph does not give."""
 
     def _check_input_dim(self, input: Tensor) -> None: ...
 
 
 def _layer(name: str, weight: Tensor, values: dict[str, Any]) -> nn.Module:
-    """The layer that one of `_OPERATIONS` is, of a weight's size and with an operation's other arguments."""
+    """The layer for one of `_OPERATIONS`, with the size of a weight and the operation's other arguments."""
     bias = values["bias"] is not None
     with torch.device("meta"):
         if name == "linear":
@@ -45,15 +45,15 @@ def _layer(name: str, weight: Tensor, values: dict[str, Any]) -> nn.Module:
 
 
 def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
-    """A copy of an exported model that calls layers; any other model as it is.
+    """A copy of an exported model that calls layers; other models are returned unchanged.
 
     Args:
-        model: left as it is.
-        batch_norm: layers also take over batch normalisation, and normalise by the batch in training mode.
+        model: not modified.
+        batch_norm: also replace batch normalisation, which then normalises by the batch in training mode.
 
     Returns:
-        A module that computes the same, whose parameters and buffers have the names of the exported network. It can be
-        put into training mode. Parameters of other operations are held by plain modules, see `without_layer`.
+        A module that computes the same, with the exported network's names of parameters and buffers. It can be put into
+        training mode. Plain modules hold the parameters of other operations, see `without_layer`.
     """
     if not isinstance(model, ExportedModel) or not isinstance(model.program, fx.GraphModule):
         return model
@@ -62,7 +62,7 @@ def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
     for node in list(graph.nodes):
         if node.op == "call_module" and not node.users and str(node.target).startswith("_guards"):
             graph.erase_node(node)
-    uses: dict[str, dict[fx.Node, nn.Module]] = {}  # holder of parameters -> calls of an operation, and layers for it
+    uses: dict[str, dict[fx.Node, nn.Module]] = {}  # module with parameters -> operations on them, and their layers
     for node in graph.nodes:
         if (use := _use(root, node)) is not None and (batch_norm or not isinstance(use[1], _AnyBatchNorm)):
             uses.setdefault(use[0], {})[node] = use[1]
@@ -89,13 +89,13 @@ def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
 
 
 def without_layer(model: nn.Module) -> list[str]:
-    """Names of the parameters that no layer holds: those of bare operations of an exported graph."""
+    """Names of the parameters outside layers, used by bare operations of an exported graph."""
     plain = {name for name, module in model.named_modules() if type(module) is nn.Module}
     return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in plain]
 
 
 def _use(root: fx.GraphModule, node: fx.Node) -> tuple[str, nn.Module] | None:
-    """Name of the module that holds the parameters of a call, and the layer that can take it over, if one can."""
+    """Name of the module with the parameters of an operation, and the layer that can replace it; None: none can."""
     name, values = operation_of(node)
     if name not in _OPERATIONS:
         return None

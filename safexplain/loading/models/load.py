@@ -1,4 +1,4 @@
-"""A stranger's model file: told by its bytes, loaded without running its code, and tried, with untrained twins."""
+"""Load an untrusted model file without running its code, try it, and provide untrained networks like it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from safexplain._digest import file_sha256, sha256
 from safexplain.columns import Columns
 from safexplain.errors import InputError
-from safexplain.loading.files import described, is_safetensors, one_line, read_bytes, require
+from safexplain.loading.files import as_input_error, is_safetensors, one_line, read_bytes, require
 from safexplain.loading.models.architectures import (
     ARCH_FORMS,
     HUGGING_FACE,
@@ -28,7 +28,7 @@ from safexplain.loading.models.architectures import (
 )
 from safexplain.loading.models.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
 from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
-from safexplain.loading.models.huggingface import Network, Preprocessing, is_folder
+from safexplain.loading.models.huggingface import Network, Preprocessing, is_transformers_folder
 from safexplain.loading.models.weights import load_weights, reinitialise
 from safexplain.outputs import EstimatorModule
 
@@ -36,26 +36,30 @@ _FORMATS = f"a torch.export archive, a state_dict (torch.save or safetensors), a
 
 
 def identify(raw: bytes, where: str) -> Literal["torch.export", "torch.save", "safetensors"]:
-    """Tell the formats apart; InputError: a damaged archive, TorchScript, or no model at all."""
+    """Format of a model file; InputError: a damaged archive, TorchScript, or not a model."""
     if is_safetensors(raw):
         return "safetensors"
     if raw[:1] == b"\x80":
         return "torch.save"  # PyTorch before 1.6, or pickle itself
     if raw.startswith(b"version https://git-lfs"):
-        raise InputError(f"{where} is a pointer of Git LFS, not the model itself; run git lfs pull")
+        raise InputError(f"expected a model file, but {where} is a Git LFS pointer to one; run git lfs pull")
     if raw[:4] != b"PK\x03\x04":
-        raise InputError(f"{where} is not a model file (it starts with {raw[:12]!r}); expected {_FORMATS}")
-    with described(f"the model file {where} is damaged or cut short", "; copy or save it again"):
+        raise InputError(f"expected a model file, but {where} starts with {raw[:12]!r}; pass {_FORMATS}")
+    with as_input_error(f"the model file {where} is damaged or cut short", "; copy or save it again"):
         names = zipfile.ZipFile(io.BytesIO(raw)).namelist()
     if is_exported(names):
         return "torch.export"
     endings = {name.rpartition("/")[2] for name in names}
     if "constants.pkl" in endings:
-        raise InputError(f"{where} is a TorchScript archive; use torch.export, or save the model's state_dict")
+        raise InputError(
+            f"expected a model file, but {where} is a TorchScript archive; use torch.export, or save the model's"
+            " state_dict"
+        )
     if "data.pkl" in endings:
         return "torch.save"
-    hint = " (it looks like data: pass it as --data)" if any(name.endswith(".npy") for name in names) else ""
-    raise InputError(f"{where} is a zip archive, but not of a model{hint}; expected {_FORMATS}")
+    if any(name.endswith(".npy") for name in names):
+        raise InputError(f"expected a model file, but {where} holds data; pass it as --data")
+    raise InputError(f"expected a model file, but {where} is some other zip archive; pass {_FORMATS}")
 
 
 _NESTINGS = ("state_dict", "model_state_dict", "model")
@@ -67,11 +71,11 @@ class LoadedModel:
 
     Attributes:
         model: In evaluation mode, on the CPU.
-        fresh: From a seed to an untrained network of the same architecture, in training mode; None: there is none.
-        fresh_unavailable: Why `fresh` is None and what to pass; empty otherwise.
-        sha256: Hexadecimal SHA-256 of the file; of a folder, of the weights in it.
-        preprocessing: What a folder of transformers says was done to images; None: nothing is known.
-        classifier: The fitted classifier inside the model, which is fitted again instead; None: it is a network.
+        fresh: Function from a seed to an untrained network of the same architecture, in training mode; None: not known.
+        fresh_unavailable: Why `fresh` is None and what to pass; else "".
+        sha256: Hexadecimal SHA-256 of the file; for a folder, of the weights in it.
+        preprocessing: Normalisation of images, read from a folder of transformers; None: unknown.
+        classifier: The fitted classifier in the model, which is fitted again instead; None: the model is a network.
     """
 
     model: nn.Module
@@ -83,8 +87,8 @@ class LoadedModel:
 
     @classmethod
     def of_classifier(cls, found: FittedClassifier, columns: Columns | None = None) -> LoadedModel:
-        """Of a fitted classifier; `columns`: what the numbers of its rows stand for; None: themselves."""
-        why = "an estimator is fitted again, and not built"
+        """Wrap a fitted classifier; `columns` is the coding of its rows; None: plain numbers."""
+        why = "an estimator is fitted again, not built"
         return cls(EstimatorModule(found.estimator, columns=columns), None, why, found.file, classifier=found)
 
 
@@ -97,10 +101,10 @@ def load_model(
     trust_types: Sequence[str] = (),
     columns: str | Path | None = None,
 ) -> LoadedModel:
-    """Load a model file of any of the formats that can be audited, told apart by content, not by name.
+    """Load a model file of any supported format, recognised by content.
 
     - A `torch.export` archive, exported from a model in evaluation mode with a dynamic batch dimension. It is
-      checked and re-written before it is loaded (`exported.rewrite`), so that no pickle and no code in it runs.
+      checked and rewritten before it is loaded (`exported.rewrite`), so that no pickle and no code in it runs.
     - A state_dict (`torch.save` or safetensors; also inside {"state_dict": ...}, {"model_state_dict": ...} or
       {"model": ...}, and with the prefix of DataParallel or torch.compile), with `arch`.
     - A pickled `torch.nn.Module`, only with `trust_pickle`: **nothing pickled is loaded unless asked for by name**.
@@ -109,24 +113,24 @@ def load_model(
 
     Args:
         path: The file, or the folder.
-        arch: how the network is built, see `fresh_network`. With a torch.export file, a pickle or a folder it builds
-            the fresh networks only, and must fit the file's weights.
+        arch: How the network is built, see `fresh_network`. For a torch.export file, a pickle or a folder, it only
+            builds the untrained networks, and must fit the file's weights.
         trust_pickle: Allow the file to run code on this machine.
-        input_shape: Shape of one example. Where it, or an exported shape, is known, one batch of two is run.
-        trust_types: Of a skops file, names of types that are accepted although skops does not trust them.
-        columns: Of a classifier that takes texts or missing numbers, the file columns.json of its audit.
+        input_shape: Shape of one example. If it, or an exported shape, is known, the model is tried on two rows.
+        trust_types: Names of types in a skops file to accept although skops does not trust them.
+        columns: The file columns.json of the audit of a classifier that takes texts or missing numbers.
 
     Raises:
-        InputError: the file is missing, unreadable, damaged, not a model, needs `arch` or `trust_pickle`,
-            does not fit `arch`, or lets no gradient through to its input, which explanations need.
+        InputError: the file is missing, unreadable, damaged or not a model, needs `arch` or `trust_pickle`, does not
+            fit `arch`, or passes no gradient to its input, which explanations need.
         MissingExtraError: timm, torchvision, transformers or safetensors is needed and not installed.
     """
-    if is_folder(path):
+    if is_transformers_folder(path):
         return _load_folder(Path(path), arch, trust_pickle, input_shape)
     raw, where = read_bytes(path, "model"), str(path)
     if identify_estimator(raw) is not None:
         if arch is not None:
-            raise InputError(f"--arch is how a network is built, and {where} holds a classifier; leave it out")
+            raise InputError(f"--arch is for networks, but {where} holds a classifier; leave it out")
         found = load_estimator(path, trust_pickle=trust_pickle, trust_types=trust_types)
         return LoadedModel.of_classifier(found, None if columns is None else Columns.read(columns))
     kind = identify(raw, where)
@@ -136,10 +140,13 @@ def load_model(
         content, state = load_exported(raw, where=where, trusted=trust_pickle)
         exported, shape = content.input_shape, input_shape or content.input_shape
         if len(shape) != len(exported) or any(e not in (None, g) for e, g in zip(exported, shape, strict=True)):
-            raise InputError(f"{where} was exported for examples of shape {exported}, but the shape given is {shape}")
+            raise InputError(
+                f"{where}: expected examples of shape {exported}, for which it was exported, got {shape}; export it"
+                " again, or pass the data that it was exported for"
+            )
     else:
         if kind == "safetensors":
-            with described(f"the safetensors file {where} is damaged", "; save it again"):
+            with as_input_error(f"the safetensors file {where} is damaged", "; save it again"):
                 content = require("safetensors.torch", "vision").load(raw)
         else:
             content = _load_pickle(raw, where, trust_pickle)
@@ -164,10 +171,10 @@ def load_model(
     elif build is not None and arch is not None:
         twin = load_weights(build(0), state, arch=arch, where=where).float().cpu().eval()
     model: Any = content.float().cpu().eval() if is_network else twin
-    _try(model, twin if is_network else None, shape, where, arch)
+    _check_runs(model, twin if is_network else None, shape, where, arch)
     if build is not None:
-        told = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
-        return LoadedModel(model, build, "", sha256(raw), told)
+        preprocessing = Preprocessing.read(Path(build.folder)) if isinstance(build, Network) else None
+        return LoadedModel(model, build, "", sha256(raw), preprocessing)
     try:
         reinitialise(model, 0)
     except InputError as error:
@@ -178,26 +185,28 @@ def load_model(
 def _load_folder(
     folder: Path, arch: str | None, trust_pickle: bool, input_shape: tuple[int, ...] | None
 ) -> LoadedModel:
-    """A folder of transformers; `arch` says at most where its weights come from."""
+    """A folder of transformers; `arch` may only name the folder that its training started from."""
     source, _, base = (arch or f"hf:{folder}").partition(":")
     if source not in HUGGING_FACE or (source == "hf" and Path(base).resolve() != folder.resolve()):
         raise InputError(
-            f"{folder} says itself how its network is built, and --arch {arch} says another thing: leave --arch out, or"
-            " pass --arch hf-pretrained:BASE, a folder from whose weights the training started"
+            f"{folder} describes its own network, but --arch {arch} names another; leave --arch out, or pass --arch"
+            " hf-pretrained:BASE, the folder of weights from which its training started"
         )
     fresh = Network.of(folder) if source == "hf" else Network.of(folder).starting_from(base)
     model = _read_into(fresh, None, str(folder), trust_pickle=trust_pickle).float().cpu().eval()
-    _try(model, None, input_shape, str(folder))
+    _check_runs(model, None, input_shape, str(folder))
     return LoadedModel(model, fresh, "", file_sha256(folder), Preprocessing.read(folder))
 
 
 def _read_into(build: Network, state: Mapping[str, Tensor] | None, where: str, **options: bool) -> nn.Module:
-    """The network with the weights of a file; InputError where its training is said to have started from the same."""
+    """The network with the weights of a file; InputError: its training allegedly started from these same weights."""
     model = build.load(state, where, **options)
     if build.base is not None:
         fresh, trained = build(0).state_dict(), model.state_dict()
         if all(torch.equal(fresh[n], t) for n, t in trained.items() if t.ndim >= 2 and t.is_floating_point()):
-            raise InputError(f"{build.base} has the weights in {where}; pass those that its training started from")
+            raise InputError(
+                f"{build.base} has the same weights as {where}; pass the weights from which its training started"
+            )
     return model
 
 
@@ -205,53 +214,55 @@ def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
     try:
         with warnings.catch_warnings(action="ignore"):
             return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # more than tensors; PyTorch names the first such thing, where it can
+    except pickle.UnpicklingError as error:  # more than tensors; PyTorch names the first such object if it can
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    except Exception as error:  # damaged files raise many kinds of error
+    except Exception as error:  # damaged files raise many kinds of errors
         raise InputError(f"the model file {where} is damaged or cut short: {one_line(error)}; save it again") from None
     if not trust_pickle:
         what = f" ({named[1]})" if named else ""
         raise InputError(
-            f"{where} is a pickle of Python objects{what}, and loading it can run any code; export the model"
-            f" ({HOW_TO_EXPORT}) or save its state_dict and pass {ARCH_FORMS}, or pass --trust-pickle if you trust"
-            " whoever made the file"
+            f"{where} is a pickle of Python objects{what}, and loading a pickle can run any code; export the model"
+            f" ({HOW_TO_EXPORT}), or save its state_dict and pass {ARCH_FORMS}, or pass --trust-pickle if you trust the"
+            " author of the file"
         )
-    remedy = "; the module that defines its classes must be importable from the current directory"
-    with described(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
+    remedy = "; make the module that defines its classes importable from the current directory"
+    with as_input_error(f"the pickle {where} cannot be loaded", remedy), current_directory_importable():
         return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=False)
 
 
 def _tensors(content: Any, where: str) -> dict[str, Tensor]:
-    """The weights in a checkpoint, which may stand one level down."""
+    """The weights in a checkpoint, at the top level or one level down."""
     held = f"a {type(content).__name__}"
     if isinstance(content, Mapping):
         for candidate in (content, *(content[key] for key in _NESTINGS if key in content)):
             if isinstance(candidate, Mapping) and candidate and all(isinstance(v, Tensor) for v in candidate.values()):
                 return {str(name): tensor for name, tensor in candidate.items()}
-        held = "keys " + ", ".join(map(str, list(content)[:5]))
-    raise InputError(f"{where} holds no model ({held}); expected a state_dict, or one under {', '.join(_NESTINGS)}")
+        held = "a dict with the keys " + ", ".join(map(str, list(content)[:5]))
+    raise InputError(
+        f"{where}: expected a model, a state_dict, or one under the key {', '.join(_NESTINGS)}, got {held}"
+    )
 
 
-def _try(
+def _check_runs(
     model: nn.Module, twin: nn.Module | None, shape: tuple[int | None, ...] | None, where: str, arch: str | None = None
 ) -> None:
-    """Run two random examples forward and back, where the shape of one is known; InputError where the model fails on
-    them, where its weights in a named architecture give other outputs, or where no gradient reaches its input."""
+    """Try the model on two random examples, if their shape is known; InputError: the model fails, its outputs differ
+    from those of the named architecture with its weights, or no gradient reaches its input."""
     if shape is None or None in shape:
         return
     x = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     if twin is not None:
         what = f"{arch} with the weights in {where}"
-        with described(f"{what} or the file's model fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
+        with as_input_error(f"{what} or the file's model fails on a batch of shape {tuple(x.shape)}"), torch.no_grad():
             same = torch.allclose(model(x), twin(x), rtol=1e-3, atol=1e-4)
         if not same:
-            raise InputError(f"{what} predicts other scores than the file; pass its own --arch")
-    with described(f"the model in {where} fails on a batch of shape {tuple(x.shape)}"), torch.enable_grad():
+            raise InputError(f"{what} predicts different scores than the file; pass the --arch of its training")
+    with as_input_error(f"the model in {where} fails on a batch of shape {tuple(x.shape)}"), torch.enable_grad():
         output, gradient = model(x.requires_grad_(True)), None
         if isinstance(output, Tensor) and output.requires_grad:
             gradient = torch.autograd.grad(output.sum(), x, allow_unused=True)[0]
     if gradient is None:
         raise InputError(
-            f"no gradient reaches the input of the model in {where}, and explanations need one; remove "
-            "argmax, detach() and torch.no_grad() from its forward, and return scores"
+            f"explanations need a gradient, but none reaches the input of the model in {where}; remove argmax, detach()"
+            " and torch.no_grad() from its forward, and return scores"
         )

@@ -1,7 +1,7 @@
-"""Weights of a network: those of a file, put in tensor for tensor, or fresh ones, for training reference models.
+"""Weights of a network: loaded from a file, or drawn anew for training reference models.
 
-What `reinitialise` draws is PyTorch's default for each layer. A constructor that sets weights in another way leaves no
-trace in the trained network: then `--arch`, which calls the constructor again, is the better choice.
+`reinitialise` draws PyTorch's default for each layer. If the constructor of the model sets weights in another way,
+`--arch`, which calls the constructor again, is the better choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
-from safexplain.loading.files import described, one_line
+from safexplain.loading.files import as_input_error, one_line
 from safexplain.loading.models.exported import embeddings, frozen_operation
 from safexplain.loading.models.layers import with_layers
 
@@ -27,9 +27,9 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """PyTorch's CPU generator at a state that follows from `seed`; its former state afterwards.
+    """Seed PyTorch's CPU generator, and restore its state afterwards.
 
-    The seed is hashed: the audited model may have started at `torch.manual_seed(0)`, and a reference model must not.
+    The seed is hashed, so that no reference model starts as the audited one may have, at `torch.manual_seed(0)`.
     """
     digest = hashlib.sha256(b"safexplain fresh weights" + str(seed).encode()).digest()
     with torch.random.fork_rng(devices=[]):
@@ -40,8 +40,8 @@ def seeded(seed: int) -> Iterator[None]:
 def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """A deep copy of `module` with fresh weights.
 
-    A submodule with `reset_parameters` calls it (children before their parents, as constructors do). Parameters owned
-    by any other module, as in every `torch.export` graph, follow the default of the layer that their name tells:
+    A submodule with `reset_parameters` calls it (children before their parents, as constructors do). Parameters of any
+    other module, as in `torch.export` graphs, get the default of the layer that their name suggests:
 
     - `weight` of two or more dimensions: uniform +-1/sqrt(fan_in), the rule of `nn.Linear` and `nn.ConvNd`
       (`kaiming_uniform_(a=sqrt(5))`); its `bias`: uniform +-1/sqrt(fan_in). A table that a graph looks up
@@ -50,23 +50,22 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
       uniform; `in_proj_bias`: 0.
     - `running_mean`, `running_var`, `num_batches_tracked`: 0, 1, 0.
     - any other parameter (a class token, position embeddings, a layer scale): normal with the mean and the
-      standard deviation of the trained tensor, as nothing else tells its scale; a single number is kept.
+      standard deviation of the trained tensor, the only clue to its scale; a single number is kept.
 
     All parameters of the copy require gradients. Other buffers are kept. The copy is in training mode, on the device of
-    the original's first parameter. The trained network and the global random state are left as they are.
+    the original's first parameter. The trained network and the global random state do not change.
 
     Raises:
         InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form, so
-            that training it would not train what the user trained; a layer cannot be reset; or a trained tensor
-            would survive.
+            that it would train differently from the original; a layer cannot be reset; or a trained tensor survives.
     """
     if frozen_operation(module, training=False) == "batch_norm":
         module = with_layers(module, batch_norm=True)
     if (operation := frozen_operation(module, training=False)) is not None:
         raise InputError(
-            f"the exported graph holds {operation} frozen in inference mode, and cannot train; {_PASS_ARCH}"
+            f"the exported graph holds {operation} frozen in inference mode, so that it cannot be trained; {_PASS_ARCH}"
         )
-    with described("the network cannot be copied", f"; {_PASS_ARCH}"):
+    with as_input_error("the network cannot be copied", f"; {_PASS_ARCH}"):
         fresh = copy.deepcopy(module)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     fresh.cpu()
@@ -85,7 +84,7 @@ def _redraw(fresh: nn.Module) -> None:
         attention = isinstance(owner, nn.MultiheadAttention | nn.Transformer)
         reset = getattr(owner, "reset_parameters", owner._reset_parameters if attention else None)
         if callable(reset):
-            with described(f"{type(owner).__name__}.reset_parameters() failed", f"; {_PASS_ARCH}"):
+            with as_input_error(f"{type(owner).__name__}.reset_parameters() failed", f"; {_PASS_ARCH}"):
                 reset()
         else:
             _default_rule(owner, tables)
@@ -120,55 +119,54 @@ def _default_rule(owner: nn.Module, tables: set[int]) -> None:
 
 
 def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
-    """Refuse a copy that still holds a trained tensor, single numbers and constants aside."""
+    """Refuse a copy that still holds a trained tensor other than single numbers and constants."""
     redrawn = dict(fresh.named_parameters())
     for name, trained in module.named_parameters():
         varies = trained.numel() > 1 and not bool((trained == trained.flatten()[0]).all())
         if varies and torch.equal(trained.detach().cpu(), redrawn[name]):
-            raise InputError(f"the weights {name} are not reset by their layer's reset_parameters(); {_PASS_ARCH}")
+            raise InputError(f"the layer's reset_parameters() leaves its weights {name} trained; {_PASS_ARCH}")
 
 
 def classes_of(state: Mapping[str, Tensor]) -> int | None:
-    """Outputs of the last 2-D weight of a state_dict; without one, of its last convolution."""
+    """Number of outputs of the last 2-D weight of a state_dict, else of its last convolution."""
     weights = [tensor for name, tensor in state.items() if name.endswith("weight")]
     last = [*(t for t in weights if t.ndim == 4), *(t for t in weights if t.ndim == 2)][-1:]
     return int(last[0].shape[0]) if last else None
 
 
 def channels_of(state: Mapping[str, Tensor]) -> int | None:
-    """Input channels of the first convolution, where they are not the usual three."""
+    """Input channels of the first convolution; None: the usual three."""
     first = next((t for name, t in state.items() if name.endswith("weight") and t.ndim == 4), None)
     return None if first is None or first.shape[1] == 3 else int(first.shape[1])
 
 
 def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, where: str) -> nn.Module:
-    """Put a state_dict into a network, tensor for tensor.
+    """Load a state_dict into a network.
 
-    A prefix common to all names is taken off, see `without_prefix`; `num_batches_tracked`, which old files lack, may be
+    A prefix common to all names is removed, see `without_prefix`; `num_batches_tracked`, which old files lack, may be
     missing.
 
     Raises:
-        InputError: names or shapes differ (the first are listed), or the weights are those that the constructor gives,
-            so that a fresh network would not be untrained.
+        InputError: names or shapes differ, or the constructor already gives the trained weights.
     """
     own = network.state_dict()
     state = without_prefix(state, set(own))
     trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
     if trained and all(n in own and torch.equal(own[n].to(tensor.dtype), tensor) for n, tensor in trained.items()):
-        raise InputError(f"{arch} has the weights in {where} already; it must return an untrained one")
+        raise InputError(f"--arch must build an untrained network, but {arch} already has the weights in {where}")
     try:
         network.load_state_dict(dict(state))
-    except Exception as error:  # PyTorch lists what does not fit; a stranger's hooks may raise anything
+    except Exception as error:  # PyTorch lists the mismatches; hooks of the network may raise anything
         listed = one_line(" ".join(str(error).split()), 500)
         raise InputError(
-            f"the weights in {where} do not fit {arch}: {listed} Pass the --arch that they were trained with; for a"
-            " number of classes or other options of the constructor use --arch package.module:function"
+            f"the weights in {where} do not fit {arch}: {listed} Pass the --arch of the training; to set the number of"
+            " classes or other options of the constructor, use --arch package.module:function"
         ) from None
     return network
 
 
 def without_prefix(state: Mapping[str, Tensor], expected: set[str]) -> dict[str, Tensor]:
-    """The same tensors, without a known prefix that all names share and that the network does not have."""
+    """The tensors without a known prefix that all names share and the network lacks."""
     found = dict(state)
     while found and not expected & set(found):
         prefix = next((p for p in _PREFIXES if all(name.startswith(p) for name in found)), None)
