@@ -254,7 +254,7 @@ class Question:
         if needs_build and options.labels == "own":
             raise ConfigurationError("a Recipe needs build=, a function that makes an untrained model from a seed")
         if isinstance(self.model, Endpoint):
-            policy = self.model.judged_by(policy)
+            policy = self.model.policy_for(policy)
             _check_endpoint(options, self.methods)
         found = {"member": member, "hardening": hardening, "policy": policy, "options": options}
         for name, value in found.items():

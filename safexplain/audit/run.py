@@ -240,7 +240,7 @@ def judge(question: Question, models: Models) -> AuditRun:
     notes += about_maps
     if endpoint is not None:
         told = endpoint.ask(population, policy.patience, question.dither, question.progress)
-        notes = [endpoint.told, *notes, *told]
+        notes = [endpoint.caveat, *notes, *told]
     predictions = predict(
         models.asked, population, patience=policy.patience, dither=question.dither, labels=options.labels,
         batch_size=options.batch_size, progress=as_stage(question.progress, "asking for labels"),

@@ -217,7 +217,7 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
     assert (
         "http://127.0.0.1:9/v1/models/model:explain will be asked 496 questions (120 examples, 4 each, and 16" in said
     )
-    assert "nobody answers there" in said
+    assert "no connection" in said
     assert f"Its answers so far are kept: to continue, repeat the command with --run-dir {run} --resume" in said
     (tmp_path / "tight.toml").write_text((case / "v2.toml").read_text() + "budget = 300\n")
     arguments = command(served.url, "v2.toml")
@@ -236,7 +236,7 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
         (lambda a: ["audit", "m.pt2", *a[1:]], "got both (m.pt2 and --endpoint)"),
         (lambda a: ["audit", *a[5:]], "expected a MODEL file (or, for audit, --endpoint URL), got neither"),
         (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool only works with the file of a network"),
-        (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or a TOML file"),
+        (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or an existing TOML file"),
         (lambda a: [*a, "--endpoint", "localhost/x"], "expected the URL of a service"),
         (lambda a: [*a, "--explainer", "IG,Saliency"], "one explainer alone"),
     ],

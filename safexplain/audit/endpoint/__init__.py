@@ -1,7 +1,7 @@
-"""Audits of a service that runs already: its answers are attacked, and the model behind it is never seen.
+"""Audits of a running service: its answers are attacked, without access to the model.
 
-    payload (how a question is written and an answer read, from TOML) -> client (HTTP: rate, retries, budget)
-    -> store (every answer, as it comes) -> target (`Endpoint`, which stands for the model in `safexplain.audit.audit`)
+    payload (format of questions and answers, from TOML) -> client (HTTP: rate, retries, budget)
+    -> store (every answer as it arrives) -> target (`Endpoint`, in place of the model in `safexplain.audit.audit`)
 
-Reference models are trained and explained here, in the way that the service declares.
+Reference models are trained and explained locally, in the way that the service declares.
 """

@@ -1,6 +1,6 @@
-"""Asking a service over HTTP, politely: slowly, in small batches, again where it was busy, and never beyond a budget.
+"""Queries to a service over HTTP: rate-limited, in small batches, with retries, and never beyond a budget.
 
-Nothing that may hold a secret stands in an error: no header, and no user, password, query or fragment of a URL.
+Errors hold no secrets: no header, and no user, password, query or fragment of a URL.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.endpoint.payload import Payload, without_credentials
-from safexplain.errors import ConfigurationError, InputError, MissingExtraError
+from safexplain.errors import ConfigurationError, InputError, needs_extra
 
 __all__ = ["Client", "EndpointError"]
 
 BUSY = (429, 503)
-"""Answers of a server that did not look at the question, and may say when it will."""
+"""Status of a server that did not process the question, perhaps with a time to retry."""
 
 FAILED = (408, 425, 500, 502, 504)
-"""Answers after which the same question may be sent again."""
+"""Status after which the same question may be sent again."""
 
 LARGEST_ANSWER = 1 << 28
-"""Bytes of one answer."""
+"""Bytes of one answer at most."""
 
 FIRST_WAIT, LONGEST_BACKOFF = 0.5, 60.0
-"""Seconds before the first new try where the server does not say, and at most; they double in between."""
+"""Seconds before the first retry if the server gives none, and at most; they double in between."""
 
 _SHOWN = 160
-"""Characters of a server's own words in an error."""
+"""Characters quoted from a server's error."""
 
 
 class EndpointError(InputError):
-    """A service does not answer, or not what was asked for; what it answered before is kept."""
+    """A service gives no answer, or not the expected one; earlier answers are kept."""
 
 
 class Client:
     """Sends questions to one service and reads its answers.
 
-    User and password in the URL become basic authentication. `charge` is told how many questions are about to be sent,
-    and (negative) how many were certainly not answered; `left` says how many may still be sent, None being any number;
-    `waits` is told the seconds before a request is sent again. `transport` is httpx's, for tests.
+    User and password in the URL become basic authentication. `charge` takes the number of questions about to be sent,
+    and (negative) of those certainly not answered; `left` returns how many may still be sent (None: any number);
+    `waits` takes the seconds before a retry. `transport` is httpx's, for tests.
 
     Raises:
         MissingExtraError: httpx is not installed.
-        ConfigurationError: no URL of http or https, or a header names an environment variable that is not set.
+        ConfigurationError: not a URL of http or https, or a header names an environment variable that is not set.
     """
 
     def __init__(
@@ -64,12 +64,8 @@ class Client:
         waits: Callable[[float], None] = lambda seconds: None,
         transport: Any = None,
     ) -> None:
-        try:
+        with needs_extra("endpoint"):
             import httpx
-        except ImportError:
-            raise MissingExtraError(
-                'an audit of an endpoint needs httpx, which is not installed; run pip install "safexplain[endpoint]"'
-            ) from None
         self._httpx, self.payload = httpx, payload
         self.url, self.label_url = _checked(url), payload.label_url(url)
         if self.label_url:
@@ -84,15 +80,15 @@ class Client:
         )
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._http.close()
 
     def explain(self, x: NDArray[np.float32]) -> Any:
-        """The answer about rows (n, ...), as JSON; `EndpointError` if there is none, or the budget is spent."""
+        """The answer about rows (n, ...) as JSON; `EndpointError` if there is none, or the budget is spent."""
         return self._post(self.url, x, counts=True)
 
     def predict(self, x: NDArray[np.float32]) -> Any:
-        """The answer of the label URL about the same rows, which are no further questions."""
+        """The answer of the label URL about the same rows, which do not count as further questions."""
         return self._post(self.label_url, x, counts=False)
 
     def _post(self, url: str, x: NDArray[np.float32], *, counts: bool) -> Any:
@@ -103,37 +99,37 @@ class Client:
             if counts and left is not None and left < len(x):
                 raise _failed(
                     url,
-                    f"the budget of {self.payload.asking.budget:,} questions is spent ({left:,} left, {len(x):,} wanted"
+                    f"the budget of {self.payload.asking.budget:,} questions is spent ({left:,} left, {len(x):,} needed"
                     f"{f'; the last answer: {reason}' if reason else ''}); raise asking.budget, and resume",
                 )
             self._pause()
             if counts:
                 self._charge(len(x))
-            answered, asked_to_wait, found = self._once(url, content)
-            if counts and answered is False:
+            answered, delay, found = self._once(url, content)
+            if counts and not answered:
                 self._charge(-len(x))
             if not isinstance(found, str):
                 return found[0]
             reason = found
-            if asked_to_wait is not None and asked_to_wait > self.payload.asking.longest_wait:
-                until = datetime.fromtimestamp(time.time() + asked_to_wait, UTC)
+            if delay is not None and delay > self.payload.asking.longest_wait:
+                until = datetime.fromtimestamp(time.time() + delay, UTC)
                 raise _failed(
                     url,
-                    f"{reason}, and asks to wait {asked_to_wait:,.0f} seconds, until {until:%Y-%m-%d %H:%M} UTC"
+                    f"{reason}, and requests a wait of {delay:,.0f} seconds, until {until:%Y-%m-%d %H:%M} UTC"
                     f" (asking.longest_wait is {self.payload.asking.longest_wait:,.0f}); resume then",
                 )
             if tried < most:
-                pause = random.uniform(0.5, 1.0) * wait if asked_to_wait is None else asked_to_wait
+                pause = random.uniform(0.5, 1.0) * wait if delay is None else delay
                 self._waits(pause)
                 time.sleep(pause)
                 wait = min(2 * wait, LONGEST_BACKOFF)
-        raise _failed(url, f"{reason}, after {most + 1} tries; resume when it answers")
+        raise _failed(url, f"{reason}, after {most + 1} tries; resume when the service answers")
 
     def _once(self, url: str, content: bytes) -> tuple[bool, float | None, str | tuple[Any]]:
-        """One request: whether the questions may have been answered, what the server asks to wait, and the answer.
+        """One request: whether the questions may have been answered, the wait that the server requests, and the answer.
 
-        That is its JSON in a tuple, or in words why there is none, after which may be tried again; where another try
-        would be answered in the same way, `EndpointError` is raised.
+        The answer is JSON in a tuple or, if another try may succeed, the reason why there is none. Otherwise
+        `EndpointError` is raised.
         """
         httpx, deadline = self._httpx, time.monotonic() + self.payload.asking.timeout
         try:
@@ -143,39 +139,39 @@ class Client:
                 for chunk in response.iter_bytes():
                     raw += chunk
                     if len(raw) > LARGEST_ANSWER:
-                        raise _failed(url, f"its answer has over {LARGEST_ANSWER >> 20} MiB; ask with a smaller batch")
+                        raise _failed(url, f"its answer has over {LARGEST_ANSWER >> 20} MiB; lower asking.batch")
                     if time.monotonic() > deadline:
                         raise httpx.ReadTimeout("too slow")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return False, None, f"nobody answers there ({_words(error)})"
+            return False, None, f"no connection ({_words(error)})"
         except httpx.TimeoutException:
             return True, None, f"no answer within {self.payload.asking.timeout:g} seconds"
         except (httpx.TransportError, httpx.DecodingError) as error:
-            return True, None, f"the answer broke off ({_words(error)})"
+            return True, None, f"the answer was cut off ({_words(error)})"
         except (httpx.InvalidURL, ValueError) as error:
             if isinstance(error, EndpointError):
                 raise
-            raise _failed(url, f"it cannot be asked ({type(error).__name__})") from None
+            raise _failed(url, f"the request cannot be sent ({type(error).__name__})") from None
         status, body = response.status_code, bytes(raw)
         if status in BUSY:
             after = _retry_after(response.headers.get("Retry-After"))
-            return False, after, f"it is busy (status {status}{_own_words(body)})"
+            return False, after, f"it is busy (status {status}{_quoted(body)})"
         if status in FAILED:
-            return True, None, f"it fails (status {status}{_own_words(body)})"
+            return True, None, f"it fails (status {status}{_quoted(body)})"
         if 300 <= status < 400:
-            raise _failed(url, f"it redirects (status {status}); give the URL where it answers")
+            raise _failed(url, f"it redirects (status {status}); give the final URL")
         if status >= 400:
-            hint = "; headers go into a TOML file" if status in (401, 403) else ""
-            raise _failed(url, f"it refuses the question (status {status}{_own_words(body)}){hint}")
+            hint = "; put headers into a TOML file (request.headers)" if status in (401, 403) else ""
+            raise _failed(url, f"it rejects the question (status {status}{_quoted(body)}){hint}")
         try:
             return True, None, (json.loads(body),)
         except (ValueError, RecursionError):
             kind = response.headers.get("Content-Type", "no content type").split(";")[0]
             begins = " ".join(body[:60].decode("utf-8", "replace").split())
-            raise _failed(url, f"its answer is no JSON ({kind[:60]}, it begins {begins!r}); is this the URL?") from None
+            raise _failed(url, f"its answer is not JSON ({kind[:60]}: {begins!r}); check the URL") from None
 
     def _pause(self) -> None:
-        """Wait until another request may be sent."""
+        """Wait until the rate allows another request."""
         due = self._last + 1 / self.payload.asking.rate
         if (rest := due - time.monotonic()) > 0:
             time.sleep(rest)
@@ -183,7 +179,7 @@ class Client:
 
 
 def _failed(url: str, reason: str) -> EndpointError:
-    """What names the endpoint and the reason."""
+    """The error that names the endpoint and the reason."""
     return EndpointError(f"{without_credentials(url)}: {reason}")
 
 
@@ -195,13 +191,13 @@ def _checked(url: str) -> str:
         good = False
     if not good:
         raise ConfigurationError(
-            f"expected the URL of a service, as http://host:port/path; got {without_credentials(url)!r:.100}"
+            f"expected the URL of a service, such as http://host:port/path, got {without_credentials(url)!r:.100}"
         )
     return url
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds that a header asks to wait: a number of them, or a date; None where it says nothing."""
+    """Seconds of a Retry-After header, a number or a date; None if it has neither."""
     if value is None:
         return None
     value = value.strip()
@@ -215,20 +211,22 @@ def _retry_after(value: str | None) -> float | None:
     return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 
-def _own_words(body: bytes) -> str:
-    """What a server says of an error, printable and short: the detail of a problem document, or its text."""
+def _quoted(body: bytes) -> str:
+    """A server's explanation of an error, printable and short: the detail of a problem document, or its text."""
     text = body[:4096].decode("utf-8", "replace")
     try:
-        said = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError):
-        said = None if "<" in text else text
-    if isinstance(said, dict):
-        said = next((said[name] for name in ("detail", "error", "message", "title") if name in said), None)
-    words = " ".join("".join(c if c.isprintable() else " " for c in said).split()) if isinstance(said, str) else ""
+        content = None if "<" in text else text
+    if isinstance(content, dict):
+        content = next((content[name] for name in ("detail", "error", "message", "title") if name in content), None)
+    if not isinstance(content, str):
+        return ""
+    words = " ".join("".join(c if c.isprintable() else " " for c in content).split())
     return f", {words[:_SHOWN]!r}" if words else ""
 
 
 def _words(error: Exception) -> str:
-    """The text of a transport error, or its kind where that names a URL."""
+    """The text of a transport error, or its type if the text has a URL."""
     text = " ".join(str(error).split())
     return type(error).__name__ if not text or "://" in text else text[:_SHOWN]

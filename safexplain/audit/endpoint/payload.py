@@ -1,13 +1,13 @@
-"""How questions are written for a service and its answers read: as data, so that a foreign API needs no code.
+"""The format of questions to a service and of its answers, as data, so that no API needs code.
 
-A payload is one of three formats, or one of them with changes from a TOML file:
+A payload is one of three formats, perhaps with changes from a TOML file:
 
     json        POST {"instances": rows}        ->  {"explanations": rows, "labels": [...]}
     kserve-v1   POST {"instances": rows}        ->  {"explanations": rows}; URL:predict -> {"predictions": [...]}
     v2          POST {"inputs": [{"name": "input", "shape": ..., "datatype": "FP32", "data": [...]}]}
                 ->  {"outputs": [{"name": "explanation", ...}, {"name": "label", ...}]}
 
-Paths into a JSON body are names joined by dots. A number takes one entry of a list, a name that of every entry:
+Paths into a JSON body are names joined by dots. A number selects one entry of a list, a name reads every entry:
 "results.attribution" reads {"results": [{"attribution": ...}, ...]}. docs/endpoint-audit.md lists every field.
 """
 
@@ -37,47 +37,47 @@ _EXPLAIN, _PREDICT = ":explain", ":predict"
 
 @dataclass(frozen=True)
 class Request:
-    """How a question is written: fields of the table [request]."""
+    """The format of a question: fields of the table [request]."""
 
     inputs: str = "instances"
-    single: bool = False  # one row a request, and the row itself at the path instead of a list of rows
+    single: bool = False  # one row per request, at the path itself instead of in a list of rows
     channels: Literal["first", "last"] = "first"
-    features: tuple[str, ...] = ()  # names of the columns, where a row is sent as an object
+    features: tuple[str, ...] = ()  # names of the columns, to send a row as an object
     constant: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)  # "${NAME}" in a value is an environment variable
 
     def __post_init__(self) -> None:
         if self.channels not in ("first", "last"):
-            raise ConfigurationError(f'payload: request.channels is "first" or "last", got {self.channels!r}')
+            raise ConfigurationError(f'payload: request.channels: expected "first" or "last", got {self.channels!r}')
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Where explanations and labels stand in an answer: fields of the table [answer]."""
+    """Paths of explanations and labels in an answer: fields of the table [answer]."""
 
     explanations: str = "explanations"
     labels: str = "labels"
     probabilities: str = ""  # in place of the labels; then judged as released
-    classes: tuple[str | int, ...] = ()  # the labels that may come, in the order of the model's outputs
-    features: tuple[str, ...] = ()  # in the order of the inputs, of explanations that are objects {feature: number}
-    label_url: str = ""  # ":predict": the sibling of a URL in ":explain"; "": labels are in the endpoint's own answer
+    classes: tuple[str | int, ...] = ()  # possible labels, in the order of the model's outputs
+    features: tuple[str, ...] = ()  # names in the order of the inputs, for explanations {feature: number}
+    label_url: str = ""  # ":predict": the sibling of a URL in ":explain"; "": labels are in the endpoint's answer
 
     def __post_init__(self) -> None:
         if len(set(self.classes)) < len(self.classes):
-            raise ConfigurationError(f"payload: answer.classes lists a class twice: {list(self.classes)}")
+            raise ConfigurationError(f"payload: answer.classes: expected different classes, got {list(self.classes)}")
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How politely is asked: fields of the table [asking]."""
+    """Rate and limits of requests: fields of the table [asking]."""
 
-    rate: float = 10.0  # requests a second, one after the other
-    batch: int = 32  # rows a request
+    rate: float = 10.0  # requests per second, one after the other
+    batch: int = 32  # rows per request
     retries: int = 5
-    timeout: float = 60.0  # seconds, likewise the next
-    longest_wait: float = 600.0  # that a server may ask for
-    budget: int | None = None  # questions that may ever be asked, resumed runs together
-    twice: int = 16  # questions that are asked again, last
+    timeout: float = 60.0  # seconds
+    longest_wait: float = 600.0  # seconds that a server may request
+    budget: int | None = None  # questions in all runs together; None: any number
+    twice: int = 16  # questions that are asked again at the end
 
     def __post_init__(self) -> None:
         for name in ("rate", "timeout", "longest_wait"):
@@ -90,16 +90,16 @@ class Asking:
 
 @dataclass(frozen=True)
 class Payload:
-    """The form of questions and answers, and how politely is asked."""
+    """The format of questions and answers, and the limits of requests."""
 
-    format: Format = "json"  # that it starts from
+    format: Format = "json"  # which the tables change
     request: Request = field(default_factory=Request)
     answer: Answer = field(default_factory=Answer)
     asking: Asking = field(default_factory=Asking)
 
     @classmethod
     def of(cls, format: Format) -> Payload:
-        """As the format has it; raises `ConfigurationError` where it is unknown."""
+        """The payload of a format; raises `ConfigurationError` if it is unknown."""
         match format:
             case "json":
                 return cls()
@@ -107,28 +107,28 @@ class Payload:
                 return cls(format, answer=Answer(labels="predictions", label_url=_PREDICT))
             case "v2":
                 return cls(format, Request(inputs="input"), Answer(explanations="explanation", labels="label"))
-        raise ConfigurationError(f"a payload's format is one of {', '.join(FORMATS)}; got {format!r}")
+        raise ConfigurationError(f"payload: format: expected one of {', '.join(FORMATS)}, got {format!r}")
 
     @classmethod
     def read(cls, format: str | Path) -> Payload:
-        """The format of that name, or what a TOML file says: `format`, and tables `request`, `answer` and `asking`.
+        """The payload of a format, or of a TOML file with `format` and the tables `request`, `answer` and `asking`.
 
         Raises:
-            InputError: it is not TOML.
-            ConfigurationError: there is no such file, an unknown name, or a value that makes no sense.
+            InputError: the file is not TOML.
+            ConfigurationError: there is no such file, or it has an unknown name or a wrong value.
         """
         if str(format) in FORMATS:
             return cls.of(str(format))  # type: ignore[arg-type]
         path = Path(format)
         if not path.is_file():
             raise ConfigurationError(
-                f"a payload is {', '.join(FORMATS)} or a TOML file; got {str(format)!r}, which is neither"
+                f"payload: expected {', '.join(FORMATS)} or an existing TOML file, got {str(format)!r}"
             )
         return cls.from_dict(read_toml(path, "payload"), f"payload {path}")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], what: str = "payload") -> Payload:
-        """As a TOML file has it; what is left out is as the format has it. Errors are those of `read`."""
+        """From the content of a TOML file, whose defaults are those of the format; raises as `read`."""
         known = ("format", "request", "answer", "asking")
         if unknown := sorted(content.keys() - set(known)):
             raise ConfigurationError(f"{what}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
@@ -143,7 +143,8 @@ class Payload:
         if answer.get("probabilities"):
             if "labels" in answer:
                 raise ConfigurationError(
-                    f"{what}: answer has labels and probabilities; list one of them: the label is the most likely class"
+                    f"{what}: expected labels or probabilities in answer, got both: keep the probabilities, whose most"
+                    " likely class is the label"
                 )
             answer["labels"] = ""
         return cls(
@@ -155,41 +156,41 @@ class Payload:
 
     @property
     def releases_probabilities(self) -> bool:
-        """Whether scores of the classes are listed among what the service gives away."""
+        """Whether the service releases scores of the classes."""
         return bool(self.answer.probabilities)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what questions and answers mean; headers and politeness do not enter."""
+        """SHA-256 of the meaning of questions and answers, without headers and limits."""
         answer = {**asdict(self.answer), "label_url": without_credentials(self.answer.label_url)}
         request = {name: value for name, value in asdict(self.request).items() if name != "headers"}
         return sha256(json.dumps([self.format, request, answer], sort_keys=True, default=str))
 
     def headers(self) -> dict[str, str]:
-        """Of a request, environment variables filled in; raises `ConfigurationError` where one is not set."""
+        """Headers of a request, with environment variables; raises `ConfigurationError` if one is not set."""
 
         def filled(found: re.Match[str]) -> str:
             if (value := os.environ.get(found[1])) is None:
-                raise ConfigurationError(f"payload: request.headers names {found[0]}, and {found[1]} is not set")
+                raise ConfigurationError(f"payload: request.headers uses {found[0]}, but {found[1]} is not set")
             return value
 
         return {name: re.sub(r"\$\{(\w+)\}", filled, value) for name, value in self.request.headers.items()}
 
     def label_url(self, url: str) -> str:
-        """What is asked for labels, perhaps the sibling of this URL; "": they stand in the endpoint's own answer."""
+        """The URL that answers with labels, perhaps the sibling of `url`; "": the endpoint's answer has them."""
         if self.answer.label_url != _PREDICT:
             return self.answer.label_url
         parts = urlsplit(url)
         if not parts.path.endswith(_EXPLAIN):
             raise ConfigurationError(
-                f"{self.format}: expected a URL that ends in :explain, whose sibling :predict is asked for labels; got"
-                f" {without_credentials(url)}. Or say in a TOML file where labels are: answer.labels, the path in the"
-                " endpoint's own answer, or answer.label_url"
+                f"{self.format}: expected a URL that ends in :explain, whose sibling :predict gives the labels, got"
+                f" {without_credentials(url)}. Otherwise set in a TOML file answer.label_url, or answer.labels, their"
+                " path in the endpoint's answer"
             )
         return urlunsplit(parts._replace(path=parts.path.removesuffix(_EXPLAIN) + _PREDICT))
 
     def body(self, x: NDArray[np.float32]) -> dict[str, Any]:
-        """The body of a request about (n, ...) rows; raises `ConfigurationError` where they cannot be written so."""
+        """The body of a request about (n, ...) rows; raises `ConfigurationError` if the format does not fit them."""
         if self.request.channels == "last" and x.ndim > 3:
             x = np.moveaxis(x, 1, -1)
         body: dict[str, Any] = json.loads(json.dumps(dict(self.request.constant), default=str))
@@ -201,7 +202,7 @@ class Payload:
         if names := self.request.features:
             if x.ndim != 2 or x.shape[1] != len(names):
                 raise ConfigurationError(
-                    f"payload: request.features names {len(names)} columns; the examples have the shape {x.shape[1:]}"
+                    f"payload: request.features names {len(names)} columns, but the examples have shape {x.shape[1:]}"
                 )
             rows = [dict(zip(names, row, strict=True)) for row in rows]
         place = body
@@ -209,12 +210,12 @@ class Payload:
         for name in above:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise ConfigurationError(f"payload: request.inputs {self.request.inputs}: {name} is no object")
+                raise ConfigurationError(f"payload: request.inputs {self.request.inputs}: {name} is not an object")
         place[last] = rows[0] if self.request.single else rows
         return body
 
     def maps(self, body: Any, n: int) -> NDArray[np.float32]:
-        """The explanations in an answer about n rows, (n, ...); raises `InputError` where there are no such numbers."""
+        """The (n, ...) explanations in an answer about n rows; raises `InputError` if they are missing or wrong."""
         what = "explanations"
         value = self._value(body, self.answer.explanations, n, what)
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -224,14 +225,14 @@ class Payload:
             found = rows.astype(np.float32)
         if not np.isfinite(found).all():
             row = int((~np.isfinite(found)).reshape(n, -1).any(1).argmax())
-            raise InputError(f"its explanations are not finite numbers (the first in row {row} of the request)")
+            raise InputError(f"its explanations have NaN or infinite values (first in row {row} of the request)")
         if found.ndim < 2 or not found[0].size:
-            raise InputError(f"its explanations are of shape {found.shape}; expected (n, ...): a map for each row")
+            raise InputError(f"expected explanations of shape (n, ...), a map for each row, got {found.shape}")
         return np.moveaxis(found, -1, 1) if self.request.channels == "last" and found.ndim > 3 else found
 
     def labels(self, body: Any, n: int, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        """(n,) predicted classes in an answer about n rows, and (n, classes) scores where these are listed; raises
-        `InputError` where they are not there, not as many, no classes of the model, or not finite."""
+        """(n,) predicted classes in an answer about n rows, and (n, classes) scores if these are released; raises
+        `InputError` if they are missing, too few or many, not classes of the model, or not finite."""
         if self.answer.probabilities:
             scores = _numbers(self._value(body, self.answer.probabilities, n, "probabilities"), n, "probabilities")
             one = scores.reshape(n, -1)
@@ -239,19 +240,19 @@ class Payload:
                 one = np.concatenate([1 - one, one], axis=1)
             if one.shape != (n, classes) or not np.isfinite(one).all():
                 raise InputError(
-                    f"its probabilities are of shape {scores.shape}: expected finite numbers of shape ({n}, {classes}),"
-                    " one for each class"
+                    f"expected probabilities of shape ({n}, {classes}), finite and one for each class, got"
+                    f" {scores.shape}"
                 )
             return one.argmax(1), one
         value = self._value(body, self.answer.labels, n, "labels")
         listed = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(listed, list) or len(listed) != n:
-            raise InputError(f"its labels are {_said(listed)}; expected a list of {n}, one for each row")
+            raise InputError(f"expected a list of {n} labels, one for each row, got {_kind(listed)}")
         flat = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in listed]
         if isinstance(flat[0], list):
             raise InputError(
-                f"its labels are lists of {len(flat[0])} numbers, which look like scores of the classes: an attacker"
-                " sees them too. List them as answer.probabilities in a TOML file, so that they are judged as released"
+                f"its labels are lists of {len(flat[0])} numbers, which seem to be scores of the classes. Attackers see"
+                " them too: set their path as answer.probabilities in a TOML file, so that they are judged as released"
             )
         return np.array([self._label(one, classes) for one in flat], dtype=np.int64), None
 
@@ -260,32 +261,31 @@ class Payload:
             if label in names and not isinstance(label, bool):
                 return names.index(label)
             raise InputError(
-                f"it gave the label {label!r:.40}; answer.classes lists {', '.join(map(str, names))[:200]}"
+                f"expected a label of answer.classes ({', '.join(map(str, names))[:200]}), got {label!r:.40}"
             )
         whole = isinstance(label, int | float) and not isinstance(label, bool) and float(label).is_integer()
         if not whole or not 0 <= label < classes:
             raise InputError(
-                f"it gave the label {label!r:.40}: expected a class from 0 to {classes - 1}, as the reference models"
-                " have; where its labels have names or start elsewhere, list them in order as answer.classes in a TOML"
-                " file"
+                f"expected a label from 0 to {classes - 1}, as the reference models have, got {label!r:.40}; if its"
+                " labels are names or start elsewhere, list them in order as answer.classes in a TOML file"
             )
         return int(label)
 
     def _row(self, row: Any, i: int) -> list[Any]:
-        """An explanation that is an object, its numbers in the order of the inputs."""
+        """The numbers of an explanation that is an object, in the order of the inputs."""
         names = self.answer.features
         if not names:
             held = ", ".join(map(str, row))[:80] if isinstance(row, dict) else type(row).__name__
             raise InputError(
-                f"its explanations are objects ({held}): name the features in the order of the inputs as"
-                " answer.features in a TOML file, or the path down to the numbers as answer.explanations"
+                f"its explanations are objects ({held}): list the features in the order of the inputs as"
+                " answer.features in a TOML file, or give the path of the numbers as answer.explanations"
             )
         if not isinstance(row, dict) or row.keys() != set(names):
-            raise InputError(f"its explanation of row {i} is not about the features of answer.features")
+            raise InputError(f"its explanation of row {i} does not have the features of answer.features")
         return [row[name] for name in names]
 
     def _value(self, body: Any, path: str, n: int, what: str) -> Any:
-        """What stands at a path: (n, ...) of a v2 tensor, else whatever is there, in a list of n."""
+        """The value at a path: a v2 tensor (n, ...), or any JSON, a list of n."""
         if self.format == "v2":
             return _tensor(body, path, what)
         value = _at(body, path.split(".") if path else [], path, what)
@@ -293,23 +293,23 @@ class Payload:
 
 
 def without_credentials(url: str) -> str:
-    """A URL without user, password, query and fragment, any of which may hold a secret."""
+    """A URL without user, password, query and fragment, which may hold secrets."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
-def _at(body: Any, path: Sequence[str], whole: str, what: str) -> Any:
-    """What stands at a path, in every entry where a name meets a list."""
+def _at(body: Any, path: Sequence[str], full_path: str, what: str) -> Any:
+    """The value at a path; a name reads every entry of a list."""
     for i, name in enumerate(path):
         if isinstance(body, list) and not name.isdigit():
-            return [_at(entry, path[i:], whole, what) for entry in body]
+            return [_at(entry, path[i:], full_path, what) for entry in body]
         if isinstance(body, list) and int(name) < len(body):
             body = body[int(name)]
         elif isinstance(body, dict) and name in body:
             body = body[name]
         else:
-            raise InputError(f"it holds no {what} at {whole!r}: found {_said(body)} where {name!r} was expected")
+            raise InputError(f"expected {name!r} on the path of its {what}, {full_path!r}, got {_kind(body)}")
     return body
 
 
@@ -317,32 +317,32 @@ def _tensor(body: Any, name: str, what: str) -> NDArray[Any]:
     """A tensor of a V2 answer."""
     outputs = body.get("outputs") if isinstance(body, dict) else None
     if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
-        raise InputError(f"it is no V2 answer: expected a list of outputs, got {_said(body)}")
+        raise InputError(f"expected a V2 answer with a list of outputs, got {_kind(body)}")
     found = [one for one in outputs if one.get("name") == name]
     if len(found) != 1:
         names = ", ".join(str(one.get("name")) for one in outputs)
-        raise InputError(f"it has no output {name!r} for the {what}: found {names[:120] or 'none'}")
+        raise InputError(f"expected one output {name!r} for the {what}, got {names[:120] or 'none'}")
     shape, data = found[0].get("shape"), found[0].get("data")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise InputError(f"its output {name} has the shape {shape!r:.60}")
     numbers = _array(data, what)
     if numbers.size != int(np.prod(shape, dtype=object)):
-        raise InputError(f"its output {name} has {numbers.size} numbers, and its shape {shape} says otherwise")
+        raise InputError(f"its output {name} has {numbers.size} numbers, which do not fit its shape {shape}")
     return numbers.reshape(shape)
 
 
 def _array(value: Any, what: str) -> NDArray[Any]:
-    """Numbers in lists of lists, all of one length; texts and truth values are no numbers."""
+    """The array of nested lists of numbers; booleans are not numbers, and texts only as labels."""
     try:
         array = np.array(value)
     except (ValueError, OverflowError):
         raise InputError(f"its {what} are lists of different lengths") from None
     if array.dtype.kind == "O" and array.size and any(one is None for one in array.reshape(-1).tolist()):
-        raise InputError(f"its {what} hold null where a number was expected")
+        raise InputError(f"expected numbers as {what}, got null among them")
     if what == "labels" and array.dtype.kind in "UO":
         return array.astype(object)
     if array.dtype.kind not in "iuf":
-        raise InputError(f"its {what} are no lists of numbers of one length: found {_said(value)}")
+        raise InputError(f"expected lists of numbers, all of one length, as {what}, got {_kind(value)}")
     return array
 
 
@@ -350,12 +350,12 @@ def _numbers(value: Any, n: int, what: str) -> NDArray[np.float64]:
     """(n, ...) numbers."""
     array = value if isinstance(value, np.ndarray) else _array(value, what)
     if array.ndim == 0 or len(array) != n:
-        raise InputError(f"it gave {what} of shape {array.shape} about {n} rows: expected one for each row")
+        raise InputError(f"expected {what} for each of {n} rows, got shape {array.shape}")
     return array.astype(np.float64)
 
 
-def _said(value: Any) -> str:
-    """What a value is, in a few words that hold none of its numbers."""
+def _kind(value: Any) -> str:
+    """The kind of a JSON value in a few words, without its numbers."""
     if isinstance(value, dict):
         return f"an object with {', '.join(map(str, value))[:80] or 'nothing'}"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Answers of a service, stored as they come, so that no question is ever asked twice. SQLite; no HTTP here."""
+"""Answers of a service in SQLite, stored as they arrive, so that no question is sent twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from safexplain.errors import InputError
 
-__all__ = ["AnswerStore", "Known", "digests_of"]
+__all__ = ["AnswerStore", "StoredAnswer", "digests_of"]
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -24,11 +24,11 @@ SCHEMA = (
 )
 
 WHOLE = "map IS NOT NULL AND label IS NOT NULL"
-"""Earlier versions stored explanations whose label had not come yet."""
+"""Earlier versions also stored explanations without their label."""
 
 
-class Known(NamedTuple):
-    """The answer to one question: (...) explanation, label and (classes,) scores, (0,) where none are given."""
+class StoredAnswer(NamedTuple):
+    """The answer to one question: (...) explanation, label and (classes,) scores, or (0,) without scores."""
 
     map: NDArray[np.float32]
     label: int
@@ -36,7 +36,7 @@ class Known(NamedTuple):
 
 
 def digests_of(x: NDArray[np.float32]) -> list[bytes]:
-    """BLAKE2b of each row of (n, ...), equal for what a model sees as equal: -0 is 0, whatever the shape."""
+    """BLAKE2b of each row of (n, ...), flattened, with -0 as 0."""
     rows = np.ascontiguousarray(x.reshape(len(x), -1), dtype="<f4") + np.float32(0)
     return [hashlib.blake2b(row, digest_size=16, person=b"endpoint").digest() for row in rows]
 
@@ -44,8 +44,7 @@ def digests_of(x: NDArray[np.float32]) -> list[bytes]:
 class AnswerStore:
     """Answers of one endpoint by the digest of the question, in an SQLite file or (None) in memory.
 
-    `InputError` is raised where the file cannot be used, another process uses it, or its answers are of something else
-    than `about` says.
+    `InputError` is raised if the file cannot be used, another process uses it, or its answers are not about `about`.
     """
 
     def __init__(self, path: str | Path | None, about: Mapping[str, str]) -> None:
@@ -64,40 +63,40 @@ class AnswerStore:
         if wrong := [name for name, value in about.items() if kept.get(name, value) != value]:
             self.close()
             raise InputError(
-                f"{path} holds answers of another {wrong[0]} ({kept[wrong[0]]:.100}, and this is"
-                f" {about[wrong[0]]:.100}): take another run directory"
+                f"{path}: expected answers of the {wrong[0]} {about[wrong[0]]:.100}, got {kept[wrong[0]]:.100}: use"
+                " another run directory"
             )
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     @property
     def asked(self) -> int:
-        """Questions that were sent, in all runs together, less those that were certainly not answered."""
+        """Questions sent in all runs together, less those certainly not answered."""
         return int(self._about("asked") or 0)
 
     @property
     def answered(self) -> int:
-        """Questions with an answer, those asked again among them."""
+        """Questions with an answer, including those asked again."""
         with self._reasons():
             found = self._db.execute(f"SELECT COUNT(*) FROM answers WHERE {WHOLE}")
             return int(found.fetchone()[0])
 
     def charge(self, questions: int) -> None:
-        """Count questions that are about to be sent; a negative number takes some back."""
+        """Count questions that are about to be sent; a negative number uncounts some."""
         self._set("asked", str(self.asked + questions))
 
-    def get(self, questions: Sequence[bytes], again: bool = False) -> dict[bytes, Known]:
+    def get(self, questions: Sequence[bytes], again: bool = False) -> dict[bytes, StoredAnswer]:
         """The answer to each question that has one."""
-        found = dict[bytes, Known]()
+        found = dict[bytes, StoredAnswer]()
         shape = tuple(json.loads(self._about("shape") or "[]"))
         query = f"SELECT map, label, scores FROM answers WHERE again = ? AND question = ? AND {WHOLE}"
         with self._reasons():
             for question in questions:
                 if (row := self._db.execute(query, (int(again), question)).fetchone()) is not None:
                     maps, label, scores = row
-                    found[question] = Known(
+                    found[question] = StoredAnswer(
                         np.frombuffer(maps, "<f4").reshape(shape), label, np.frombuffer(scores or b"", "<f8")
                     )
         return found
@@ -110,16 +109,16 @@ class AnswerStore:
         scores: NDArray[np.float64] | None,
         again: bool = False,
     ) -> None:
-        """Store what was answered about n questions, durably and all of it or nothing.
+        """Store the answers to n questions durably, all or nothing.
 
         Raises:
-            InputError: (n, ...) explanations have another shape than those before, or nothing can be written.
+            InputError: the (n, ...) explanations differ in shape from earlier ones, or the file cannot be written.
         """
         shape = json.dumps(list(maps.shape[1:]))
         if (before := self._about("shape")) is None:
             self._set("shape", shape)
         elif before != shape:
-            raise InputError(f"its explanations have the shape {shape}, and those before {before}")
+            raise InputError(f"its explanations have the shape {shape}, but earlier ones {before}")
         each = [np.ascontiguousarray(row, "<f4").tobytes() for row in maps]
         listed = [
             None if scores is None else np.ascontiguousarray(scores[i], "<f8").tobytes() for i in range(len(maps))
@@ -145,9 +144,7 @@ class AnswerStore:
             yield
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
-                raise InputError(f"another audit is using {self.path}; wait for it, or end it") from None
+                raise InputError(f"another audit is using {self.path}; wait for it, or stop it") from None
             raise InputError(f"answers cannot be stored in {self.path}: {error}") from None
         except sqlite3.Error as error:
-            raise InputError(
-                f"{self.path} cannot be used as a store of answers ({error}): take another run directory"
-            ) from None
+            raise InputError(f"{self.path} is not a store of answers ({error}): use another run directory") from None

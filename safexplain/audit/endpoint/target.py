@@ -1,4 +1,4 @@
-"""A service in the place of the audited model: what it answered stands for the model's outputs and explanations."""
+"""A service as the audited model: its answers are the model's outputs and explanations."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ READ = 256
 """Examples whose answers are looked up together."""
 
 SAME = 1e-3
-"""Distance of two maps over the norm of the first, above which they are different answers."""
+"""Distance of two maps over the norm of the first, above which they count as different answers."""
 
 GUESSING = 1.5
-"""Over the agreement of labels by guessing: below, the labels may be named in another order."""
+"""Multiple of chance agreement below which the labels may be in another order."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many questions an audit asks."""
+    """The number of questions that an audit asks."""
 
-    examples: int  # that are asked about
-    each: int  # questions about each of them, the plain one among them
-    twice: int  # questions that are asked again, last
-    requests: int  # at most in all, one after the other
-    seconds: float  # at least, as the rate says
-    stored: int  # answers that are there already
-    budget: int | None  # questions that may ever be asked; None: any number
+    examples: int
+    each: int  # questions per example, including the plain one
+    twice: int  # questions that are asked again at the end
+    requests: int  # at most, one after the other
+    seconds: float  # at least, by the rate
+    stored: int  # answers that exist already
+    budget: int | None  # questions in all runs together; None: any number
 
     @property
     def questions(self) -> int:
-        """In all."""
+        """All questions."""
         return self.examples * self.each + self.twice
 
     def __str__(self) -> str:
@@ -64,22 +64,21 @@ class Plan:
 
 
 class Endpoint(nn.Module):
-    """A service that runs already, as the target of `safexplain.audit.audit`.
+    """A running service as the target of `safexplain.audit.audit`.
 
-    What it gives as scores are the probabilities that the payload lists or, where it lists none, 1 for the predicted
-    class and 0 for the others: from these no loss and no margin is computed. Every answer is stored as it comes, and
-    the same question is not asked again.
+    Its scores are the probabilities in the payload or, without any, 1 for the predicted class and 0 for the others, of
+    which no loss and no margin is computed. Every answer is stored as it arrives, and no question is sent twice.
 
     Args:
-        url: that answers with explanations. User, password and query go to the service and nowhere else.
-        payload: a `Payload`, or what `Payload.read` takes: "json", "kserve-v1", "v2" or a TOML file.
-        classes: outputs of the model behind it, as of the reference models.
-        store: file of the answers, by which an interrupted audit is taken up; None: they are kept in memory.
+        url: answers with explanations. User, password and query are sent to the service only.
+        payload: a `Payload`, or an argument of `Payload.read`: "json", "kserve-v1", "v2" or a TOML file.
+        classes: outputs of its model, as of the reference models.
+        store: file of the answers, from which an interrupted audit resumes; None: they are kept in memory.
         transport: of httpx, for tests.
 
     Raises:
-        InputError: the store cannot be used, or is of another endpoint or another payload.
-        ConfigurationError: no URL, or no payload.
+        InputError: the store cannot be used, or is of another endpoint or payload.
+        ConfigurationError: the URL or the payload is not valid.
         MissingExtraError: httpx is not installed.
     """
 
@@ -99,32 +98,32 @@ class Endpoint(nn.Module):
         names = self.payload.answer.classes
         if names and len(names) != classes:
             raise ConfigurationError(
-                f"payload: answer.classes lists {len(names)} classes, and the models have {classes}"
+                f"payload: answer.classes: expected the {classes} classes of the models, got {len(names)}"
             )
         self.shape: tuple[int, ...] | None = None
         self.digest = ""
-        self._told: Callable[[str], None] = lambda note: None
+        self._report: Callable[[str], None] = lambda note: None
         self._client = Client(
             url,
             self.payload,
             charge=lambda questions: self._store.charge(questions),
             left=self._left,
-            waits=lambda seconds: self._told(f"busy, asked again in {seconds:.0f} s"),
+            waits=lambda seconds: self._report(f"busy, next try in {seconds:.0f} s"),
             transport=transport,
         )
         self._store = AnswerStore(store, {"endpoint": self.url, "payload": self.payload.digest})
         self.eval()
 
     def close(self) -> None:
-        """End connections, and let go of the store."""
+        """Close the connections and the store."""
         self._client.close()
         self._store.close()
 
     def plan(self, examples: int, patience: Sequence[int]) -> Plan:
-        """How many questions an audit of so many examples asks, at a policy's patience, before it asks any.
+        """The number of questions that an audit of so many examples asks at a policy's patience.
 
         Raises:
-            ConfigurationError: the budget does not allow it; the message names the highest patience that it allows.
+            ConfigurationError: the budget is too small; the message names the highest patience that it allows.
         """
         asking = self.payload.asking
         levels = levels_of(patience)
@@ -140,37 +139,35 @@ class Endpoint(nn.Module):
         fits = (allowed - twice) // examples - 1
         if fits >= 2:
             kept = [level for level in sorted({1, *levels}) if level < fits]
-            how = (
-                f"write patience = {[*kept, fits]} into a policy (--policy FILE.toml): {fits} is the highest that fits"
-            )
+            how = f"set patience = {[*kept, fits]} in a policy (--policy FILE.toml), the highest that fits, "
         elif fits >= 0:
-            how = "write patience = [1] into a policy (--policy FILE.toml): one question an example fits, and no more"
+            how = "set patience = [1] in a policy (--policy FILE.toml), as only one question per example fits, "
         else:
-            how = "not even one question an example fits"
+            how = ""
         spent = f", of which {self._store.asked:,} are spent" if self._store.asked else ""
         raise ConfigurationError(
             f"{self.url}: patience {', '.join(map(str, sorted({1, *levels})))} takes {plan.questions:,} questions"
-            f" ({_times(plan)}), and asking.budget is {asking.budget:,}{spent}. Either {how};"
-            " or raise asking.budget; or give fewer examples, by which less can be decided"
+            f" ({_times(plan)}), but asking.budget is {asking.budget:,}{spent}: {how}raise asking.budget, or score"
+            " fewer examples, which can decide less"
         )
 
-    def judged_by(self, policy: Policy) -> Policy:
-        """The policy with what the payload says to be released.
+    def policy_for(self, policy: Policy) -> Policy:
+        """The policy with the release of the payload.
 
         Raises:
-            ConfigurationError: it judges predictions and the payload lists no probabilities, or predictions alone.
+            ConfigurationError: it judges predictions that the payload does not have, or predictions alone.
         """
         if policy.release == "prediction":
             raise ConfigurationError(
-                'policy: release is "prediction", and an endpoint is audited for the explanations that it gives; say'
-                ' "explanation", or "explanation+prediction"'
+                'policy: release: expected "explanation" or "explanation+prediction", got "prediction": an endpoint is'
+                " audited for its explanations"
             )
         if self.payload.releases_probabilities and policy.release == "explanation":
             return Policy.from_dict({**policy.to_dict(), "release": "explanation+prediction"})
         if policy.release == "explanation+prediction" and not self.payload.releases_probabilities:
             raise ConfigurationError(
-                'policy: release is "explanation+prediction", and the payload says nowhere where probabilities are:'
-                " list them as answer.probabilities in a TOML file"
+                'policy: release is "explanation+prediction", but the payload has no probabilities: set their path as'
+                " answer.probabilities in a TOML file"
             )
         return policy
 
@@ -181,24 +178,23 @@ class Endpoint(nn.Module):
         shape: tuple[int, ...] | None,
         progress: Progress = silent,
     ) -> None:
-        """Ask the plain question about every example, and see whether the answers can be audited at all.
+        """Ask the plain question about every example, and check whether the answers can be audited.
 
-        Of the (n,) members, whose labels are classes of the model, labels are compared; maps have the `shape` of those
-        of the reference models, if there are any.
+        Labels are compared for members, `member` (n,) bool; `shape` is that of the maps of reference models, if known.
 
         Raises:
-            InputError: the endpoint fails, its maps have another shape, or its labels are named in another order.
+            InputError: the endpoint fails, its maps have another shape, or its labels another order.
         """
         self.shape = shape
         labels = []
         for part in batches(len(member), READ):
-            self._told = partial(progress, "asking the endpoint once", part.start, len(member))
+            self._report = partial(progress, "asking the endpoint once", part.start, len(member))
             labels.append(self._answers(population.x[part.start : part.stop].numpy()).labels)
             progress("asking the endpoint once", part.stop, len(member))
         self._check_labels(np.concatenate(labels)[member], population.y.numpy()[member])
 
     def _check_labels(self, labels: NDArray[np.int64], y: NDArray[np.int64]) -> None:
-        """Raise where labels agree with those of the members hardly ever, and would if they were renamed."""
+        """Raise InputError if labels of members hardly agree with the data, but would in another order."""
         from scipy.optimize import linear_sum_assignment
 
         size = max(self.classes, int(y.max()) + 1)
@@ -209,18 +205,16 @@ class Endpoint(nn.Module):
         best = float(table[linear_sum_assignment(-table)].sum()) / len(y)
         if best >= max(0.5, 3 * agree):
             raise InputError(
-                f"{self.url}: its labels are those of the data for {agree:.1%} of the members, and would be for"
-                f" {best:.1%} if its classes were named in another order: list them in the order of the data's as"
-                " answer.classes in a TOML file"
+                f"{self.url}: its labels agree with the data for {agree:.1%} of the members, but would for {best:.1%}"
+                " in another order: list its labels in the order of the data's classes as answer.classes in a TOML file"
             )
 
     def ask(
         self, population: Population, patience: Sequence[int], dither: Dither, progress: Progress = silent
     ) -> tuple[str, ...]:
-        """Ask all questions of an audit that were not asked yet, and last a few of them again.
+        """Ask all questions of an audit that have no answer yet, and a few of them again at the end.
 
-        Returns sentences about the answers, for the reader of the audit. `digest` is then the SHA-256 of all answers,
-        in the order of the questions.
+        Returns sentences about the answers for the report. `digest` is then the SHA-256 of all answers in order.
         """
         most, n = max(levels_of(patience), default=0), len(population)
         queries, found = Queries.of(population, dither), hashlib.sha256()
@@ -229,36 +223,36 @@ class Endpoint(nn.Module):
             for number in range(-1, most):
                 x = population.x[part.start : part.stop] if number < 0 else queries(part, number)
                 done = part.start * (1 + most) + len(part) * (number + 1)
-                self._told = partial(progress, "asking the endpoint", done, total)
+                self._report = partial(progress, "asking the endpoint", done, total)
                 answers = self._answers(x.numpy())
                 for array in (answers.labels, answers.maps, answers.scores):
                     found.update(np.ascontiguousarray(array).tobytes())
                 progress("asking the endpoint", done + len(part), total)
         self.digest = found.hexdigest()
-        notes = self._asked_twice(population.x.numpy())
+        notes = self._repeat(population.x.numpy())
         progress("asking the endpoint", total, total)
         return notes
 
-    def _asked_twice(self, x: NDArray[np.float32]) -> tuple[str, ...]:
-        """What came of asking a few plain questions again."""
+    def _repeat(self, x: NDArray[np.float32]) -> tuple[str, ...]:
+        """Ask a few plain questions again, and describe the answers."""
         number = min(self.payload.asking.twice, len(x))
         if not number:
-            return ("No question was asked twice: whether the endpoint gives the same answer again is not known.",)
+            return ("No question was repeated, so the endpoint may answer the same question differently.",)
         rows = x[np.unique(np.linspace(0, len(x) - 1, number).astype(int))]
         first, second = self._answers(rows), self._answers(rows, again=True)
         norms = [np.linalg.norm(maps.reshape(len(rows), -1), axis=1) for maps in (first.maps, first.maps - second.maps)]
-        others = int((norms[1] > SAME * np.maximum(norms[0], 1e-12)).sum())
+        maps = int((norms[1] > SAME * np.maximum(norms[0], 1e-12)).sum())
         labels = int((first.labels != second.labels).sum())
-        if not others and not labels:
-            return (f"{len(rows)} questions were asked again, last, and got the same answers.",)
+        if not maps and not labels:
+            return (f"{len(rows)} questions were repeated at the end and got the same answers.",)
         return (
-            f"The endpoint gave other answers to the same questions: of {len(rows)} that were asked again, other"
-            f" explanations to {others} and other labels to {labels}. Whoever asks one question often averages that"
-            " away, which this audit did not do: it asked each question once.",
+            f"The endpoint answers the same question differently: {len(rows)} questions were repeated, and {maps}"
+            f" explanations and {labels} labels changed. An attacker can average over repeated questions; this audit"
+            " asked each question once.",
         )
 
     def __getstate__(self) -> Any:
-        raise TypeError("an endpoint is asked by the process that was given it and its credentials alone")
+        raise TypeError("an endpoint cannot be pickled: its credentials stay in the process that made it")
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, classes) scores, float64: see the class."""
@@ -268,30 +262,30 @@ class Endpoint(nn.Module):
         return torch.nn.functional.one_hot(torch.from_numpy(answers.labels), self.classes).double().to(x.device)
 
     def explain(self, x: Tensor) -> Tensor:
-        """(n, ...) the maps that it answered, float32."""
+        """(n, ...) its maps, float32."""
         return torch.from_numpy(self._answers(x.detach().cpu().numpy()).maps).to(x.device)
 
     @property
-    def told(self) -> str:
-        """What the reader of an audit must know first."""
-        gives = "probabilities" if self.payload.releases_probabilities else "labels"
+    def caveat(self) -> str:
+        """The first note of the report."""
+        kind = "probabilities" if self.payload.releases_probabilities else "labels"
         return (
-            f"The model behind {self.url} was not seen: the verdict is about the explanations and {gives} that the"
-            f" endpoint gave. {self._store.asked:,} questions were asked."
+            f"The verdict is about the explanations and {kind} of {self.url}, whose model was not available."
+            f" {self._store.asked:,} questions were asked."
         )
 
     def redacted(self, text: str) -> str:
-        """A text with the URL as it was given replaced by the one without credentials."""
+        """A text in which the URL has no credentials."""
         return text.replace(self.given, self.url)
 
     def _answers(self, x: NDArray[np.float32], again: bool = False) -> _Answers:
-        """Of (n, ...) rows: from the store, and from the endpoint what is not there."""
+        """Answers about (n, ...) rows, from the store or else from the endpoint."""
         x = np.ascontiguousarray(x, dtype=np.float32)
         questions = digests_of(x)
         known = self._store.get(questions, again)
-        first = {q: i for i, q in reversed([*enumerate(questions)]) if q not in known}  # equal rows are one question
+        new = {q: i for i, q in reversed([*enumerate(questions)]) if q not in known}  # equal rows are one question
         size = 1 if self.payload.request.single else self.payload.asking.batch
-        rows = sorted(first.values())
+        rows = sorted(new.values())
         for start in range(0, len(rows), size):
             self._ask(x[rows[start : start + size]], again)
         if rows:
@@ -300,7 +294,7 @@ class Endpoint(nn.Module):
         return _Answers(self._shaped(np.stack(maps)), np.array(labels, np.int64), np.stack(scores))
 
     def _ask(self, x: NDArray[np.float32], again: bool) -> None:
-        """Ask about these rows, and store the answers."""
+        """Send questions about these rows, and store the answers."""
         try:
             body = self._client.explain(x)
             maps = self.payload.maps(body, len(x))
@@ -315,7 +309,7 @@ class Endpoint(nn.Module):
             raise EndpointError(f"{self.url}: {error}") from None
 
     def _shaped(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(n, ...) maps in the shape of the reference models', which they may have flat or with other axes of 1."""
+        """(n, ...) maps reshaped to those of the reference models, if they are flat or differ in axes of size 1."""
         if self.shape is None or maps.shape[1:] == self.shape:
             return maps
         plain = tuple(size for size in self.shape if size != 1)
@@ -324,9 +318,9 @@ class Endpoint(nn.Module):
         if got == plain or got == (numbers,) or (got == () and numbers == 1):
             return maps.reshape(len(maps), *self.shape)
         raise InputError(
-            f"its explanations have the shape {list(maps.shape[1:])}, and those of the reference models"
-            f" {list(self.shape)}: name the explainer that it uses (--explainer), or say in a TOML file where its maps"
-            ' are (answer.explanations), or that channels stand last (request.channels = "last")'
+            f"expected explanations of shape {list(self.shape)}, as of the reference models, got"
+            f" {list(maps.shape[1:])}: name the explainer that it uses (--explainer), or set in a TOML file the path of"
+            ' its maps (answer.explanations) or request.channels = "last"'
         )
 
     def _left(self) -> int | None:
@@ -336,7 +330,7 @@ class Endpoint(nn.Module):
 
 @dataclass(frozen=True)
 class _Answers:
-    """(n, ...) maps, (n,) labels and (n, classes) scores, (n, 0) where none are given."""
+    """(n, ...) maps, (n,) labels and (n, classes) scores, or (n, 0) without scores."""
 
     maps: NDArray[np.float32]
     labels: NDArray[np.int64]

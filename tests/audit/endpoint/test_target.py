@@ -148,8 +148,8 @@ def test_every_question_is_asked_once_but_for_those_that_are_asked_twice(
     counts = service.questions
     assert (len(counts), counts.total()) == (N * EACH, N * EACH + TWICE)
     assert sorted(counts.values())[-TWICE - 1 :] == [1, *[2] * TWICE]
-    assert any("asked again, last, and got the same answers" in note for note in found.notes)
-    assert target.told.endswith(f"{N * EACH + TWICE} questions were asked.")
+    assert f"{TWICE} questions were repeated at the end and got the same answers." in found.notes
+    assert target.caveat.endswith(f"{N * EACH + TWICE} questions were asked.")
 
 
 def test_what_is_averaged_are_the_maps_that_explain_the_label_of_the_plain_query(
@@ -180,7 +180,7 @@ def test_the_certificate_is_about_the_endpoint_and_says_that_no_model_was_seen(
     assert read.endpoint == service.url
     assert read.subject == {service.url: {"safexplainAnswersDigest": target.digest}}
     assert "The model itself was not seen" in read.limits[-1][1]
-    assert "was not seen" in read.notes[0]
+    assert "whose model was not available" in read.notes[0]
     assert read.native is None
     assert read.utility is None
     assert found.utility is None
@@ -231,7 +231,7 @@ def test_a_budget_that_does_not_suffice_names_the_patience_that_does(
     assert service.bodies == []
     plan = endpoint(service, asking={"budget": 1000}).plan(N, (1, 5, 15))
     assert (plan.questions, plan.budget) == (976, 1000)
-    for budget, how in ((16 + 60, r"patience = \[1\]"), (75, "not even one question")):
+    for budget, how in ((16 + 60, r"patience = \[1\]"), (75, "is 75: raise asking.budget")):
         with pytest.raises(ConfigurationError, match=how):
             endpoint(service, asking={"budget": budget}).plan(N, (1, 5))
 
@@ -256,14 +256,14 @@ def test_a_store_is_of_one_endpoint_and_one_process(service: Any, tmp_path: Path
     with pytest.raises(InputError, match="another audit is using"):
         endpoint(service, tmp_path / "a")
     first.close()
-    with pytest.raises(InputError, match="holds answers of another payload"):
+    with pytest.raises(InputError, match="expected answers of the payload"):
         endpoint(service, tmp_path / "a", answer={"labels": "class"})
     endpoint(service, tmp_path / "a", asking={"rate": 5}).close()
     service.url = service.url.replace("model:", "other:")
-    with pytest.raises(InputError, match="holds answers of another endpoint"):
+    with pytest.raises(InputError, match="expected answers of the endpoint"):
         endpoint(service, tmp_path / "a")
     (tmp_path / "b").write_bytes(b"no database" * 100)
-    with pytest.raises(InputError, match="cannot be used as a store"):
+    with pytest.raises(InputError, match="is not a store of answers"):
         endpoint(service, tmp_path / "b")
 
 
@@ -293,9 +293,9 @@ def test_another_answer_to_the_same_question_is_said(
 
     service.answer = noisy
     notes = run(endpoint(service)).notes
-    assert any("of 16 that were asked again, other explanations to 16 and other labels to 0" in note for note in notes)
+    assert any("16 questions were repeated, and 16 explanations and 0 labels changed" in note for note in notes)
     unasked = run(endpoint(service, asking={"twice": 0})).notes
-    assert any("No question was asked twice" in note for note in unasked)
+    assert any("No question was repeated" in note for note in unasked)
 
 
 def test_maps_of_another_shape_are_refused_before_anything_is_trained(
@@ -305,7 +305,7 @@ def test_maps_of_another_shape_are_refused_before_anything_is_trained(
     service.answer = lambda path, x: {**right(path, x), "explanations": np.zeros((len(x), 2, 2)).tolist()}
 
     built = iter([parts.build(0)])  # one network tells the shape, and none is trained
-    with pytest.raises(EndpointError, match=r"have the shape \[2, 2\], and those of the reference models \[6\]"):
+    with pytest.raises(EndpointError, match=r"expected explanations of shape \[6\], .* got \[2, 2\]"):
         run(endpoint(service), build=lambda seed: next(built))
     assert len(service.bodies) == 1
 
@@ -322,7 +322,7 @@ def test_maps_may_be_flat_or_have_other_axes_of_one(service: Any, run: Callable[
 def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]) -> None:
     right, places = service.answer, np.array([1, 2, 0])
     service.answer = lambda path, x: {**right(path, x), "labels": places[right(path, x)["labels"]].tolist()}
-    with pytest.raises(InputError, match=r"for 0.0% of the members, and would be for 100.0% if its classes"):
+    with pytest.raises(InputError, match=r"for 0.0% of the members, but would for 100.0% in another order"):
         run(endpoint(service))
     found = run(endpoint(service, answer={"classes": [1, 2, 0]}))
     assert any("100.0% on members" in note for note in found.notes)
@@ -330,7 +330,7 @@ def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace,
 
 @pytest.mark.parametrize(
     ("spoiled", "said"),
-    [({"explanations": [[float("nan")] * 6] * 32}, "not finite"), ({"labels": [0]}, "expected a list of 32")],
+    [({"explanations": [[float("nan")] * 6] * 32}, "NaN or inf"), ({"labels": [0]}, "expected a list of 32")],
 )
 def test_a_malformed_answer_loses_nothing_that_came_before(
     service: Any,
@@ -376,7 +376,7 @@ def test_what_cannot_be_asked_of_an_endpoint_is_refused(
         run(endpoint(service), options=AuditOptions(classes=(0, 1)))
     with pytest.raises(InputError, match="not for pre-training"):
         run(endpoint(service), options=AuditOptions(subject_data="pre-training"))
-    with pytest.raises(ConfigurationError, match="lists 2 classes, and the models have 3"):
+    with pytest.raises(ConfigurationError, match="expected the 3 classes of the models, got 2"):
         endpoint(service, answer={"classes": ["a", "b"]})
     assert service.bodies == []
 
