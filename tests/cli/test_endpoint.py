@@ -227,7 +227,7 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
     assert (code, served.asked) == (2, [])
     assert not (tmp_path / "other").exists()
     assert "takes 496 questions" in err
-    assert "write patience = [1] into a policy (--policy FILE.toml)" in err
+    assert "set patience = [1] in a policy (--policy FILE.toml)" in err
 
 
 @pytest.mark.parametrize(
