@@ -164,7 +164,7 @@ def certify(
     noted: dict[str, Any] = {"uses": None}
     if uses is not None:
         alone = replace(first, uses=1, others=tuple(replace(r, uses=1) for r in others))
-        says = f"{policy.says}: {VERDICTS[alone.verdict].lower()}"
+        says = f"{policy.changes}: {VERDICTS[alone.verdict].lower()}"
         used, tried = uses.record(signals, splits.certification, says)
         noted = {"uses": used, "tried": tried, "forced": uses.force}
     return replace(first, **noted, others=tuple(replace(r, **noted) for r in others))

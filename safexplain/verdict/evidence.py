@@ -1,4 +1,4 @@
-"""What a verdict is made of: counts of members found, alone and in pairs, and controls."""
+"""The evidence behind a verdict: members found, alone and compared with the baseline, and controls."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ EXIT_CODES: dict[Verdict, int] = {"certified": 0, "leak": 1, "inconclusive": 3}
 
 @dataclass(frozen=True)
 class Evidence:
-    """How many members one attack found, alone and beside the baseline of its level.
+    """How many members one attack found, alone and compared with the baseline at its number of queries.
 
-    Counts are of independent units (see `thresholds.weights_of`): whole numbers where every example is one.
+    Counts are of independent units (see `thresholds.weights_of`): whole numbers if each example is a unit.
     """
 
     attack: str
     signal: str
     role: Role  # what it reads: the explanation, the label, the loss, or two of these
-    level: int  # how often the attacker asked about each example
+    level: int  # number of queries about each example
     found: float  # members above the rank of the policy's false-positive rate: the estimate
     upper_bound_count: float  # members above the threshold of the upper bound (see `thresholds`)
-    lower_bound_count: float  # members above that of the lower bound, which is higher
-    pair: PairedCounts | None = None  # against the baseline; None: this is the baseline, or there is none
+    lower_bound_count: float  # members above the higher threshold of the lower bound
+    pair: PairedCounts | None = None  # comparison with the baseline; None: this is the baseline, or there is none
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it tells what the labels (or predictions) of the same queries tell."""
+        """Whether it reads only the labels (or predictions) of the queries."""
         return self.attack in BASELINES
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,34 +44,33 @@ class Evidence:
 
 
 BASELINES = {"LabelPatience": "labels", "PredictionPatience": "predictions"}
-"""Attacks that read what is released anyway -> what that is."""
+"""Attacks on what is released anyway -> what they read."""
 
 
 def baseline_name(policy: Policy) -> str:
-    """The attack on what is released anyway; "" where predictions alone are released, which nothing is added to."""
+    """The attack on what is released anyway; "" if predictions alone are released, so that nothing is added."""
     return {"explanation": "LabelPatience", "explanation+prediction": "PredictionPatience"}.get(policy.release, "")
 
 
 STRENGTH = ("references", "recipe", "accuracy")
-"""Controls of the attacks' strength, and of the data asked about: when they fail, nothing is certified, but a leak that
-was found stands."""
+"""Controls of the attacks' strength and of the data: if one fails, nothing is certified, but a proven leak stands."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """One check that members and non-members differ by nothing but training, or that the attacks are strong enough."""
+    """One check that members and non-members differ only by training, or that the attacks are strong enough."""
 
     name: str  # blind baseline, null model, shuffled membership, references, recipe, accuracy or other source
-    failed: bool | None  # it found what must not be there; None: it could not be run
-    says: str  # what was found, or why it was not run, in a sentence
-    numbers: dict[str, float]  # behind it
+    failed: bool | None  # None: it could not be run
+    says: str  # the finding, or why it was not run, in a sentence
+    numbers: dict[str, float]  # behind the finding
 
 
 def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
-    """Whether the verdict rests on attacks that read this: whatever the stated attacker can run.
+    """Whether the verdict rests on attacks of this role: those that the stated attacker can run.
 
-    Under the claim "excess" these are the attacks on the explanation together with what is released anyway. `claim` is
-    the policy's, or "whole" where there is nothing to compare with.
+    Under the claim "excess" these are the attacks on the explanation together with what is released anyway. `claim`
+    replaces the policy's: "whole" if there is nothing to compare with.
     """
     if policy.release == "prediction":
         return role in ("label", "loss")
@@ -82,20 +81,20 @@ def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
 
 
 def code(of: Evidence) -> str:
-    """Name as the JSON has it."""
+    """Name of an attack in JSON."""
     return f"{of.attack} on {of.signal}"
 
 
 def at_level(signal: str, level: int) -> str:
-    """Name in the file of a signal that an attacker gets who asks `level` times: l1, l1@200."""
+    """Name in the file of a signal after `level` queries: l1, l1@200."""
     return signal if level == 1 else f"{signal}@{level}"
 
 
 def split_level(signal: str) -> tuple[str, int]:
-    """The signal and the level that a name in the file means; what is no level belongs to the name."""
+    """Signal and number of queries of a name in the file; a suffix that is no number belongs to the name."""
     name, at, level = signal.rpartition("@")
     return (name, int(level)) if at and name and level.isdecimal() and int(level) > 1 else (signal, 1)
 
 
 WHOLE_MAP = "attributions"
-"""Name of the signal that is the whole attribution vector."""
+"""Name of the signal that holds whole attribution vectors."""

@@ -1,23 +1,22 @@
-"""From counts to a verdict. NumPy and SciPy only, so that whoever reads a certificate can compute it again.
+"""From counts to a verdict, with NumPy and SciPy only, so that readers of a certificate can compute it again.
 
     leak          the lower bound of some judged attack lies above the limit
-    certified     at every level of patience, the upper bounds of all judged attacks lie at or below the limit
+    certified     at every number of queries, the upper bounds of all judged attacks lie at or below the limit
     inconclusive  otherwise, and whenever a control failed
 
-Bounds are those of the rate of members found (the claim "whole"), or of how much more are found than by the labels of
-the same queries alone ("excess"). Where there are no labels, there is nothing to compare with: the whole is judged.
+The claim "whole" bounds the rate of members found, the claim "excess" how many more are found than from the labels of
+the same queries alone. Without labels, the whole is judged.
 
 All lower bounds of one target share its risk of 1 - confidence (Bonferroni), because one of them is enough to call a
 leak: half of it goes to the attacks called `MAIN`, which are expected to be the strongest, the rest to all others;
 several targets share it equally. Each upper bound has a risk of 1 - confidence: a certificate needs all of them, so it
 is wrong only if that of the strongest attack is (an intersection-union test: Berger, Technometrics 24, 1982).
 
-Where the training's own differential privacy already satisfies the policy (`implied`), the verdict is "certified" by
-guarantee, whatever the sample could decide, unless members were found to differ from non-members in other ways, or an
-attack found more than the guarantee allows.
+If the training's differential privacy already satisfies the policy (`implied`), the verdict is "certified" by guarantee
+for any sample, unless members differ from non-members in other ways, or an attack finds more than the guarantee allows.
 
-A `Judgement` follows from counts alone and is what a certificate holds; `words` says what it means, and `result` adds
-each attack's curve and rates.
+A `Judgement` follows from counts alone and is what a certificate holds; `words` phrases it, and `result` adds each
+attack's curve and rates.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from safexplain.verdict.evidence import (
 )
 from safexplain.verdict.guarantee import Implied
 from safexplain.verdict.policy import Claim, Policy
-from safexplain.verdict.power import Found, Needed, best_certifiable, needed
+from safexplain.verdict.power import AttackBounds, SampleSize, best_certifiable, sample_needed
 from safexplain.verdict.stats.paired import difference_bounds
 from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
 UNREADABLE = "not the outcome of an audit"
 
 MAIN = "Stacked"
-"""Attacks that get half of the risk of a target's lower bounds, fixed before anything is measured; where predictions
-alone are released, `MAIN_OF_PREDICTIONS`, which joins the attacks on these."""
+"""Attacks that get half of the risk of a target's lower bounds, fixed before anything is measured. If predictions alone
+are released, `MAIN_OF_PREDICTIONS`, which combines the attacks on these, takes their place."""
 
 MAIN_OF_PREDICTIONS = "PredictionPatience"
 
@@ -61,7 +60,7 @@ Reason = Literal[
     "control failed",
     "selection split",
     "level missing",
-    "found beside",
+    "missed part",
     "release incomplete",
     "not compared",
     "suite incomplete",
@@ -70,24 +69,23 @@ Reason = Literal[
     "used before",
     "too wide",
 ]
-"""Why nothing is decided, or, all but the first and the last, why nothing may be certified (`words.reasons`)."""
-
+"""Why a verdict is inconclusive (`words.reasons`). All but the first and the last only rule out a certificate."""
 
 WRITTEN = (
     "verdict", "policy", "claim", "limit", "bound", "levels", "split", "uses", "forced", "tried", "members",
     "non_members", "grouped", "references", "omitted", "gaps", "target", "targets", "evidence", "controls",
     "could_certify", "needed", "others",
 )  # fmt: skip
-"""What is written, of a judgement and what follows from it, in its order."""
+"""Fields of the JSON, in their order."""
 
 
 def main_of(policy: Policy) -> str:
-    """Attacks that get half of the risk under this policy."""
+    """Name of the attacks that get half of the risk under this policy."""
     return MAIN_OF_PREDICTIONS if policy.release == "prediction" else MAIN
 
 
 def lower_risks(attacks: Sequence[str], policy: Policy, targets: int = 1) -> list[float]:
-    """Risk of the lower bound of each judged attack, by name; they add up to the policy's risk / targets."""
+    """Risk of the lower bound of each judged attack, in order; they add up to the policy's risk / targets."""
     if not attacks:
         return []
     best = main_of(policy)
@@ -105,21 +103,21 @@ class Judgement:
     Args:
         policy: what counts as a leak.
         evidence: of every attack, judged or not.
-        members, non_members: independent units that were scored: examples, or groups of them that belong together.
-        references: models that stood in for the target; 0 when only thresholds could be tried.
-        controls: that were run, or could not be.
-        omitted: attacks that the signals allow and the whole suite has, but that were not run.
-        gaps: what of the release no attack read, or was not asked for at each level of the policy.
-        split: "certification", or "selection": then nothing can be decided.
-        uses: which verdict this is on these examples, the first being 1; None: not counted.
+        members, non_members: independent units that were scored: examples, or groups of related examples.
+        references: number of reference models; 0 if only thresholds could be tried.
+        controls: all controls, those that could not be run included.
+        omitted: attacks of the full suite that fit the signals but were not run.
+        gaps: released arrays that no attack read, or that are missing at a number of queries of the policy.
+        split: "certification", or "selection", on which nothing can be decided.
+        uses: number of this verdict on these examples, the first being 1; None: not counted.
         forced: certify although it is not the first.
         tried: the other verdicts on these examples, a line each: when, under which policy, with which outcome.
-        grouped: examples that were scored, where groups of them are the units; None: each is a unit.
-        target: which model this is about, where there are several.
-        targets: how many are judged, each on its own.
+        grouped: examples scored, if groups of them are the units; None: each example is a unit.
+        target: index of the model, if there are several.
+        targets: number of models, each judged on its own.
         others: judgements of the other targets; this one is the most exposed.
-        quick: whether it is of a quick look, with few references and examples, which certifies nothing.
-        implied: what differential privacy of the one target's training implies for the records that were scored; None:
+        quick: a quick look with few references and examples, which certifies nothing.
+        implied: what differential privacy of the single target's training implies for the scored records; None:
             nothing is stated, or it is not about them.
     """
 
@@ -144,9 +142,9 @@ class Judgement:
 
     def __post_init__(self) -> None:
         if self.implied is not None and self.targets > 1:
-            raise InputError("implied: a privacy statement is about one model, and several are judged")
+            raise InputError(f"implied: a privacy statement is about one model, but {self.targets} are judged")
         if min(self.members, self.non_members) < 1:
-            raise InputError(f"need members and non-members, got {self.members} and {self.non_members}")
+            raise InputError(f"expected members and non-members, got {self.members} and {self.non_members}")
         room = self.members * (1 + 1e-9)
         for e in self.evidence:
             few, many = e.lower_bound_count, e.upper_bound_count
@@ -160,7 +158,7 @@ class Judgement:
                 if e.pair.only + e.pair.missed > room:
                     raise InputError(f"pairs out of range: {e.pair} with {self.members} members")
         if len({code(e) for e in self.evidence}) < len(self.evidence):
-            raise InputError("two attacks of one name read one signal; give each row of the suite a name of its own")
+            raise InputError("two attacks of one name read one signal; give each row of the suite another name")
         if self.others and self.targets != len(self.others) + 1:
             raise InputError(f"expected judgements of {self.targets} targets, got {len(self.others) + 1}")
 
@@ -168,26 +166,26 @@ class Judgement:
 
     @property
     def anyway(self) -> str:
-        """What is released whether or not there are explanations: labels or predictions."""
+        """What is released even without explanations: "labels" or "predictions"."""
         return "labels" if self.policy.release == "explanation" else "predictions"
 
     def baseline(self, level: int) -> Evidence | None:
-        """What the labels (or predictions) of the same queries tell."""
+        """The attack on the labels (or predictions) alone at this number of queries."""
         return next((e for e in self.evidence if e.attack == baseline_name(self.policy) and e.level == level), None)
 
     @cached_property
     def claim(self) -> Claim:
-        """What is claimed: that of the policy, or "whole" where there is nothing to compare with."""
+        """The policy's claim, or "whole" if there is nothing to compare with."""
         return self.policy.claim if self.compared else "whole"
 
     @cached_property
     def compared(self) -> bool:
-        """Whether what is judged is compared with labels (or predictions) of the same queries."""
+        """Whether the judged attacks are compared with the labels (or predictions) of the same queries."""
         return self.policy.claim != "whole" and any(e.attack == baseline_name(self.policy) for e in self.evidence)
 
     @property
     def limit(self) -> float:
-        """What bounds are compared with."""
+        """The limit that bounds are compared with."""
         return self.policy.max_tpr if self.claim == "whole" else self.policy.limit
 
     def is_judged(self, e: Evidence) -> bool:
@@ -201,7 +199,7 @@ class Judgement:
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        """Levels of the policy at which nothing could be judged."""
+        """Numbers of queries of the policy at which nothing could be judged."""
         there = {e.level for e in self.judged if code(e) in self.decisive}
         return tuple(level for level in self.policy.patience if level not in there)
 
@@ -213,12 +211,12 @@ class Judgement:
         return dict(zip(map(code, self.judged), shares, strict=True))
 
     def lower_risk(self, e: Evidence) -> float:
-        """Probability with which the lower bound of this attack may fail; unjudged ones count as one more."""
+        """Largest probability that the attack's lower bound is wrong; an unjudged attack counts as one more."""
         return self._risks.get(code(e), self.policy.risk / self.targets / (len(self.judged) + 1))
 
     @cached_property
     def could_certify(self) -> float:
-        """Smallest `max_tpr` that one guessing attack stays below here, with a probability of 90 %."""
+        """Smallest `max_tpr` that a sample of this size certifies for one guessing attack in 90 % of audits."""
         whole = replace(self.policy, claim="whole")
         return best_certifiable(whole, self.members, self.non_members)
 
@@ -242,21 +240,21 @@ class Judgement:
         return {code(e): difference_bounds(pair, *n, fpr, self.lower_risk(e), high) for e, pair in compared}
 
     def claimed(self, e: Evidence) -> tuple[float, float] | None:
-        """Bounds of what the claim is about: of the rate, or of the excess."""
+        """Bounds in the unit of the claim: of the rate, or of the excess."""
         return self.bounds(e) if self.claim == "whole" else self.added(e)
 
     @cached_property
     def decisive(self) -> dict[str, tuple[float, float]]:
-        """Bounds that the limit is compared with, by judged attack."""
+        """Judged attack -> bounds that are compared with the limit."""
         compared = {code(e): self.claimed(e) for e in self.judged}
         return {name: bounds for name, bounds in compared.items() if bounds is not None}
 
     def estimate(self, e: Evidence) -> float:
-        """What an attack found, in the unit of the limit: the rate, or the excess."""
+        """The attack's estimate in the unit of the limit: the rate, or the excess."""
         return e.found / self.members if self.claim == "whole" else self.excess(e)
 
     def excess(self, e: Evidence) -> float:
-        """How much more of the members it found than the baseline of its level, as counted; 0 without one."""
+        """Estimated difference of true-positive rates to the baseline at its number of queries; 0 without one."""
         return 0.0 if e.pair is None else (e.pair.only - e.pair.missed) / self.members
 
     def proven(self, e: Evidence) -> bool:
@@ -266,30 +264,31 @@ class Judgement:
 
     @cached_property
     def beyond(self) -> tuple[Evidence, ...]:
-        """Attacks that were run and not judged, whose lower bound is above the limit; the clearest first."""
+        """Attacks that were not judged but whose lower bound is above the limit; the highest first."""
         others = [(bounds[0], e) for e in self.evidence if not self.is_judged(e) and (bounds := self.claimed(e))]
         return tuple(e for low, e in sorted(others, key=lambda one: -one[0]) if low > self.limit)
 
     @cached_property
-    def found_beside(self) -> Evidence | None:
-        """An attack that reads a part of what is released, is not judged, and finds more than the policy allows: what
-        joins all attacks should have found that too, so that it cannot be relied on."""
-        seen = {"explanation": ("explanation", "label"), "prediction": ("label", "loss")}.get(
-            self.policy.release, ROLES
-        )
-        return next((e for e in self.beyond if e.role in seen and e.level in self.policy.patience), None)
+    def missed_part(self) -> Evidence | None:
+        """An unjudged attack on a part of the release that finds more than the policy allows; None: there is none.
+
+        The judged attacks combine all parts and should have found it too, so they cannot be relied on.
+        """
+        parts = {"explanation": ("explanation", "label"), "prediction": ("label", "loss")}
+        roles = parts.get(self.policy.release, ROLES)
+        return next((e for e in self.beyond if e.role in roles and e.level in self.policy.patience), None)
 
     # ------------------------------------------------------------------------------------ verdict
 
     @property
     def failed(self) -> tuple[Control, ...]:
-        """Controls that found what must not be there."""
+        """Controls that failed."""
         return tuple(c for c in self.controls if c.failed)
 
     @cached_property
     def contradiction(self) -> Evidence | None:
-        """The attack that surely finds more than the stated differential privacy allows any to find, if one does."""
-        most = None if self.implied is None or self._unlike else self.implied.tpr
+        """The attack whose lower bound is furthest above what the stated differential privacy allows; None: none."""
+        most = None if self.implied is None or self._members_differ else self.implied.tpr
         above = [e for e in self.evidence if most is not None and self.bounds(e)[0] > most]
         return max(above, key=lambda e: self.bounds(e)[0], default=None)
 
@@ -297,28 +296,28 @@ class Judgement:
     def by_guarantee(self) -> bool:
         """Whether the stated differential privacy alone satisfies the policy, and nothing contradicts it."""
         i = self.implied
-        if i is None or self.quick or self._unlike or self.split != "certification" or self.contradiction:
+        if i is None or self.quick or self._members_differ or self.split != "certification" or self.contradiction:
             return False
-        # labels alone may find no member at all, so what explanations add is at most all that is found
+        # labels alone may find no member at all, so explanations add at most the whole rate
         return math.isclose(i.fpr, self.policy.fpr) and i.tpr <= self.limit
 
     @property
     def basis(self) -> str:
-        """What the verdict rests on: "by guarantee", or "by measurement"."""
+        """Basis of the verdict: "by guarantee" or "by measurement"."""
         return "by guarantee" if self.verdict == "certified" and self.by_guarantee else "by measurement"
 
     @property
-    def _unlike(self) -> bool:
-        """Whether a control found that members differ from non-members, not only that the attacks may be weak."""
+    def _members_differ(self) -> bool:
+        """Whether a failed control means that members differ from non-members, not only that attacks may be weak."""
         return any(c.name not in STRENGTH for c in self.failed)
 
     @cached_property
     def own_verdict(self) -> Verdict:
-        """Of this target alone; see the module."""
+        """The verdict about this target alone; see the module."""
         bounds = self.decisive.values()
         if self.by_guarantee and not any(low > self.limit for low, _ in bounds):
             return "certified"
-        if self._unlike or self.split != "certification" or not bounds:
+        if self._members_differ or self.split != "certification" or not bounds:
             return "inconclusive"
         if any(low > self.limit for low, _ in bounds):
             return "leak"
@@ -326,7 +325,7 @@ class Judgement:
 
     @property
     def verdict(self) -> Verdict:
-        """Of all targets: a leak where one leaks, certified where each is."""
+        """The verdict about all targets: a leak if one leaks, certified if each is."""
         verdicts = {self.own_verdict, *(o.own_verdict for o in self.others)}
         return "leak" if "leak" in verdicts else "certified" if verdicts == {"certified"} else "inconclusive"
 
@@ -337,18 +336,18 @@ class Judgement:
 
     @property
     def bound(self) -> float:
-        """No judged attack finds more, with the policy's confidence (of the excess: adds more)."""
+        """Highest upper bound of the judged attacks of all targets, in the unit of the claim."""
         return max((high for one in (self, *self.others) for _, high in one.decisive.values()), default=1.0)
 
     @cached_property
     def obstacles(self) -> tuple[Reason, ...]:
-        """Why nothing may be certified, whatever the bounds are."""
+        """Why nothing may be certified, for any bounds."""
         found: dict[Reason, bool] = {
             "quick": self.quick,
             "control failed": bool(self.failed),
             "selection split": self.split != "certification",
             "level missing": bool(self.missing),
-            "found beside": self.found_beside is not None,
+            "missed part": self.missed_part is not None,
             "release incomplete": bool(self.gaps),
             "not compared": bool(self.uncompared),
             "suite incomplete": bool(self.omitted),
@@ -360,47 +359,47 @@ class Judgement:
 
     @cached_property
     def uncompared(self) -> tuple[Evidence, ...]:
-        """Judged attacks that should have been compared with the baseline of their level, and were not."""
+        """Judged attacks that lack a comparison with the baseline at their number of queries."""
         return tuple(e for e in self.judged if code(e) not in self.decisive and e.level not in self.missing)
 
     @cached_property
     def own_reasons(self) -> tuple[Reason, ...]:
-        """Why nothing is decided about this target; empty where something is."""
+        """Why the verdict about this target is inconclusive; empty if it is not."""
         if self.own_verdict != "inconclusive":
             return ()
         if not self.judged:
             return "nothing judged", *self.obstacles
         bounds = self.decisive.values()
-        leak = any(low > self.limit for low, _ in bounds)  # were it not for a control
+        leak = any(low > self.limit for low, _ in bounds)  # but for a control
         wide = not leak and any(high > self.limit for _, high in bounds)
         return (*self.obstacles, "too wide") if wide else self.obstacles
 
     @property
     def undecided_target(self) -> Judgement | None:
-        """The target that leaves the verdict inconclusive, the most exposed first; None where there is a verdict."""
+        """The most exposed target that makes the verdict inconclusive; None if there is a verdict."""
         if self.verdict != "inconclusive":
             return None
         return next(one for one in (self, *self.others) if one.own_reasons)
 
     @property
     def too_wide(self) -> bool:
-        """Whether nothing but the width of the intervals stands against a verdict: a larger audit may decide."""
+        """Whether only the width of the intervals prevents a verdict, so that a larger audit may decide."""
         one = self.undecided_target
         return one is not None and one.own_reasons == ("too wide",)
 
     @cached_property
-    def needed(self) -> Needed | None:
-        """A sample that would probably decide about this target; None where it is decided, or a control failed, or no
-        sample would."""
+    def needed(self) -> SampleSize | None:
+        """A sample that would probably decide about this target; None: it is decided, a control failed, or no sample
+        would."""
         if self.own_verdict != "inconclusive" or self.failed or not self.decisive:
             return None
         judged = [e for e in self.judged if code(e) in self.decisive]
-        found = [Found(self.estimate(e), *self.decisive[code(e)], self.lower_risk(e)) for e in judged]
-        return needed(found, self.limit, self.policy.risk, self.members, self.non_members)
+        found = [AttackBounds(self.estimate(e), *self.decisive[code(e)], self.lower_risk(e)) for e in judged]
+        return sample_needed(found, self.limit, self.policy.risk, self.members, self.non_members)
 
     @cached_property
     def strongest(self) -> Evidence:
-        """The attack that decides: of those that prove a leak the clearest, or else that with the highest bound."""
+        """The attack that proves a leak most clearly, or else the one with the highest upper bound."""
         among = [e for e in self.judged if code(e) in self.decisive] or list(self.judged) or list(self.evidence)
 
         def key(e: Evidence) -> tuple[float, float]:
@@ -413,10 +412,10 @@ class Judgement:
 
     @property
     def levels(self) -> list[dict[str, Any]]:
-        """At each level of the policy: what labels find, what the explanation adds, what both find together.
+        """Each number of queries of the policy: what labels find, what explanations add, and both together.
 
-        `labels` (or `predictions`, under that name too): the baseline's rate and its bounds; `added`: bounds of the
-        judged attack that adds most; `whole`: bounds of the judged attack that finds most. None where there is nothing.
+        `labels` (the key for predictions too) holds the baseline's rate and bounds; `added` the highest bounds of what
+        a judged attack adds; `whole` the highest bounds of what one finds. None: nothing was judged.
         """
         return [self._level(level) for level in self.policy.patience]
 
@@ -441,7 +440,7 @@ class Judgement:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types without words; `from_dict` reads the counts and computes everything else again."""
+        """Plain JSON types without sentences; `from_dict` reads the counts and recomputes everything else."""
         plain = {
             "policy": self.policy.to_dict(),
             "omitted": list(self.omitted),
@@ -473,7 +472,7 @@ class Judgement:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Judgement:
-        """From what `to_dict` wrote; derived fields are not read.
+        """Read what `to_dict` wrote, without derived fields.
 
         Raises:
             InputError: a field is missing, of the wrong type, or impossible.

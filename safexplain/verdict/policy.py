@@ -14,56 +14,51 @@ Release = Literal["explanation", "explanation+prediction", "prediction"]
 Claim = Literal["whole", "excess"]
 
 PATIENCE = (1, 32)
-"""How often is asked about an example by default: after some thirty queries the labels alone tell nearly all that
-more queries tell (docs/evidence, "dithering")."""
+"""Default numbers of queries an example: after some thirty queries, more reveal hardly anything about labels
+(docs/evidence, "dithering")."""
 
 AVERAGING = 200
-"""How often is asked beside that where a release has noise, which averages out only over many queries."""
-
+"""Additional number of queries if a release has noise, which averages out only over many queries."""
 
 MOST_TOLERATED, LEAST_EXCESS, MOST_PATIENCE = 0.9, 1e-4, 1_000_000
-"""A limit above the first is refused: a certificate that nothing could fail is no certificate."""
+"""Bounds of a policy's limits and queries: a limit that tolerates almost any leak is refused."""
 
 RANGES = {"fpr": (1e-5, 0.2), "max_tpr": (1e-5, MOST_TOLERATED), "confidence": (0.8, 1 - 1e-6)}
-"""Between which numbers of a policy mean something."""
+"""Allowed ranges."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What counts as a leak, and what is said to be measured.
+    """What counts as a leak, and for which attacker.
 
     Args:
         fpr: share of non-members that the attacker may falsely identify as members.
         max_tpr: largest tolerated share of members found at that rate; chance is `fpr`.
-        confidence: of the verdict as a whole: each of the two wrong verdicts (a leak proven where there is none, a
-            certificate where there is one) has a probability of at most 1 - confidence.
-        release: what the service gives away: the explanation, the explanation and the prediction (its probabilities,
-            hence the loss), or the prediction alone. The predicted label is released in all three.
+        confidence: of the verdict as a whole: a false leak and a false certificate each have a probability of at most
+            1 - confidence.
+        release: what the service releases: the explanation, the explanation and the prediction (its probabilities,
+            hence the loss), or the prediction alone. The predicted label is released in all three cases.
         claim: "excess" judges what the explanation adds to the labels (or predictions) of the same queries, which are
-            released anyway, by a paired comparison; "whole" judges what all that is released tells together. Where the
-            prediction alone is released there is nothing that it could be added to: the claim is then "whole", whatever
-            is given.
+            released anyway, by a paired comparison; "whole" judges everything that is released together. If only the
+            prediction is released, the claim is always "whole".
         max_excess: for "excess": largest tolerated difference of the two true-positive rates. None: max_tpr - fpr.
         suite: names of attacks to run (such as "LikelihoodRatio"); empty: all that fit the signals.
-        selection: share of the examples set aside for choosing a configuration; the verdict never looks at them.
-        training: share of the examples on which attacks that learn are trained (on what reference models released
-            about them), taken only where something learns. 0: these attacks learn from reference models' answers about
-            the scored examples too, which is fair, since whom the target was trained on is not used; the blind control
-            then trains on one half of the examples and is tested on the other.
-        patience: how often the attacker may ask about each example, each time a little differently; every level is
-            judged. (1,) is an attacker who asks once. By default `audit` adds `AVERAGING` queries where the release
-            has noise, which falls away in averages (`patient`).
-        references: reference models below which nothing is certified: attacks with few of them are far weaker than
-            those of an attacker who trains more.
-        uncounted: certify although nobody counts how many configurations were judged on the same examples; the
-            certificate says so.
-        reason: why the policy is what it is, for whoever reads the certificate.
-        look, looks: which look at the same model this is, and how many were declared before the first. An audit that
-            looks again while it is undecided has as many chances to be wrong: its risk is shared among them (`risk`).
+        selection: share of the examples set aside for choosing a configuration; the verdict never uses them.
+        training: share of the examples set aside to train attacks that learn, on what reference models released about
+            them. 0: these attacks learn from reference models' answers about the scored examples, which is fair because
+            the target's membership is not used; the blind control then trains on one half of the examples and tests on
+            the other.
+        patience: numbers of queries that the attacker may make about each example, each slightly different; every one
+            is judged. (1,) is an attacker who asks once. By default `audit` adds `AVERAGING` queries if the release has
+            noise, which averages out (`patient`).
+        references: smallest number of reference models for a certificate; attacks with few of them are much weaker.
+        uncounted: certify although earlier verdicts on the same examples cannot be counted; the certificate states it.
+        reason: why this policy was chosen, for readers of the certificate.
+        look, looks: number of this look at the same model, and how many were declared before the first. Repeated looks
+            at an undecided audit share its risk (`risk`).
 
     Raises:
-        ConfigurationError, ConfigurationTypeError: a value of the wrong type or out of range, or max_tpr below fpr
-            (no model can be that good).
+        ConfigurationError, ConfigurationTypeError: a value of the wrong type or out of range, or max_tpr below fpr.
     """
 
     fpr: float = 0.01
@@ -88,58 +83,66 @@ class Policy:
                 object.__setattr__(self, name, check_number(f"policy: {name}", value))
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
-                why = "nothing could fail a certificate that allows more; " if name == "max_tpr" else ""
                 raise ConfigurationError(
-                    f"policy: {name} lies in [{low:g}, {high:g}]; {why}got {getattr(self, name)!r}"
+                    f"policy: {name}: expected a number in [{low:g}, {high:g}], got {getattr(self, name)!r}"
                 )
         if self.max_tpr < self.fpr:
             raise ConfigurationError(
-                f"policy: max_tpr {self.max_tpr:g} is below the false-positive rate {self.fpr:g};"
-                " guessing alone finds that share of the members"
+                f"policy: max_tpr {self.max_tpr:g} is below the false-positive rate {self.fpr:g},"
+                " which guessing alone reaches; raise max_tpr or lower fpr"
             )
         for name, allowed in (("release", get_args(Release)), ("claim", get_args(Claim))):
             if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"policy: {name} is one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+                raise ConfigurationError(
+                    f"policy: {name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}"
+                )
         if self.release == "prediction" and self.claim == "excess":
             object.__setattr__(self, "claim", "whole")
         if self.max_excess is not None and not LEAST_EXCESS <= self.max_excess <= MOST_TOLERATED:
             raise ConfigurationError(
-                f"policy: max_excess lies in [{LEAST_EXCESS:g}, {MOST_TOLERATED:g}]; nothing could fail a certificate"
-                f" that allows more; got {self.max_excess!r}"
+                f"policy: max_excess: expected a number in [{LEAST_EXCESS:g}, {MOST_TOLERATED:g}], got"
+                f" {self.max_excess!r}"
             )
         if self.claim == "excess" and self.tolerated_excess <= 0:
             raise ConfigurationError(
-                "policy: an excess is judged against max_excess > 0; give it, or max_tpr above fpr"
+                'policy: the claim "excess" needs a limit above 0: set max_excess, or max_tpr above fpr'
             )
         if isinstance(self.suite, str) or not all(isinstance(name, str) for name in self.suite):
-            raise ConfigurationTypeError(f"policy: suite is a list of names of attacks, got {self.suite!r}")
+            raise ConfigurationTypeError(f"policy: suite: expected a list of names of attacks, got {self.suite!r}")
         object.__setattr__(self, "suite", tuple(self.suite))
         for name in ("selection", "training"):
             if not 0 <= getattr(self, name) < 1:
-                raise ConfigurationError(f"policy: {name} lies in [0, 1), got {getattr(self, name)!r}")
+                raise ConfigurationError(f"policy: {name}: expected a share in [0, 1), got {getattr(self, name)!r}")
         if not isinstance(self.patience, Sequence) or not self.patience or isinstance(self.patience, str):
-            raise ConfigurationTypeError(f"policy: patience is a list of numbers of queries, got {self.patience!r}")
+            raise ConfigurationTypeError(
+                f"policy: patience: expected a list of numbers of queries, got {self.patience!r}"
+            )
         levels = [check_whole("policy: patience", level, 1) for level in self.patience]
         if max(levels) > MOST_PATIENCE:
-            raise ConfigurationError(f"policy: patience is at most {MOST_PATIENCE:,} queries, got {max(levels):,}")
+            raise ConfigurationError(
+                f"policy: patience: expected at most {MOST_PATIENCE:,} queries, got {max(levels):,}"
+            )
         object.__setattr__(self, "patience", tuple(sorted(set(levels))))
         for name in ("references", "look", "looks"):
             object.__setattr__(self, name, check_whole(f"policy: {name}", getattr(self, name), 1))
         if self.look > self.looks:
-            raise ConfigurationError(f"policy: look {self.look} of {self.looks}; expected at most {self.looks}")
+            raise ConfigurationError(f"policy: look: expected at most looks = {self.looks}, got {self.look}")
         if not isinstance(self.uncounted, bool) or not isinstance(self.reason, str):
-            raise ConfigurationTypeError("policy: uncounted is true or false, reason a text")
+            raise ConfigurationTypeError(
+                f"policy: expected uncounted true or false and reason a text, got {self.uncounted!r}, {self.reason!r}"
+            )
         if self.selection + self.training > 0.9:
             raise ConfigurationError(
-                f"policy: selection {self.selection:g} and training {self.training:g} leave too few examples to certify"
+                f"policy: selection {self.selection:g} and training {self.training:g} leave too few examples to"
+                " certify; expected 0.9 or less together"
             )
 
     @property
     def risk(self) -> float:
         """Largest probability of either wrong verdict at this look.
 
-        All looks share 1 - confidence, however they depend on each other (Bonferroni): half goes to the first, the
-        rest in equal parts to the others.
+        All looks share 1 - confidence (Bonferroni, under any dependence): the first gets half, the others equal parts
+        of the rest.
         """
         share = 1.0 if self.looks == 1 else 0.5 if self.look == 1 else 0.5 / (self.looks - 1)
         return share * (1 - self.confidence)
@@ -151,12 +154,12 @@ class Policy:
 
     @property
     def limit(self) -> float:
-        """What bounds are compared with: `max_tpr`, or the tolerated excess."""
+        """Limit of the bounds: `max_tpr`, or the tolerated excess."""
         return self.max_tpr if self.claim == "whole" else self.tolerated_excess
 
     @property
     def weaker(self) -> tuple[str, ...]:
-        """In which ways it asks for less than the default policy, in words; empty if in none."""
+        """In which ways this policy demands less than the default one, in words; empty if in none."""
         default, found, most = Policy(), list[str](), max(self.patience)
         if self.claim == "excess" and self.tolerated_excess > default.tolerated_excess * (1 + 1e-9):
             found.append(f"excess {100 * self.tolerated_excess:.4g} points")
@@ -177,20 +180,20 @@ class Policy:
         return tuple(found)
 
     @property
-    def says(self) -> str:
-        """What differs from the default policy, a line."""
+    def changes(self) -> str:
+        """Differences from the default policy, in one line."""
         default, own = Policy().to_dict(), self.to_dict()
         changes = [f"{k} = {v}" for k, v in own.items() if k != "reason" and v != default.get(k)]
         return ", ".join(changes) or "default policy"
 
     def patient(self, *, noise: bool) -> Policy:
-        """The same, with `AVERAGING` queries too where the release has noise and the patience is the default."""
+        """This policy, with `AVERAGING` queries added if the release has noise and the patience is the default."""
         if noise and self.patience == PATIENCE:
             return replace(self, patience=(*PATIENCE, AVERAGING))
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, without an only look."""
+        """Plain JSON types; `look` and `looks` only if there are several looks."""
         written = {**asdict(self), "suite": list(self.suite), "patience": list(self.patience)}
         if self.looks == 1:
             del written["look"], written["looks"]
@@ -198,7 +201,7 @@ class Policy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
-        """Read what `to_dict` wrote; what is left out is at its default.
+        """Read what `to_dict` wrote; missing names get their defaults.
 
         Raises:
             ConfigurationError: an unknown name, or as the constructor.
@@ -207,7 +210,7 @@ class Policy:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Policy:
-        """Read a policy: one `name = value` a line, names as the arguments.
+        """Read a policy from TOML: one `name = value` a line, with the names of the arguments.
 
         Raises:
             InputError: the file cannot be read or is not TOML.

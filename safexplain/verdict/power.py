@@ -2,9 +2,8 @@
 
 `best_certifiable` is the smallest limit that a sample would certify if nothing leaks: under the claim "whole", members
 found by guessing above a rank have a beta-binomial distribution; under "excess", the attack finds exactly what the
-labels find, on a binormal curve. From it follows how many examples are scored where nobody says how many
-(`examples_needed`). `needed` is the sample that would decide an inconclusive audit, and `shown` how often one of the
-present size proves a leak.
+labels find, on a binormal curve. `examples_needed` is the default number of scored examples. `sample_needed` is the
+sample that would decide an inconclusive audit, and `leak_power` how often a sample proves a leak.
 """
 
 from __future__ import annotations
@@ -23,37 +22,36 @@ from safexplain.verdict.stats.paired import PairedCounts, count_pairs, differenc
 from safexplain.verdict.thresholds import by_score, upper_bound, upper_bound_rank
 
 POWER = 0.9
-"""Probability with which a verdict is called reachable."""
+"""Probability of reaching a verdict that counts as enough."""
 
 LARGEST = 1000.0
-"""Samples more than this many times as large are not worth naming."""
+"""A larger multiple of the present sample is not suggested."""
 
 MOST_A_SIDE = 20_000
-"""Members, and non-members, beyond which no more are scored unless somebody says so."""
+"""Largest default number of members, and of non-members, that are scored."""
 
 TYPICAL_BASE = 2.0
-"""Members that labels find, in false-positive rates, where nothing is known of them yet."""
+"""Assumed true-positive rate of labels alone over the false-positive rate, before anything is measured."""
 
 ROUGH = 1.25
-"""Bounds of attacks that find just what labels find are this much higher, nine of ten times, than on a smooth curve."""
+"""Bounds of attacks that find just what labels find are at most this many times those on a smooth curve, in 90 %."""
 
 
 def best_certifiable(policy: Policy, members: int, non_members: int, attacks: int = 1) -> float:
     """Smallest limit of the policy's claim that would be certified with a probability of 90 % if nothing leaks.
 
-    What a sample of this size can reach at best, before anything is measured: `max_tpr` under the claim "whole",
-    `max_excess` under "excess". The policy's own limit does not matter; a limit below this is out of reach, and one
-    above it is reached only where explanations indeed add about nothing.
+    The limit is `max_tpr` under the claim "whole" and `max_excess` under "excess"; the policy's own value does not
+    matter. A smaller limit is out of reach, a larger one is reached only if explanations add about nothing.
 
-    Under "whole" all attacks guess, and this is exact for one of them. Under "excess" they find just what the labels
-    find, as the attacks of a whole suite do where explanations add nothing: then they fall back on the labels. These
-    are taken to find twice as many members as guessing does (`TYPICAL_BASE`).
+    Under "whole" all attacks guess, and the result is exact for a single attack. Under "excess" they find just what the
+    labels find, because the attacks of the suite fall back on the labels if explanations add nothing. Labels are
+    assumed to find twice as many members as guessing (`TYPICAL_BASE`).
 
     Args:
-        policy: its claim, false-positive rate and confidence.
-        members: units that will be scored: without those set aside for choosing and training.
-        non_members: units that will be scored.
-        attacks: judged, all of which must pass; under "whole" their probabilities of failing are added up.
+        policy: its claim, false-positive rate and confidence are used.
+        members: units that will be scored, without those set aside for choosing and training.
+        non_members: likewise.
+        attacks: number of judged attacks, all of which must pass; under "whole" their failure probabilities add up.
 
     Returns:
         In (0, 1]; 1.0 where nothing can be certified.
@@ -63,8 +61,8 @@ def best_certifiable(policy: Policy, members: int, non_members: int, attacks: in
     """
     if min(members, non_members, attacks) < 1:
         raise InputError(
-            f"best_certifiable: expected members, non-members and attacks from 1 on, got {members}, {non_members},"
-            f" {attacks}"
+            f"best_certifiable: expected at least 1 of members, non-members and attacks, got {members},"
+            f" {non_members}, {attacks}"
         )
     if policy.claim == "whole":
         rank = upper_bound_rank(non_members, policy.fpr, policy.risk / 2)
@@ -84,10 +82,10 @@ def best_certifiable(policy: Policy, members: int, non_members: int, attacks: in
 
 
 def examples_needed(policy: Policy) -> int:
-    """Examples, half of them members, that are scored where nobody says how many.
+    """Default number of scored examples, half of them members: 1,200 under the default policy.
 
-    The fewest (in hundreds a side, at least 500) by which a limit half as far above guessing as the policy's would be
-    certified if nothing leaks (`best_certifiable`): 1,200 by default.
+    The fewest (in hundreds a side, at least 500) that would certify a limit half as far above guessing as the policy's
+    if nothing leaks (`best_certifiable`).
     """
     none = policy.fpr if policy.claim == "whole" else 0.0
     for side in range(500, MOST_A_SIDE, 100):
@@ -97,13 +95,12 @@ def examples_needed(policy: Policy) -> int:
 
 
 @cache
-def shown(policy: Policy, members: int, non_members: int, *, heavy_tails: bool = False) -> float:
-    """Share of audits that prove a leak of three times the policy's `max_excess`, of 100 that are simulated (of more
-    than 5,000 units a side, 20).
+def leak_power(policy: Policy, members: int, non_members: int, *, heavy_tails: bool = False) -> float:
+    """Share of simulated audits that prove a leak of three times the policy's `max_excess`.
 
-    Of one attack, whose scores know nothing of the labels', of so many units. Scores of members and non-members differ
-    by a shift; they are normal, or have Student's t distribution with 3 degrees of freedom. Labels find twice as many
-    members as guessing does (`TYPICAL_BASE`).
+    Simulates 100 audits (20 for more than 5,000 units a side) of one attack whose scores are independent of the
+    labels'. Scores of members and non-members differ by a shift; they are normal, or have Student's t distribution with
+    3 degrees of freedom. Labels find twice as many members as guessing (`TYPICAL_BASE`).
     """
     rng, fpr = np.random.default_rng(0), policy.fpr
     member = np.arange(members + non_members) < members
@@ -120,8 +117,8 @@ def shown(policy: Policy, members: int, non_members: int, *, heavy_tails: bool =
     return proven / audits
 
 
-class Found(NamedTuple):
-    """What one judged attack found: the estimate, its bounds, and the risk of the lower one."""
+class AttackBounds(NamedTuple):
+    """Estimate of one judged attack, its bounds, and the risk of the lower one."""
 
     estimate: float
     low: float
@@ -130,21 +127,23 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Needed:
-    """A sample (in the certification split) that would probably decide, and how, if what was found is what is true."""
+class SampleSize:
+    """A sample (in the certification split) that would probably decide, and the verdict, if the estimates are true."""
 
     members: int
     non_members: int
     verdict: Literal["certified", "leak"]
 
 
-def needed(found: Sequence[Found], limit: float, risk: float, members: int, non_members: int) -> Needed | None:
-    """The smallest sample, in the present proportions, that would decide if what was found is what is true.
+def sample_needed(
+    found: Sequence[AttackBounds], limit: float, risk: float, members: int, non_members: int
+) -> SampleSize | None:
+    """The smallest sample, in the present proportions, that would probably decide if the estimates are true.
 
-    Distances of bounds fall with the square root of the size; those of rare events fall faster, so that fewer examples
-    may do. One attack that proves a leak with a probability of 90 % is enough, a certificate needs each of them below
-    the limit with that probability. What an attack finds less than the baseline counts as nothing.
-    `risk` is that of each upper bound. None if no sample of up to 1,000 times the present size would.
+    Widths of intervals fall with the square root of the size; those of rare events fall faster, so fewer examples may
+    do. A leak needs one attack that proves it with a probability of 90 %, a certificate needs each attack below the
+    limit with that probability. A negative excess counts as 0. `risk` is that of each upper bound. None: no sample of
+    up to 1,000 times the present size would decide.
     """
     leaks, passes = [], []
     for one in found:
@@ -158,10 +157,13 @@ def needed(found: Sequence[Found], limit: float, risk: float, members: int, non_
     if times > LARGEST:
         return None
     verdict: Literal["certified", "leak"] = "leak" if leak < passed else "certified"
-    return Needed(round(members * times), round(non_members * times), verdict)
+    return SampleSize(round(members * times), round(non_members * times), verdict)
 
 
 def _times(distance: float, risk: float) -> float:
-    """How many times as many examples bring a bound at this distance, in units of that of the limit, beyond it."""
+    """Factor by which the sample must grow to bring a bound past the limit.
+
+    `distance` is that of the bound from the estimate, over that of the limit.
+    """
     more = 1 + distributions.norm.ppf(POWER) / distributions.norm.isf(risk)
     return float((distance * more) ** 2)

@@ -1,4 +1,4 @@
-"""What an audit found: a judgement, with each attack's curve and rates beside it. No torch."""
+"""The result of an audit: a judgement with each attack's curve and rates. No torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from safexplain.verdict.stats import RocCurve, auc_interval
 from safexplain.verdict.stats.roc import RateAtFpr
 
 SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
-"""False-positive rates at which every attack is reported, beside the policy's."""
+"""False-positive rates at which every attack is reported, in addition to the policy's."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttackResult(Evidence):
-    """What one attack found: its counts, which the verdict uses, and what is shown beside them.
+    """Evidence of one attack, with its curve and rates, which the verdict does not use.
 
     Args:
         attack, signal, role, level, found, upper_bound_count, lower_bound_count, pair: see `Evidence`.
@@ -48,7 +48,7 @@ class AttackResult(Evidence):
         return code(self)
 
     def at(self, fpr: float) -> RateAtFpr:
-        """The rate at one of the reported false-positive rates."""
+        """The TPR at one of the reported false-positive rates."""
         return next(r for r in self.rates if r.fpr == fpr)
 
     def shown(self) -> dict[str, Any]:
@@ -69,14 +69,14 @@ class AttackResult(Evidence):
 
 @dataclass(frozen=True, eq=False)
 class AuditResult(Judgement):
-    """All attacks under one policy, and what follows.
+    """All attacks under one policy, and the verdict.
 
     Args:
         evidence: the attacks, in the order of the suite.
         orders: for each judged attack, who is a member from the highest score to the lowest.
         sizes: examples in each split.
-        slices: what the strongest attack finds in parts of the members, such as the classes.
-        exposed: the members that it finds most surely; empty unless asked for.
+        slices: TPR of the strongest attack in parts of the members, such as the classes.
+        exposed: the members that it finds most surely; empty unless requested.
     """
 
     evidence: tuple[AttackResult, ...]
@@ -97,7 +97,7 @@ class AuditResult(Judgement):
 
     @cached_property
     def strongest(self) -> AttackResult:
-        """The judged attack that decides."""
+        """The strongest judged attack."""
         best = super().strongest
         return next(a for a in self.attacks if a is best)
 
@@ -123,5 +123,5 @@ class AuditResult(Judgement):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Verdict, sentence and levels alone, as plain JSON types."""
+        """Verdict, sentence and levels only, as plain JSON types."""
         return {"verdict": self.verdict, "sentence": self.sentence, "levels": self.levels}

@@ -1,7 +1,7 @@
-"""What a judgement means, in words and rows of figures, for the report, the terminal and the certificate. No torch.
+"""A judgement in words and rows of figures, for the report, the terminal and the certificate. No torch.
 
-First the names of attacks and signals and how figures are written, then the verdict in sentences, then rows of figures
-(what an attacker finds at each number of queries, each target, each attack), and what an audit does not show.
+Names of attacks and signals come first, then figures, the verdict in sentences, rows of figures (by number of queries,
+target and attack), and the limits of an audit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, baseline_name, code, split_level
 from safexplain.verdict.judgement import MAIN, Judgement, Reason, main_of
 from safexplain.verdict.policy import PATIENCE, Policy
-from safexplain.verdict.power import shown
+from safexplain.verdict.power import leak_power
 
 ATTACK_NAMES = {
     "Threshold": "Threshold",
@@ -70,14 +70,14 @@ SIGNAL_NAMES = {
 
 
 def signal_name(signal: str) -> str:
-    """Readable name of a signal, or of several joined by +; what an attacker gets by asking often says how often."""
-    said = []
+    """Readable name of a signal, or of several joined by "+", with the number of queries where there are several."""
+    names = []
     for part in signal.split("+"):
         stored, colon, view = part.partition(":")
         name, level = split_level(stored)
         known = SIGNAL_NAMES.get(name + colon + view, name + colon + view)
-        said.append(known + (f", {level} queries" if level > 1 else ""))
-    return " and ".join(said)
+        names.append(known + (f", {level} queries" if level > 1 else ""))
+    return " and ".join(names)
 
 
 def title(attack: str, signal: str) -> str:
@@ -92,7 +92,7 @@ def title(attack: str, signal: str) -> str:
 
 
 def attack_name(attack: str, signal: str, level: int | None = None) -> str:
-    """Readable name of an attack and what it reads; names of signals leave out a level that is given."""
+    """Readable name of an attack and the signal it reads; the number of queries is left out if `level` gives it."""
     plain = signal if level is None else re.sub(rf"@{level}(?!\d)", "", signal)
     return f"{ATTACK_NAMES.get(attack, attack)} · {signal_name(plain)}"
 
@@ -132,7 +132,7 @@ def points(difference: float, digits: int | None = None) -> str:
 
 
 def times(level: int) -> str:
-    """How often an attacker of a level of patience asks about each example."""
+    """A number of queries in words."""
     return "once" if level == 1 else f"{level:,} times"
 
 
@@ -159,12 +159,12 @@ SEES = {
     "explanation+prediction": "the explanation and the prediction",
     "prediction": "the prediction alone",
 }
-"""What the attacker sees, by what the policy says is released."""
+"""What the attacker sees, by the policy's `release`."""
 
 
 def sentence(j: Judgement) -> str:
-    """The verdict in one sentence: how often is asked, what that finds; of a certificate, how much weaker than the
-    default its policy is."""
+    """The verdict in one sentence, with the number of queries and what they find; a certificate also states in which
+    ways its policy is weaker than the default."""
     word = f"{VERDICTS[j.verdict]}{_subject(j)}"
     if j.basis == "by guarantee":
         assert j.implied is not None
@@ -187,70 +187,71 @@ def sentence(j: Judgement) -> str:
 
 
 def says(j: Judgement) -> tuple[str, ...]:
-    """What the sentence leaves open, in short ones: what would decide, what was asked, by whom, what it could show."""
+    """Short sentences after the first: what would decide, the limit and the sample, the attacker, and the power."""
     p = j.policy
     looks = "" if p.looks == 1 else f" over all {p.looks} looks (this is number {p.look})"
-    asked = (
+    judged = (
         f"The policy allows {percent(j.limit)}; bounds hold with {p.confidence:.0%} confidence{looks}, from"
         f" {j.members:,} members, {j.non_members:,} non-members and {j.references:,} reference models."
     )
-    who = f"The attacker sees {SEES[p.release]}, and asks {_often(j)} about each example"
-    return (*_next(j), asked, f"{who}.", *_shows(j))
+    attacker = f"The attacker sees {SEES[p.release]}, and asks {_often(j)} about each example."
+    return (*_next_step(j), judged, attacker, *_power(j))
 
 
-def _next(j: Judgement) -> tuple[str, ...]:
-    """The one cheapest thing that would decide an inconclusive verdict, or with which to begin."""
-    stand = list(dict.fromkeys(reason for one in (j, *j.others) for reason in one.own_reasons))
-    if j.verdict != "inconclusive" or not stand:
+def _next_step(j: Judgement) -> tuple[str, ...]:
+    """What would decide an inconclusive verdict; if several things stand in the way, the first to mend."""
+    reasons = list(dict.fromkeys(reason for one in (j, *j.others) for reason in one.own_reasons))
+    if j.verdict != "inconclusive" or not reasons:
         return ()
+    failed = next((c.name for one in (j, *j.others) for c in one.failed), "")
     wanted = {
         "nothing judged": "signals that an attack can read",
-        "quick": "the whole audit, without the quick look",
-        "control failed": "members and non-members of one source, as the control says",
+        "quick": "a full audit instead of a quick look",
+        "control failed": f"an audit in which the control “{failed}” passes",
         "selection split": "the examples of the certification split",
-        "level missing": f"what is released at each of {', '.join(map(str, j.policy.patience))} queries",
-        "found beside": "reference models that are all different",
-        "release incomplete": "the arrays that are named",
-        "not compared": "the labels of the same queries",
-        "suite incomplete": "the whole suite of attacks",
+        "level missing": f"answers at each number of queries ({', '.join(map(str, j.policy.patience))})",
+        "missed part": "reference models that all differ from each other",
+        "release incomplete": "the arrays listed among the reasons",
+        "not compared": f"the {j.anyway} of the same queries",
+        "suite incomplete": "the full suite of attacks",
         "few references": f"{j.policy.references} reference models",
-        "uses not counted": "inputs of the examples, or hashes of them",
+        "uses not counted": "the inputs of the examples, or hashes of them",
         "used before": "fresh examples",
-        "too wide": _enough(j) if "too wide" in stand else "",
+        "too wide": _sample_needed(j) if "too wide" in reasons else "",
     }
-    first = next(reason for reason in wanted if reason in stand)
-    several = "" if len(stand) == 1 else f", first of {len(stand)} things"
+    first = next(reason for reason in wanted if reason in reasons)
+    several = "" if len(reasons) == 1 else f", first of {len(reasons)} things"
     return (f"To decide{several}: {wanted[first]}.",)
 
 
-def _enough(j: Judgement) -> str:
-    """How many examples would decide what wide intervals leave open."""
+def _sample_needed(j: Judgement) -> str:
+    """The number of examples that would probably decide where intervals are too wide."""
     at = f"{'max_tpr' if j.claim == 'whole' else 'max_excess'} = {j.limit:.3g}"
     sizes = [one.needed for one in (j, *j.others) if "too wide" in one.own_reasons]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
-        return f"another limit, as what was found lies too close to {at}"
+        return f"another limit, because the estimate is too close to {at}"
     most = max(known, key=lambda size: size.members)
-    to = "certify" if all(size.verdict == "certified" for size in known) else "prove a leak at"
+    would = "certify" if all(size.verdict == "certified" for size in known) else "prove a leak at"
     examples, members = (float(f"{n:.2g}") for n in (most.members + most.non_members, most.members))
     size = f"about {examples:,.0f} examples, {members:,.0f} of them members"
-    return f"{size}, {to} {at} if what was found here is what is true"
+    return f"{size}, which would {would} {at} if the present estimates are right"
 
 
-def _shows(j: Judgement) -> tuple[str, ...]:
-    """How likely a leak would have been proven, which silence alone does not tell."""
+def _power(j: Judgement) -> tuple[str, ...]:
+    """How often an audit of this size proves a leak of three times the limit."""
     narrow = not any("too wide" in one.own_reasons for one in (j, *j.others))
     if j.verdict != "inconclusive" or j.claim == "whole" or narrow or not 3 * j.limit < 0.9:
         return ()
-    normal, heavy = (100 * shown(j.policy, j.members, j.non_members, heavy_tails=tails) for tails in (False, True))
+    normal, heavy = (100 * leak_power(j.policy, j.members, j.non_members, heavy_tails=tails) for tails in (False, True))
     return (
-        f"Of 100 audits of as many examples, about {normal:.0f} would prove a leak of {300 * j.limit:.3g} points,"
-        f" and {heavy:.0f} where scores have heavy tails.",
+        f"About {normal:.0f} of 100 audits of this size would prove a leak of {300 * j.limit:.3g} points"
+        f" ({heavy:.0f} of 100 if scores have heavy tails).",
     )
 
 
 def details(j: Judgement) -> tuple[str, ...]:
-    """What else a reader must know: reasons in full, the strongest attack, what was run but not judged."""
+    """Everything else that a reader must know: all reasons, the strongest attack, attacks that were not judged."""
     first = sentence(j)
     found = [f"{capital(reason)}." for reason in reasons(j) if reason not in first]
     if j.basis == "by guarantee" and j.implied is not None:
@@ -265,15 +266,15 @@ def details(j: Judgement) -> tuple[str, ...]:
     if (contrary := j.contradiction) is not None and j.implied is not None:
         name, low = title(contrary.attack, contrary.signal), j.bounds(contrary)[0]
         found.append(
-            f"The privacy statement allows no attack more than {j.implied.tpr:.1%} of the members, and {name}"
+            f"Under the privacy statement, no attack finds more than {j.implied.tpr:.1%} of the members, but {name}"
             f" finds at least {low:.1%}: the training was not as stated, or members and non-members differ in"
-            " other ways."
+            " another way."
         )
     if j.policy.claim == "excess" and not j.compared:
         why = f"There are no {j.anyway} to compare with"
         if baseline_name(j.policy) in j.omitted:
             why = f"The attack on the {j.anyway} alone was not run"
-        found.append(f"{why}, so the release is judged as a whole, and an attacker who sees them too may find more.")
+        found.append(f"{why}, so the release is judged as a whole. An attacker who also sees them may find more.")
     for one in [one for one in (j, *j.others) if one.beyond][:1]:
         e, less, bounds = one.beyond[0], len(one.beyond) - 1, one.claimed(one.beyond[0])
         assert bounds is not None
@@ -289,12 +290,12 @@ def details(j: Judgement) -> tuple[str, ...]:
 
 
 def text(j: Judgement) -> str:
-    """All of it: the sentence, what it leaves open, the details."""
+    """The verdict, the short sentences after it, and the details."""
     return " ".join((sentence(j), *says(j), *details(j)))
 
 
 def written(j: Judgement) -> dict[str, Any]:
-    """The words beside the numbers of `Judgement.to_dict`, as plain JSON types."""
+    """The sentences of a judgement, to be stored with `Judgement.to_dict`, as plain JSON types."""
     return {
         "sentence": sentence(j),
         "says": list(says(j)),
@@ -304,12 +305,12 @@ def written(j: Judgement) -> dict[str, Any]:
 
 
 def reasons(j: Judgement) -> tuple[str, ...]:
-    """Why the verdict is inconclusive, of the target that leaves it so; empty for the other verdicts.
+    """Why the verdict is inconclusive, for the target that makes it so; empty for the other verdicts.
 
-    What precedes the colon of a reason, if it has one, stands alone in the sentence.
+    The verdict's sentence quotes the first reason up to its colon.
     """
     one = j.undecided_target
-    return () if one is None else tuple(said for reason in one.own_reasons for said in _reason(one, reason))
+    return () if one is None else tuple(text for reason in one.own_reasons for text in _reason(one, reason))
 
 
 def _reason(j: Judgement, reason: Reason) -> list[str]:
@@ -324,54 +325,54 @@ def _reason(j: Judgement, reason: Reason) -> list[str]:
             return [f"these are the examples of the {j.split} split, on which nothing is certified"]
         case "level missing":
             return [_missing(j)]
-        case "found beside":
-            assert j.found_beside is not None
-            what = title(j.found_beside.attack, j.found_beside.signal)
-            return [f"the judged attacks failed to find what one of their parts finds, {what}"]
+        case "missed part":
+            assert j.missed_part is not None
+            part = title(j.missed_part.attack, j.missed_part.signal)
+            return [f"the judged attacks missed what one of their parts finds: {part}"]
         case "release incomplete":
             more = f" and {len(j.gaps) - 6} more" if len(j.gaps) > 6 else ""
-            what = "not all that the signals hold was judged at every level of the policy"
-            return [f"{what}: {', '.join(j.gaps[:6])}{more}"]
+            missing = "some arrays of the signals were not judged at every number of queries of the policy"
+            return [f"{missing}: {', '.join(j.gaps[:6])}{more}"]
         case "not compared":
-            what = title(j.uncompared[0].attack, j.uncompared[0].signal)
-            return [f"a judged attack was not compared with the {j.anyway} of the same queries: {what}"]
+            attack = title(j.uncompared[0].attack, j.uncompared[0].signal)
+            return [f"a judged attack was not compared with the {j.anyway} of the same queries: {attack}"]
         case "suite incomplete":
-            return [f"the suite is incomplete: {', '.join(j.omitted)} fit these signals and were not run"]
+            return [f"the suite is incomplete: {', '.join(j.omitted)} fit these signals but were not run"]
         case "few references":
             many = count(j.references, "reference model") if j.references else "no reference models"
-            return [f"{many} stood behind the judged attacks, and the policy asks for {j.policy.references}"]
+            return [f"the judged attacks had {many}, but the policy requires {j.policy.references}"]
         case "uses not counted":
             return [
-                "how many verdicts were taken on these examples cannot be counted: the signals have neither inputs nor"
-                " hashes of them (array examples), or the count could not be kept; with uncounted = true the policy"
-                " allows it, and the certificate says so first"
+                "earlier verdicts on these examples cannot be counted: the signals have neither inputs nor hashes of"
+                " them (array examples), or the count could not be stored. With uncounted = true the policy allows"
+                " this, and the certificate states it first"
             ]
         case "used before":
             before = (j.uses or 1) - 1
             return [
-                f"{before} other verdict{'s were' if before > 1 else ' was'} taken on these examples before, so"
-                " a certificate is refused: if you try until one passes, you have certified luck. Choose on a selection"
-                " split and certify on fresh examples, or force it, and the certificate says how many there were"
+                f"these examples already have {count(before, 'other verdict')}, so a certificate is refused: if you try"
+                " until one passes, you have certified luck. Choose on a selection split and certify on fresh examples,"
+                " or force it; the certificate then states the number of verdicts"
             ]
         case "too wide":
             return ["the interval is too wide to decide"]
 
 
 def _missing(j: Judgement) -> str:
-    """Levels of the policy at which nothing was judged."""
+    """The numbers of queries at which nothing was judged."""
     if j.missing == (1,):
         return "nothing could be judged for an attacker who asks once about each example"
     levels = ", ".join(map(str, j.missing))
-    said = f"nothing could be judged for an attacker who asks {levels} times about each example"
+    reason = f"nothing could be judged for an attacker who asks {levels} times about each example"
     if j.policy.patience == j.missing:
-        return said
-    such, most = "prediction" if j.policy.release == "prediction" else "l1", max(j.missing)
-    said += f": the signals lack arrays such as {such}@{most} and kept@{most}"
-    return f"{said}; the policy can name a weaker attacker, patience = [1]"
+        return reason
+    signal, most = "prediction" if j.policy.release == "prediction" else "l1", max(j.missing)
+    reason += f": the signals lack arrays such as {signal}@{most} and kept@{most}"
+    return f"{reason}. Add them, or let the policy assume a weaker attacker (patience = [1])"
 
 
 def _subject(j: Judgement) -> str:
-    """What the verdict is about, where that is not one model."""
+    """Which of several models the verdict is about; "" for a single one."""
     if j.targets > 1:
         return f" for each of {j.targets} models" if j.verdict == "certified" else f" for model {j.target}"
     return ""
@@ -383,9 +384,9 @@ def _often(j: Judgement) -> str:
 
 
 def _weaker(j: Judgement) -> str:
-    """What a certificate does not have that one under the default policy has, for its first sentence."""
+    """In which ways a certificate is weaker than one under the default policy, for its first sentence."""
     policy = replace(j.policy, claim=j.claim)
-    if j.basis == "by guarantee":  # which holds against all attacks, however often the examples were used
+    if j.basis == "by guarantee":  # holds against all attacks, however often the examples were used
         policy = replace(policy, patience=PATIENCE, suite=(), references=Policy.references)
     found = f" under a weaker policy ({', '.join(policy.weaker)})" if policy.weaker else ""
     if j.basis == "by guarantee":
@@ -397,15 +398,15 @@ def _weaker(j: Judgement) -> str:
     return found
 
 
-def _finds(j: Judgement, how: str, *values: float) -> str:
-    """What an attack finds in the unit of the claim, never less than 0, with a verb."""
-    found = f"{how} {' to '.join(percent(max(value, 0.0)) for value in values)}".strip()
+def _finds(j: Judgement, comparison: str, *values: float) -> str:
+    """What an attack finds in the unit of the claim, at least 0, with a verb."""
+    found = f"{comparison} {' to '.join(percent(max(value, 0.0)) for value in values)}".strip()
     beyond = f" beyond {j.anyway} alone," if j.claim == "excess" else ""
     return f"finds {found} of members{beyond} at {100 * j.policy.fpr:g}% false positives"
 
 
 def _why_not_judged(j: Judgement, e: Evidence) -> str:
-    """Why an attack that was run is not judged: what it does."""
+    """Why an attack that was run is not judged, as a verb phrase."""
     unreleased = {"explanation": "loss", "prediction": "explanation"}.get(j.policy.release)
     if unreleased is not None and unreleased in e.role:
         return "reads what is not released"
@@ -416,7 +417,7 @@ def _why_not_judged(j: Judgement, e: Evidence) -> str:
 
 # ------------------------------------------------------------------------------------ rows of figures
 
-Standing = Literal["above", "below", "open", "beyond", "baseline", "beside"]
+Standing = Literal["above", "below", "open", "beyond", "baseline", "unjudged"]
 
 STANDINGS: dict[Standing, str] = {
     "above": "above the limit",
@@ -424,7 +425,7 @@ STANDINGS: dict[Standing, str] = {
     "open": "undecided",
     "beyond": "not judged, and above the limit",
     "baseline": "released anyway",
-    "beside": "not judged",
+    "unjudged": "not judged",
 }
 """How an attack compares with the limit."""
 
@@ -436,7 +437,7 @@ def standing(j: Judgement, e: Evidence) -> Standing:
         return "above" if bounds[0] > j.limit else "below" if bounds[1] <= j.limit else "open"
     if any(e is one for one in j.beyond):
         return "beyond"
-    return "baseline" if e.is_baseline else "beside"
+    return "baseline" if e.is_baseline else "unjudged"
 
 
 def rate(j: Judgement, e: Evidence) -> Figure:
@@ -445,20 +446,20 @@ def rate(j: Judgement, e: Evidence) -> Figure:
 
 
 def adds(j: Judgement, e: Evidence) -> Figure | None:
-    """What an attack finds beyond the baseline of its level; None without one."""
+    """What an attack finds beyond the baseline at its number of queries; None without one."""
     bounds = j.added(e)
     return None if bounds is None else Figure(j.excess(e), *bounds, signed=True)
 
 
 def headline(j: Judgement) -> Figure:
-    """What the deciding attack finds, in the unit of the claim."""
+    """What the strongest attack finds, in the unit of the claim."""
     best = j.strongest
     return (adds(j, best) if j.claim == "excess" else None) or rate(j, best)
 
 
 class LevelRow(NamedTuple):
-    """What an attacker who asks so often finds by labels (or predictions) alone, what explanations add to that, and
-    what both find together; None where nothing was judged."""
+    """What an attacker finds at one number of queries: by labels (or predictions) alone, what explanations add, and
+    both together; None where nothing was judged."""
 
     level: int
     labels: Figure | None
@@ -467,7 +468,7 @@ class LevelRow(NamedTuple):
 
 
 def level_rows(j: Judgement) -> list[LevelRow]:
-    """One row for each level of the policy."""
+    """One row for each number of queries of the policy."""
     rows = []
     for line in j.levels:
         judged = [e for e in j.judged if e.level == line["patience"]]
@@ -485,7 +486,7 @@ def level_rows(j: Judgement) -> list[LevelRow]:
 
 
 class TargetRow(NamedTuple):
-    """One of several targets, judged on its own, with the attack that decides."""
+    """One of several targets, judged on its own, with its strongest attack."""
 
     name: str
     judgement: Judgement
@@ -494,7 +495,7 @@ class TargetRow(NamedTuple):
 
 
 def target_rows(j: Judgement) -> list[TargetRow]:
-    """One row for each target, in order; none where there is one."""
+    """One row for each of several targets, in order; none for a single one."""
     everyone = sorted((j, *j.others), key=lambda one: -1 if one.target is None else one.target)
     return [TargetRow(f"model {one.target}", one, one.strongest, headline(one)) for one in everyone if j.others]
 
@@ -504,7 +505,7 @@ AnyEvidence = TypeVar("AnyEvidence", bound=Evidence)
 
 def in_order(j: Judgement, attacks: Iterable[AnyEvidence]) -> list[AnyEvidence]:
     """Judged attacks, the strongest first; then the baseline; then those that were not judged."""
-    kinds = {"baseline": 1, "beyond": 2, "beside": 3}
+    kinds = {"baseline": 1, "beyond": 2, "unjudged": 3}
 
     def place(e: AnyEvidence) -> tuple[object, ...]:
         bounds = j.claimed(e) or j.bounds(e)
@@ -537,22 +538,21 @@ OF_MODEL = (
 )
 OF_ENDPOINT = (
     "This service, as it answered.",
-    "The model itself was not seen. Nothing binds the service to answer tomorrow as it did: with another model,"
-    " explainer or hardening behind the same URL it needs another audit. The reference models explain as the service"
-    " declares; the further they are from what it does, the weaker the attacks. Whatever else it gives away was not"
-    " judged.",
+    "The model itself was not seen, and the service may answer differently tomorrow: another model, explainer or"
+    " hardening behind the same URL needs another audit. The reference models explain as the service declares; the more"
+    " it deviates from that, the weaker the attacks. Anything else that it returns was not judged.",
 )
 BY_GUARANTEE = (
     "As good as the privacy statement.",
-    "The certificate rests on what those who trained the model state, which no audit can check and canaries can refute."
-    " It covers the records of that training, not those of any pre-training, nor what the model says about people in"
-    " general.",
+    "The certificate relies on the statement of those who trained the model. No audit can confirm it; canaries can"
+    " refute it. It covers the records of that training, but not those of any pre-training, nor what the model reveals"
+    " about people in general.",
 )
 """Headline and sentence of each limit that does not depend on numbers."""
 
 
 def limits(j: Judgement, *, keyed: bool = False, endpoint: bool = False) -> tuple[tuple[str, str], ...]:
-    """(headline, sentence) for each limit of an audit: of a release whose noise has a key, or of an endpoint."""
+    """(headline, text) for each limit of an audit. `keyed`: the noise has a key; `endpoint`: no model was seen."""
     finds = "finds" if j.claim == "whole" else "adds"
     empirical = (
         "These attacks, not every attack.",
@@ -570,29 +570,30 @@ def _patience(j: Judgement, keyed: bool) -> tuple[str, str]:
     levels = sorted({e.level for e in j.judged}) or [1]
     if levels[-1] == 1:
         headline = "One query an example."
-        said = "Each example was queried once: no answers to several queries were averaged."
+        text = "Each example was queried once: no answers to several queries were averaged."
     else:
         headline = f"Queries of these kinds, up to {levels[-1]:,} an example."
-        said = (
+        text = (
             f"The attacks query each example {_listed([times(level) for level in levels])}, each time changed slightly"
             " at random, and average the answers."
         )
     if j.missing:
-        said += f" The signals do not cover {_listed([times(level) for level in j.missing])}."
+        text += f" The signals do not cover {_listed([times(level) for level in j.missing])}."
     if keyed:
-        said += " The attacker knew the hardening but not the key: the reference models used another one."
+        text += " The attacker knew the hardening but not the key: the reference models used another one."
     others = "" if j.policy.release == "prediction" else " explanations of other outputs or by other methods,"
     missing = f"more queries, queries optimised for one example,{others} attackers who work together"
-    return headline, f"{said} Not attacked: {missing}."
+    return headline, f"{text} Not attacked: {missing}."
 
 
 def _compared(j: Judgement) -> tuple[str, str]:
-    """What the claim leaves out."""
+    """What the claim does not cover."""
     anyway = j.anyway
     if j.policy.release == "prediction":
         return (
             "Predictions alone.",
-            "No explanation is released, and none was judged; one released with the predictions may add to them.",
+            "No explanation is released, and none was judged; explanations released with the predictions may add to"
+            " them.",
         )
     if j.policy.claim == "whole":
         return (
@@ -616,7 +617,7 @@ def _compared(j: Judgement) -> tuple[str, str]:
 
 
 def confidence_sentence(j: Judgement) -> str:
-    """What the bounds of the judged attacks promise."""
+    """With which confidence the bounds of the judged attacks hold."""
     joint, n = percent(j.policy.confidence, 4), len(j.judged)
     if not n:
         return "No attack was judged."
@@ -626,17 +627,17 @@ def confidence_sentence(j: Judgement) -> str:
     main = [e for e in j.judged if e.attack == best]
     called = "stacked" if best == MAIN else ATTACK_NAMES[best].lower()
     looks = f" over all {j.policy.looks} looks at the model" if j.policy.looks > 1 else ""
-    half = f", half of the risk being that of the {len(main)} called {called}" if 0 < len(main) < n else ""
+    half = f" (half of the risk goes to the {len(main)} called “{called}”)" if 0 < len(main) < n else ""
     return (
-        f"The lower bounds of {attacks}{among} hold together with {joint} confidence{looks}{half}; the upper bound of"
-        f" each holds with {joint}. Both include the uncertainty of the threshold."
+        f"The lower bounds of {attacks}{among} hold jointly with {joint} confidence{looks}{half}; each upper bound"
+        f" holds with {joint}. Both include the uncertainty of the threshold."
     )
 
 
 def precision_sentence(j: Judgement) -> str:
-    """How often the strongest judged attack is right, where 1 % and where 10 % of its candidates are members.
+    """The precision of the strongest judged attack if 1 % or 10 % of its candidates are members.
 
-    Of the candidates that it flags, p TPR / (p TPR + (1 - p) FPR) are members, where a share p of all candidates is.
+    With a share p of members among the candidates it is p TPR / (p TPR + (1 - p) FPR).
     """
     fpr, tpr = j.policy.fpr, j.strongest.found / j.members
 
@@ -645,6 +646,6 @@ def precision_sentence(j: Judgement) -> str:
 
     return (
         f"How often an attacker is right depends on the candidates: the strongest judged attack finds {percent(tpr)} of"
-        f" the members at {percent(fpr, 3)} false positives. Where 1% of the candidates are members, {right(0.01)} of"
-        f" those that it flags are; where 10% are, {right(0.1)}."
+        f" the members at {percent(fpr, 3)} false positives. If 1% of the candidates are members, {right(0.01)} of"
+        f" those that it flags are members; if 10% are, {right(0.1)}."
     )

@@ -67,7 +67,7 @@ def test_d1_a_suite_that_leaves_something_out_says_what_and_certifies_nothing(at
     code, found = attack(tmp_path / "calm.npz", "--policy", tmp_path / "once.toml")
     assert (code, found["omitted"]) == (3, [])
     assert found["uses"] == 2  # another suite is another configuration
-    assert "1 other verdict was taken on these examples before" in " ".join(found["details"])
+    assert "These examples already have 1 other verdict" in " ".join(found["details"])
 
 
 # ---------------------------------------------------------------- D2 and D3: what is judged, and what was run beside it
@@ -211,7 +211,7 @@ def test_fewer_than_eight_references_certify_nothing(references):
     calm = synthetic(examples=2500, models=references + 1)
     result = certify(calm, policy)
     assert (result.references, result.verdict) == (references, "inconclusive")
-    assert f"{references} reference models stood behind the judged attacks, and the policy asks for 8" in str(result)
+    assert f"{references} reference models, but the policy requires 8" in str(result)
     assert certify(calm, replace(policy, references=references)).verdict == "certified"
 
 

@@ -170,7 +170,7 @@ def test_a_proven_leak_stays_one_and_contradicts_the_statement() -> None:
     leak = Judgement(POLICY, (found,), 1000, 1000, 16, uses=1, implied=STRONG)
     assert (leak.verdict, leak.basis) == ("leak", "by measurement")
     assert leak.contradiction is not None
-    assert "privacy statement allows no attack more than" in words.text(leak)
+    assert "Under the privacy statement, no attack finds more than" in words.text(leak)
 
 
 def test_an_unreleased_signal_contradicts_it_too() -> None:

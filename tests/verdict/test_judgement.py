@@ -101,7 +101,7 @@ def test_with_too_few_references_nothing_is_certified_but_a_leak_is_a_leak():
     j = judged((60, 30), references=0)
     assert (j.verdict, words.reasons(j)) == (
         "inconclusive",
-        ("no reference models stood behind the judged attacks, and the policy asks for 1",),
+        ("the judged attacks had no reference models, but the policy requires 1",),
     )
     assert judged((400, 300), references=0).verdict == "leak"
     many = replace(LOOSE, references=16)
@@ -112,7 +112,7 @@ def test_with_too_few_references_nothing_is_certified_but_a_leak_is_a_leak():
 def test_an_incomplete_suite_certifies_nothing_and_proves_leaks():
     j = judged((60, 30), omitted=("LikelihoodRatio", "Stacked"))
     assert j.verdict == "inconclusive"
-    assert "LikelihoodRatio, Stacked fit these signals and were not run" in words.reasons(j)[0]
+    assert "LikelihoodRatio, Stacked fit these signals but were not run" in words.reasons(j)[0]
     assert judged((400, 300), omitted=("Stacked",)).verdict == "leak"
 
 

@@ -37,7 +37,7 @@ def test_where_predictions_alone_are_released_nothing_is_compared_whatever_the_c
         assert (policy.claim, policy.limit) == ("whole", 0.03)
         assert Policy.from_dict(policy.to_dict()) == policy
     assert Policy(release="prediction", max_tpr=0.01).limit == 0.01  # no excess that would have to be tolerated
-    with pytest.raises(ConfigurationError, match=r"release is one of .*, prediction; got 'label'"):
+    with pytest.raises(ConfigurationError, match=r"release: expected one of .*, prediction, got 'label'"):
         Policy(release="label")
 
 
@@ -83,7 +83,7 @@ def test_looks_share_the_risk_and_together_take_no_more_than_all_of_it():
         policies = [Policy(confidence=0.9, look=look, looks=looks) for look in range(1, looks + 1)]
         assert sum(policy.risk for policy in policies) == pytest.approx(0.1)
         assert [Policy.from_dict(policy.to_dict()) for policy in policies] == policies
-    with pytest.raises(ConfigurationError, match="look 3 of 2"):
+    with pytest.raises(ConfigurationError, match="expected at most looks = 2, got 3"):
         Policy(look=3, looks=2)
 
 
@@ -95,19 +95,19 @@ def test_the_limit_is_the_argument_that_the_claim_names():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"claim": "auc"}, "claim is one of whole, excess"),
-        ({"fpr": 0.0}, "fpr lies in"),
+        ({"claim": "auc"}, "claim: expected one of whole, excess"),
+        ({"fpr": 0.0}, "fpr: expected a number in \\[1e-05, 0.2\\]"),
         ({"fpr": float("nan")}, "fpr must be finite"),
-        ({"max_tpr": 1.0}, "max_tpr lies in"),
-        ({"confidence": 95}, "confidence lies in"),
-        ({"fpr": 0.1, "max_tpr": 0.05}, "guessing alone finds"),
-        ({"release": "everything"}, "release is one of explanation, explanation\\+prediction"),
-        ({"max_excess": 0.0}, "max_excess lies in"),
-        ({"max_tpr": 0.01}, "judged against max_excess > 0"),
+        ({"max_tpr": 1.0}, "max_tpr: expected a number in"),
+        ({"confidence": 95}, "confidence: expected a number in"),
+        ({"fpr": 0.1, "max_tpr": 0.05}, "which guessing alone reaches"),
+        ({"release": "everything"}, "release: expected one of explanation, explanation\\+prediction"),
+        ({"max_excess": 0.0}, "max_excess: expected a number in"),
+        ({"max_tpr": 0.01}, "needs a limit above 0"),
         ({"patience": [0]}, "patience: expected a whole number of at least 1"),
         ({"references": 0}, "references: expected a whole number of at least 1"),
-        ({"selection": 1.0}, "selection lies in"),
-        ({"training": -0.1}, "training lies in"),
+        ({"selection": 1.0}, "selection: expected a share in"),
+        ({"training": -0.1}, "training: expected a share in"),
         ({"selection": 0.5, "training": 0.45}, "leave too few examples"),
     ],
     ids=str,

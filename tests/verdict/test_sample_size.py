@@ -17,7 +17,15 @@ from safexplain.verdict.certificate.read import recount
 from safexplain.verdict.evidence import Control, Evidence
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy
-from safexplain.verdict.power import TYPICAL_BASE, Found, Needed, best_certifiable, examples_needed, needed, shown
+from safexplain.verdict.power import (
+    TYPICAL_BASE,
+    AttackBounds,
+    SampleSize,
+    best_certifiable,
+    examples_needed,
+    leak_power,
+    sample_needed,
+)
 from safexplain.verdict.stats.paired import count_pairs, difference_bounds
 from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, ranked, upper_bound_rank
 
@@ -80,20 +88,22 @@ def test_the_sample_that_is_said_to_decide_decides_in_most_audits(case):
 
 
 def test_no_sample_decides_at_the_limit_itself():
-    assert needed([Found(0.1001, 0.05, 0.2, 0.05)], 0.1, 0.05, 500, 500) is None
+    assert sample_needed([AttackBounds(0.1001, 0.05, 0.2, 0.05)], 0.1, 0.05, 500, 500) is None
 
 
 def test_proportions_are_kept_and_a_sample_that_decides_is_its_own_answer():
-    assert needed([Found(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000).non_members == pytest.approx(
-        10 * needed([Found(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000).members, rel=0.02
+    assert sample_needed([AttackBounds(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000).non_members == pytest.approx(
+        10 * sample_needed([AttackBounds(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000).members, rel=0.02
     )
-    assert needed([Found(0.0, 0.0, 0.01, 0.05)], 0.05, 0.05, 100, 100) == Needed(100, 100, "certified")
-    assert needed([Found(0.3, 0.28, 0.32, 0.05)], 0.05, 0.05, 100, 100) == Needed(100, 100, "leak")
+    assert sample_needed([AttackBounds(0.0, 0.0, 0.01, 0.05)], 0.05, 0.05, 100, 100) == SampleSize(
+        100, 100, "certified"
+    )
+    assert sample_needed([AttackBounds(0.3, 0.28, 0.32, 0.05)], 0.05, 0.05, 100, 100) == SampleSize(100, 100, "leak")
 
 
 def test_what_finds_less_than_the_baseline_counts_as_nothing_and_the_worst_attack_decides():
-    less, none = Found(-0.05, -0.1, 0.03, 0.05), Found(0.0, -0.05, 0.08, 0.05)
-    sizes = [needed(found, 0.02, 0.05, 100, 100).members for found in ([less], [none], [less, none])]
+    less, none = AttackBounds(-0.05, -0.1, 0.03, 0.05), AttackBounds(0.0, -0.05, 0.08, 0.05)
+    sizes = [sample_needed(found, 0.02, 0.05, 100, 100).members for found in ([less], [none], [less, none])]
     assert sizes[0] == sizes[1] == sizes[2]
 
 
@@ -119,11 +129,13 @@ def test_what_is_in_reach_is_the_number_that_was_simulated():
     assert added == pytest.approx([0.01705378049654209, 0.003415228685984961, 0.003840044275662075])
     assert examples_needed(Policy()) == 1200
     assert examples_needed(replace(LOOSE, max_tpr=0.08)) == 16_200
-    assert needed([Found(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000) == Needed(563, 5627, "certified")
-    leaks = [Found(0.1, 0.02, 0.2, 0.01), Found(0.01, -0.01, 0.03, 0.01)]
-    assert needed(leaks, 0.05, 0.05, 100, 100) == Needed(616, 616, "leak")
+    assert sample_needed([AttackBounds(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000) == SampleSize(
+        563, 5627, "certified"
+    )
+    leaks = [AttackBounds(0.1, 0.02, 0.2, 0.01), AttackBounds(0.01, -0.01, 0.03, 0.01)]
+    assert sample_needed(leaks, 0.05, 0.05, 100, 100) == SampleSize(616, 616, "leak")
     policy = Policy(max_excess=0.05)
-    assert [shown(policy, 400, 400, heavy_tails=tails) for tails in (False, True)] == [0.16, 0.01]
+    assert [leak_power(policy, 400, 400, heavy_tails=tails) for tails in (False, True)] == [0.16, 0.01]
 
 
 def test_too_few_non_members_could_certify_nothing():
@@ -159,7 +171,7 @@ def test_more_examples_reach_a_stricter_limit_and_more_attacks_no_stricter_one(c
 
 
 def test_a_sample_without_members_reaches_nothing_and_says_so():
-    with pytest.raises(InputError, match="from 1 on"):
+    with pytest.raises(InputError, match="at least 1 of"):
         best_certifiable(LOOSE, 0, 100)
 
 
@@ -195,12 +207,17 @@ def test_how_many_examples_would_decide_is_said_only_where_they_would():
     strict = Policy(patience=(1, 5))
     undecided = results.audited(0.1, strict, examples=900)
     first, *_, shows = words.says(undecided)
-    assert re.fullmatch(r"To decide: about [\d,]+ examples, [\d,]+ of them members, .* is true\.", first)
-    assert re.fullmatch(r"Of 100 audits of as many examples, about \d+ would prove a leak of 6 points, .*", shows)
+    assert re.fullmatch(r"To decide: about [\d,]+ examples, [\d,]+ of them members, .* are right\.", first)
+    assert re.fullmatch(
+        r"About \d+ of 100 audits of this size would prove a leak of 6 points \(\d+ of 100 if .*", shows
+    )
     assert recount(json.loads(json.dumps(undecided.to_dict()))).verdict == "inconclusive"
     failed = (Control("null model", True, "it finds members in a model that knows nothing of them", {}),)
-    for changes, named in (({"controls": failed}, "members and non-members"), ({"split": "selection"}, "the examples")):
-        assert words.says(replace(undecided, **changes))[0].startswith(f"To decide, first of 2 things: {named} of")
+    for changes, named in (
+        ({"controls": failed}, "an audit in which the control “null model” passes."),
+        ({"split": "selection"}, "the examples of the certification split."),
+    ):
+        assert words.says(replace(undecided, **changes))[0] == f"To decide, first of 2 things: {named}"
 
 
 def test_of_several_things_that_are_missing_the_first_is_named_alone():
@@ -218,9 +235,11 @@ def test_of_several_targets_all_that_are_undecided_count():
 
 
 def test_few_examples_say_that_they_show_few_leaks_and_heavy_tails_that_they_hide_more():
-    found = {(n, tails): shown(Policy(), n, n, heavy_tails=tails) for n in (600, 1000, 5000) for tails in (False, True)}
+    found = {
+        (n, tails): leak_power(Policy(), n, n, heavy_tails=tails) for n in (600, 1000, 5000) for tails in (False, True)
+    }
     assert found[600, False] < 0.25 < found[1000, False] < 0.5
     assert found[5000, False] > 0.95
     assert found[600, True] <= found[1000, True] < 0.15 < found[5000, True] < 0.7
-    assert shown(Policy(max_excess=0.3), 1000, 1000) > 0.9  # a larger limit, a larger leak
-    assert shown(Policy(max_excess=1e-4), 1000, 1000) <= 0.05
+    assert leak_power(Policy(max_excess=0.3), 1000, 1000) > 0.9  # a larger limit, a larger leak
+    assert leak_power(Policy(max_excess=1e-4), 1000, 1000) <= 0.05

@@ -318,7 +318,7 @@ def after_a_verdict(number: int) -> dict[str, Any]:
         except SafexplainError:
             return {"kind": kind, "first": first, "changes": ["policy"], "then": "refused"}
         then = outcome(changed, policy, folder, uses, seed, command=number % 25 == 0)
-    names = [change.__name__ for change in changes] + ([] if policy is STRICT else [policy.says])
+    names = [change.__name__ for change in changes] + ([] if policy is STRICT else [policy.changes])
     return {"kind": kind, "first": first, "changes": names, "then": then}
 
 

@@ -204,7 +204,7 @@ def level_table(result: Judgement) -> LevelTable:
     lowest, highest = min(low for low, _ in ends), max(high for _, high in ends)
     difference = Scale.differences(lowest, highest, None if whole else result.limit)
 
-    def cell(figure: Figure | None, scale: Scale, tone: Standing = "beside") -> Cell | None:
+    def cell(figure: Figure | None, scale: Scale, tone: Standing = "unjudged") -> Cell | None:
         if figure is None:
             return None
         if scale.limit is not None:
@@ -316,7 +316,7 @@ def _table(configuration: Configuration, scale: Scale) -> AttackTable:
 def _shown(rows: Sequence[AttackRow]) -> set[str]:
     """Titles of the rows of a level that are shown at once; a single one is not worth folding away."""
     judged = [r.title for r in rows if r.standing in ("above", "below", "open")]
-    beside = [r.title for r in rows if r.standing in ("beyond", "beside")]
+    beside = [r.title for r in rows if r.standing in ("beyond", "unjudged")]
     baseline = {r.title for r in rows if r.standing == "baseline"}
     return {*judged[: _split(judged, JUDGED_FIRST)], *baseline, *beside[: _split(beside, BESIDE_FIRST)]}
 
@@ -362,7 +362,7 @@ def part_tables(result: AuditResult) -> tuple[PartTable, ...]:
 
 def _parts(table: SliceTable, chance: float) -> PartTable:
     scale = Scale.rates(max(row.high for row in table.rows), chance, None)
-    rows = tuple((row, _cell(Figure(row.rate, row.low, row.high), scale, "beside")) for row in table.rows)
+    rows = tuple((row, _cell(Figure(row.rate, row.low, row.high), scale, "unjudged")) for row in table.rows)
     first = _split(rows, PARTS_FIRST)
     return PartTable(table, scale.axis(), rows[:first], rows[first:])
 
@@ -390,7 +390,7 @@ def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
     scale = Scale.aucs(min(a.auc_low for a in ablations), max(a.auc_high for a in ablations))
 
     def row(a: Ablation) -> tuple[Ablation, Markup, Figure]:
-        bar = scale.bar(a.auc, a.auc_low, a.auc_high, "cause" if a.auc_low > scale.chance else "beside")
+        bar = scale.bar(a.auc, a.auc_low, a.auc_high, "cause" if a.auc_low > scale.chance else "unjudged")
         return a, bar, Figure(a.tpr, a.tpr_low, a.tpr_high)
 
     groups = tuple((KINDS[kind], tuple(map(row, rows))) for kind, rows in groupby(ablations, lambda a: a.kind))

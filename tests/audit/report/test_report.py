@@ -300,7 +300,7 @@ def test_each_row_says_in_words_how_it_stands_to_the_limit(policy: Policy) -> No
 
 
 def test_a_suite_that_leaves_attacks_out_names_them() -> None:
-    assert "The suite is incomplete: RMIA, Stacked fit these signals and were not run." in text_of(
+    assert "The suite is incomplete: RMIA, Stacked fit these signals but were not run." in text_of(
         audited(0.0, omitted=("RMIA", "Stacked"))
     )
     assert "The suite is incomplete" not in text_of(audited(0.0))
