@@ -19,7 +19,7 @@ from safexplain.audit.canaries.trainer.data import stacked
 from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.audit.canaries.white_box import WhiteBox
 from safexplain.dp.heads.features import features
-from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, linear_that_trains
+from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, trainable_linear
 from safexplain.dp.sgd.finetune import DPFineTuner
 from safexplain.dp.sgd.records import InMemory
 from safexplain.errors import ConfigurationError
@@ -80,7 +80,7 @@ def audit_training(
 
     def train(dataset: Any, generator: torch.Generator) -> nn.Module:
         given = stacked(dataset) if head else dataset  # heads are trained in closed form on tensors
-        return tuner.again(given, seed=generator.initial_seed()).fit().model
+        return tuner.with_data(given, seed=generator.initial_seed()).fit().model
 
     records = tuner.records
     given = (records.x, records.y) if isinstance(records, InMemory) else records.dataset
@@ -104,7 +104,7 @@ def _on_features(
     alone.records, alone._start = InMemory(problem.x.cpu(), tuner.records.y), nn.Sequential(problem.layer)
     if auxiliary is not None:
         x, y = (torch.as_tensor(part) for part in auxiliary)
-        auxiliary = features(model, linear_that_trains(model) or "", x, cache=folder).cpu(), y
+        auxiliary = features(model, trainable_linear(model) or "", x, cache=folder).cpu(), y
     return alone, auxiliary
 
 

@@ -142,14 +142,14 @@ class Watched:
 
         What would come from the operating system's cryptographic generator is seeded meanwhile, in this context.
         """
-        from safexplain.dp.heads.closed_form import STEP
+        from safexplain.dp.heads.closed_form import STEP_OBSERVER
 
-        watched, entropy = STEP.set(self), ENTROPY.set(np.random.default_rng(seed).bytes)
+        watched, entropy = STEP_OBSERVER.set(self), ENTROPY.set(np.random.default_rng(seed).bytes)
         try:
             with watched_optimizers(self._attach):
                 yield
         finally:
-            STEP.reset(watched)
+            STEP_OBSERVER.reset(watched)
             ENTROPY.reset(entropy)
 
     def _attach(self, optimizer: Any) -> None:

@@ -433,7 +433,7 @@ def _train_heads(
     """Compute features once, then train all heads at once; False, and nothing done, if there is no closed form."""
     from safexplain.dp.heads.closed_form import Heads, train_heads
     from safexplain.dp.heads.features import linear_head
-    from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, linear_that_trains
+    from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, trainable_linear
     from safexplain.dp.sgd.records import InMemory, records_of
 
     rows = members[0]
@@ -444,7 +444,7 @@ def _train_heads(
     everyone = records_of((x, y), 0)
     assert isinstance(everyone, InMemory)
     problem = head_problem(ready, everyone, tuner.plan, tuner.config, cache=None)
-    name, device = linear_that_trains(ready), problem.x.device
+    name, device = trainable_linear(ready), problem.x.device
     assert name is not None
     layers = [linear_head(model, name) for model in models]
     inside = torch.zeros(len(models), len(y), dtype=torch.bool)

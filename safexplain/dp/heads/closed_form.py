@@ -1,7 +1,7 @@
 """DP-SGD of linear heads on fixed features: closed-form clipping, many independent heads in one batched computation.
 
 The gradient of the cross-entropy of a linear head for one example is the outer product of p - y and (x, 1), so its norm
-is ||p - y|| ||(x, 1)|| (Goodfellow 2015, 1510.01799, section 4): no example's gradient has to be formed to clip it, and
+is ||p - y|| ||(x, 1)|| (Goodfellow 2015, arXiv 1510.01799, section 4). Clipping needs no example's gradient, and
 independent heads are slices of one batched matrix product.
 
 A head is a slice of theta, of shape (runs, outputs, columns). Columns are the features and, with a bias, a last one for
@@ -27,25 +27,25 @@ from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.sampling import Source, gaussian, uniform
 from safexplain.errors import ConfigurationError, InputError
 
-STEP: ContextVar[Callable[[Tensor, Tensor, Tensor], Tensor] | None] = ContextVar("step", default=None)
-"""Who watches the steps of a training of one head: it gets the sum, the noise and the rows, and gives what is released
-(`safexplain.audit.canaries.white_box`)."""
+STEP_OBSERVER: ContextVar[Callable[[Tensor, Tensor, Tensor], Tensor] | None] = ContextVar("step", default=None)
+"""Called in each step of a training of one head with the sum, the noise and the rows of the batch; returns the noisy
+sum (`safexplain.audit.canaries.white_box`)."""
 
-_TOLD = 50
-"""Times that progress is told of each block of runs."""
+_REPORTS = 50
+"""Progress reports for each block of runs."""
 _BLOCK = {"cpu": 2**21, "cuda": 2**29}
-"""Bytes of features that one step of a block of runs gathers: what a processor's cache, or a GPU's memory, holds."""
+"""Bytes of features that one step of a block of runs gathers, to fit in a processor's cache or a GPU's memory."""
 
 Batch = tuple[Tensor | None, Tensor | None]
 """(index, weight). index: rows of the batch, (b,) for all runs or (runs, b); None: all n rows, in order.
 weight: (runs, b) or (1, b) bool, False where a row is padding or not in the run's batch; None: every row is in."""
 
-_AT_ONCE = 2**18
+_DRAWS = 2**18
 """Sampling decisions that are drawn together."""
-_AT_ONCE_EACH = 2**16
-"""The same of each run that has a generator of its own: its numbers must not depend on how many others there are."""
+_DRAWS_PER_RUN = 2**16
+"""The same for a run with its own generator, whose numbers must not depend on the number of other runs."""
 _DENSE = 0.5
-"""From this share of the rows on, multiplying all of them beats gathering some."""
+"""Above this share of the rows, multiplying all of them is faster than gathering some."""
 
 Generators = Source | Sequence[Source]
 """One for all runs, or one for each."""
@@ -61,18 +61,18 @@ class HeadRecipe:
     """Training of a linear head by DP-SGD.
 
     Args:
-        classes: how many there are, a public number that is not read off the labels.
+        classes: number of classes, a public number that is not read off the labels.
         steps: of the optimizer.
-        sample_rate: probability of each row that a head trains on to be in a batch; 1: full batches.
-        expected_batch_size: what the noisy sum of gradients is divided by, a public constant; normally sample_rate
-            times the rows that a head trains on.
+        sample_rate: probability that a row of the training data is in a batch; 1 for full batches.
+        expected_batch_size: public constant that the noisy sum of gradients is divided by; normally sample_rate times
+            the number of rows that a head trains on.
         clipping: `FlatClipping` or `AutoSClipping`; None only for training without noise.
         lr: learning rate.
         optimizer: as in `torch.optim`.
         momentum: of SGD.
-        l2: this multiple of the parameters, the bias included, is added to the noisy gradient; it reads no data.
-        bias: whether there is a constant.
-        one_logit: for two classes, one vector of weights (logistic regression) instead of two.
+        l2: weight decay, also of the bias; it does not depend on the data.
+        bias: whether the head has a bias.
+        one_logit: for two classes, use one vector of weights (logistic regression) instead of two.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -105,9 +105,9 @@ class HeadRecipe:
         if self.momentum >= 1 or (self.momentum and self.optimizer != "sgd"):
             raise ConfigurationError(f"momentum: expected a number in [0, 1), and 0 for Adam, got {self.momentum!r}")
         if self.clipping is not None and self.clipping.per_layer:
-            raise ConfigurationError("a head is clipped as a whole: use FlatClipping or AutoSClipping")
+            raise ConfigurationError("clipping: expected FlatClipping or AutoSClipping for a head, got one per layer")
         if self.one_logit and self.classes != 2:
-            raise ConfigurationError(f"one_logit is for 2 classes, got {self.classes}")
+            raise ConfigurationError(f"one_logit: expected 2 classes, got {self.classes}")
 
     @property
     def outputs(self) -> int:
@@ -115,12 +115,10 @@ class HeadRecipe:
         return 1 if self.one_logit else self.classes
 
     def make_update(self, theta: Tensor) -> Update:
-        """Steps of `torch.optim`, elementwise, so that heads in one tensor do not meet.
+        """The optimizer's step on theta, in place; elementwise, so that heads in one tensor stay independent.
 
-        Its functions are used, not its classes, whose bookkeeping would add up to two thirds to a small head's step.
-
-        Args:
-            theta: changed in place by each step.
+        It calls the functions of `torch.optim`, because its classes would make a small head's step up to two thirds
+        slower.
         """
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.l2, "maximize": False, "foreach": False}
         if self.optimizer == "sgd":
@@ -134,7 +132,7 @@ class HeadRecipe:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Examples as the step reads them, the same for all runs (n, ...) or each run's own (runs, n, ...).
+    """Examples in the form that a step reads: (n, ...) for all runs, or (runs, n, ...) with separate ones.
 
     Args:
         x: (n, columns) or (runs, n, columns), the constant included.
@@ -153,7 +151,7 @@ class Rows:
         return cls(x, labels, torch.linalg.vector_norm(x, dim=-1))
 
     def take(self, index: Tensor) -> Rows:
-        """Rows (b,) for all runs, or (runs, b) of each run, out of common ones."""
+        """The rows with these indices, (b,) for all runs or (runs, b) for each."""
         x = self.x.index_select(0, index.reshape(-1)).view(*index.shape, *self.x.shape[1:])
         return Rows(x, self.labels[index], self.norms[index])
 
@@ -163,9 +161,9 @@ def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Cli
 
     Args:
         theta: (runs, outputs, columns).
-        batch: the examples; none at all is allowed.
-        weight: (runs, b), or (1, b) for all runs: 1 for examples in the run's batch, otherwise 0; None: 1.
-        clipping: of each example's gradient; None: none, not private.
+        batch: the examples; may be empty.
+        weight: (runs, b), or (1, b) for all runs: 1 for examples in the run's batch, otherwise 0; None for all 1.
+        clipping: of each example's gradient; None for no clipping, which is not private.
     """
     runs, outputs, columns = theta.shape
     common = batch.x.dim() == 2
@@ -175,8 +173,8 @@ def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Cli
     factors: Tensor | None = weight
     if clipping is not None:
         norms = residual.square().sum(1).sqrt_().mul_(batch.norms)
-        kept = clipping.factors(norms.flatten()).view_as(norms)
-        factors = kept if weight is None else kept * weight
+        clip_factors = clipping.factors(norms.flatten()).view_as(norms)
+        factors = clip_factors if weight is None else clip_factors * weight
     if factors is not None:
         residual = residual.mul_(factors[:, None]).nan_to_num_(0.0)  # 0 times NaN is NaN
     if common:
@@ -198,7 +196,7 @@ class Heads:
 
     Args:
         weight: (runs, outputs, d); outputs are the classes, or one logit for class 1 of two.
-        bias: (runs, outputs), zeros where none was trained.
+        bias: (runs, outputs); zeros for heads without bias.
     """
 
     weight: Tensor
@@ -211,7 +209,7 @@ class Heads:
         return flat.view(len(features), runs, outputs).transpose(0, 1) + self.bias[:, None]
 
     def probabilities(self, features: Tensor) -> Tensor:
-        """(n, d) -> (runs, n, classes), both classes where there is one logit."""
+        """(n, d) -> (runs, n, classes), also with one logit."""
         logits = self.logits(features)
         return logits.softmax(-1) if logits.shape[-1] > 1 else torch.cat([-logits, logits], -1).sigmoid()
 
@@ -233,32 +231,32 @@ def train_heads(
     """Train linear heads by DP-SGD with Poisson sampling, on the device and in the precision of `features`.
 
     Each run has the guarantee of `safexplain._privacy_loss.epsilons` for its noise multiplier, the sample rate and the
-    steps, towards the rows that it trains on; runs on the same rows compose. It holds where a row's features depend on
-    no other row.
+    steps, for the rows that it trains on, provided that a row's features depend on no other row. Runs on the same rows
+    compose.
 
     Args:
         features: (n, d), finite; half precision is raised to float32.
         labels: (n,) integers in [0, classes).
         recipe: the training.
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients over the clipping bound, one
-            for all runs or one for each; 0: none, not private.
-        runs: how many heads.
-        membership: (runs, n) bool, the rows that each run trains on; None: all.
-        shared_batches: all runs meet one sequence of batches. Each keeps its guarantee, which holds given the sampling
-            of the other rows, but runs are independent of each other only given the batches.
-        initial: where training starts, one head for all runs or one for each; None: zeros.
-        generator: of sampling and noise, torch's on the device of `features`; None: a cryptographic one.
-            A list of one for each run: a run is then the same, up to rounding, whichever others train beside it.
-        float_safe: draw noise that the gaps between floating-point numbers do not tell, see
+            for all runs or one for each; 0 for no noise, which is not private.
+        runs: number of heads.
+        membership: (runs, n) bool, the rows that each run trains on; None for all.
+        shared_batches: draw one sequence of batches for all runs. Each run keeps its guarantee, which holds given the
+            sampling of the other rows, but runs are independent of each other only given the batches.
+        initial: starting weights, one head for all runs or one for each; None for zeros.
+        generator: of sampling and noise, torch's on the device of `features`; None for a cryptographic one. With a list
+            of one for each run, a run's result does not depend on the other runs, up to rounding.
+        float_safe: protect the noise from inference by gaps between floating-point numbers, see
             `safexplain.dp.sgd.sampling.gaussian`; half as fast.
-        progress: told steps, of all runs together.
+        progress: called with the steps of all runs together.
 
     Returns:
         The heads after the last step.
 
     Raises:
-        InputError: an array has another shape or device than said here, or is not finite; or the weights diverged.
-        ConfigurationError: `noise_multiplier` does not fit the runs, or there is noise without clipping.
+        InputError: an array has a wrong shape or device, or is not finite; or the weights diverged.
+        ConfigurationError: `noise_multiplier` does not match the runs, or there is noise without clipping.
     """
     x = features if features.dtype == torch.float64 else features.float()
     _check_data(x, labels, recipe.classes, runs, membership)
@@ -268,59 +266,59 @@ def train_heads(
     _check_generators(generator, x.device, runs, shared_batches)
     members = torch.ones(runs, len(x), dtype=torch.bool) if membership is None else membership
     members = members.to(x.device)
-    theta = _start(initial, runs, recipe, rows.x)
+    theta = _initial_theta(initial, runs, recipe, rows.x)
     noisy = bool(std.any())
-    width = runs if shared_batches else _width(recipe.sample_rate, rows.x)
+    width = runs if shared_batches else _runs_per_block(recipe.sample_rate, rows.x)
     for first in range(0, runs, width):
         block = slice(first, min(first + width, runs))
-        part, batches_of = theta[block], common_batches if shared_batches else own_batches
+        part, draw_batches = theta[block], common_batches if shared_batches else separate_batches
         update = recipe.make_update(part)
-        own: Any = generator if isinstance(generator, Source) else generator[block]
-        batches = batches_of(recipe.sample_rate, members[block], recipe.steps, own)
+        source: Any = generator if isinstance(generator, Source) else generator[block]
+        batches = draw_batches(recipe.sample_rate, members[block], recipe.steps, source)
         for step, (index, weight) in enumerate(batches, 1):
             batch = rows if index is None else rows.take(index)
             total = clipped_sum(part, batch, weight, recipe.clipping)
             if noisy:
-                noise = _noise(part, own, float_safe).mul_(std[block, None, None])
-                total = released(total, noise, index, weight, len(x))
+                noise = _noise(part, source, float_safe).mul_(std[block, None, None])
+                total = add_noise(total, noise, index, weight, len(x))
             update(total.div_(recipe.expected_batch_size))
-            if step % max(recipe.steps // _TOLD, 1) == 0 or step == recipe.steps:
+            if step % max(recipe.steps // _REPORTS, 1) == 0 or step == recipe.steps:
                 done = block.start * recipe.steps + (block.stop - block.start) * step
                 progress("training with DP", done, runs * recipe.steps)
     if not bool(theta.isfinite().all()):
-        raise InputError("the weights of a head are no longer finite; lower the learning rate")
+        raise InputError("training diverged: the weights of a head became NaN or infinite; lower the learning rate")
     d = x.shape[1]
     bias = theta[..., d] if recipe.bias else torch.zeros_like(theta[..., 0])
     return Heads(theta[..., :d].contiguous(), bias.contiguous())
 
 
-def released(total: Tensor, noise: Tensor, index: Tensor | None, weight: Tensor | None, n: int) -> Tensor:
-    """The sum (runs, outputs, columns) plus noise; a watcher of one run is told which of n rows were in the batch."""
-    watcher = STEP.get()
-    if watcher is None or len(total) > 1:
+def add_noise(total: Tensor, noise: Tensor, index: Tensor | None, weight: Tensor | None, n: int) -> Tensor:
+    """The sum (runs, outputs, columns) plus noise; with one run, an observer also gets the batch out of n rows."""
+    observer = STEP_OBSERVER.get()
+    if observer is None or len(total) > 1:
         return total.add_(noise)
     batch = torch.arange(n, device=total.device) if index is None else index.flatten()
-    kept = batch if weight is None else batch[weight.flatten() > 0]
-    released: Tensor = watcher(total, noise, kept)
-    return released
+    return observer(total, noise, batch if weight is None else batch[weight.flatten() > 0])
 
 
 def _noise(part: Tensor, generator: Generators, float_safe: bool) -> Tensor:
-    """Standard normal noise like `part`, of each run by its own generator where it has one."""
+    """Standard normal noise like `part`, from one generator or from that of each run."""
     if isinstance(generator, Source):
         return gaussian(part, 1.0, generator, float_safe=float_safe)
     return torch.stack([gaussian(p, 1.0, g, float_safe=float_safe) for p, g in zip(part, generator, strict=True)])
 
 
 def _check_generators(generator: Generators, device: torch.device, runs: int, shared: bool) -> None:
-    several = [generator] if isinstance(generator, Source) else list(generator)
-    if not isinstance(generator, Source) and (shared or len(several) != runs):
+    generators = [generator] if isinstance(generator, Source) else list(generator)
+    if not isinstance(generator, Source) and (shared or len(generators) != runs):
         raise InputError(
-            f"generator: expected one, or with batches of their own one for each of {runs} runs, got {len(several)}"
+            f"generator: expected one, or without shared_batches one for each of {runs} runs, got {len(generators)}"
         )
-    for one in several:
+    for one in generators:
         if isinstance(one, torch.Generator) and one.device.type != device.type:
-            raise InputError(f"the generator is on {one.device}, the features are on {device}; make it there")
+            raise InputError(
+                f"generator: expected one on the device of the features, {device}, got one on {one.device}"
+            )
 
 
 def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: HeadRecipe, runs: int) -> Tensor:
@@ -332,17 +330,19 @@ def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: Head
         )
     if recipe.clipping is None:
         if bool(sigma.any()):
-            raise ConfigurationError("noise without clipping protects nobody: give the recipe a clipping")
+            raise ConfigurationError(
+                "noise_multiplier: noise protects only clipped gradients; give the recipe a clipping"
+            )
         return torch.zeros(runs)
     return sigma.expand(runs) * recipe.clipping.bound
 
 
-def _width(sample_rate: float, x: Tensor) -> int:
+def _runs_per_block(sample_rate: float, x: Tensor) -> int:
     """Runs whose batches are gathered together."""
     return max(1, int(_BLOCK.get(x.device.type, 2**28) / (sample_rate * x.numel() * x.element_size())))
 
 
-def _start(initial: Heads | None, runs: int, recipe: HeadRecipe, x: Tensor) -> Tensor:
+def _initial_theta(initial: Heads | None, runs: int, recipe: HeadRecipe, x: Tensor) -> Tensor:
     """(runs, outputs, columns), a copy."""
     theta = x.new_zeros(runs, recipe.outputs, x.shape[1])
     if initial is not None:
@@ -374,27 +374,26 @@ def _check_data(x: Tensor, labels: Tensor, classes: int, runs: int, membership: 
         )
 
 
-# --- batches ----
+# --- Poisson batches: each member of each run is in a batch with the same probability, independently -----------------
 
 
-def own_batches(sample_rate: float, members: Tensor, steps: int, generator: Generators) -> Iterator[Batch]:
-    """A sample of its own for each run.
+def separate_batches(sample_rate: float, members: Tensor, steps: int, generator: Generators) -> Iterator[Batch]:
+    """Batches drawn separately for each run.
 
     Args:
-        sample_rate: in (0, 1]; 1 takes all members and draws nothing.
+        sample_rate: in (0, 1]; 1 takes all members and draws no random numbers.
         members: (runs, n) bool.
-        steps: how many batches.
-        generator: torch's on the device of `members`, or a cryptographic one; one for each run where samples must not
-            depend on who else trains.
+        steps: number of batches.
+        generator: torch's on the device of `members`, or a cryptographic one; one for each run if its batches must not
+            depend on the other runs.
     """
     runs, n = members.shape
     if sample_rate >= 1:
-        whole = None if bool(members.all()) else members
-        yield from ((None, whole) for _ in range(steps))
+        weight = None if bool(members.all()) else members
+        yield from ((None, weight) for _ in range(steps))
         return
     dense = sample_rate * float(members.float().mean()) > _DENSE
-    single = isinstance(generator, Source)
-    together = max(1, _AT_ONCE // (runs * n) if single else _AT_ONCE_EACH // n)
+    together = max(1, _DRAWS // (runs * n) if isinstance(generator, Source) else _DRAWS_PER_RUN // n)
     for start in range(0, steps, together):
         count = min(together, steps - start)
         if isinstance(generator, Source):
@@ -407,7 +406,7 @@ def own_batches(sample_rate: float, members: Tensor, steps: int, generator: Gene
 
 
 def _gathered(drawn: Tensor) -> Iterator[Batch]:
-    """The chosen rows of each step, (steps, runs, n) bool, padded to the longest run of the step."""
+    """The batch of each step from (steps, runs, n) bool, padded to the largest among its runs."""
     steps, runs, n = drawn.shape
     sizes = drawn.sum(2)
     ends = sizes.flatten().cumsum(0)
@@ -423,9 +422,9 @@ def _gathered(drawn: Tensor) -> Iterator[Batch]:
 
 
 def common_batches(sample_rate: float, members: Tensor, steps: int, generator: Source) -> Iterator[Batch]:
-    """One sample of the rows for all runs, each of which takes its members of it; arguments as in `own_batches`."""
+    """One batch of rows for all runs, of which each uses its members; arguments as in `separate_batches`."""
     everyone = bool(members.all())
-    for index, weight in own_batches(sample_rate, torch.ones_like(members[:1]), steps, generator):
+    for index, weight in separate_batches(sample_rate, torch.ones_like(members[:1]), steps, generator):
         if everyone:
             yield index, weight
         elif index is None:

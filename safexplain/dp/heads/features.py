@@ -1,8 +1,8 @@
-"""What a frozen backbone hands to its linear head: computed once, in eval mode, and kept on disk.
+"""The inputs of a linear head on a frozen backbone: computed once, in eval mode, and cached on disk.
 
-Training a head on features has the guarantee of DP-SGD only where a row's features depend on that row and on public
-weights. That is checked here on a few rows: a backbone with dropout that is always on, or with normalisation over the
-batch, is refused. The weights of the backbone are not covered by the guarantee: they must come from public data.
+Training a head on features has the guarantee of DP-SGD only if a row's features depend on that row and on public
+weights alone. This is checked on a few rows: a backbone with permanent dropout or batch statistics is refused. The
+guarantee does not cover the weights of the backbone, which must come from public data.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from safexplain._progress import Progress, silent
 from safexplain.errors import InputError
 
 _ALONE = 2
-"""Rows that are also passed on their own, to see whether they depend on others."""
+"""Rows that are also passed one at a time, to check that they do not depend on others."""
 _TOLERANCE = 1e-3
-"""Of the largest feature: above rounding in other batch shapes, below dropout and batch normalisation."""
+"""Allowed difference over the largest feature: above rounding, below the effect of dropout and batch normalisation."""
 _PIECE = 2**24
-"""Numbers in one piece on disk, about."""
+"""Approximate number of values in one file of the cache."""
 
 
-def _stored(store: FileStore, name: str, rows: int) -> Tensor | None:
-    """The array of that name; None where there is none, or it is damaged or has another number of rows."""
+def _load(store: FileStore, name: str, rows: int) -> Tensor | None:
+    """The array of that name; None if it is missing, damaged or has another number of rows."""
 
     def read(path: Path) -> Tensor | None:
         found = np.load(path, allow_pickle=False)
@@ -38,7 +38,7 @@ def _stored(store: FileStore, name: str, rows: int) -> Tensor | None:
     return store.load(name, read)
 
 
-def _store(store: FileStore, name: str, rows: Tensor) -> None:
+def _save(store: FileStore, name: str, rows: Tensor) -> None:
     def write(path: Path) -> None:
         with path.open("wb") as file:
             np.save(file, rows.numpy())
@@ -56,17 +56,19 @@ def linear_head(model: nn.Module, head_name: str) -> nn.Linear:
         head = model.get_submodule(head_name)
     except AttributeError:
         linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-        raise InputError(f"the model has no module {head_name!r}; its linear layers: {', '.join(linear)}") from None
+        raise InputError(
+            f"head_name: the model has no module {head_name!r}; its linear layers are {', '.join(linear)}"
+        ) from None
     if not isinstance(head, nn.Linear):
-        raise InputError(f"the head must be an nn.Linear, but {head_name!r} is a {type(head).__name__}")
+        raise InputError(f"head_name: expected an nn.Linear, but {head_name!r} is a {type(head).__name__}")
     return head
 
 
 def head_input(model: nn.Module, head_name: str, x: Tensor) -> Tensor:
-    """What the head receives when the model sees `x`, (n, d), in the model's present mode; gradients pass.
+    """The head's input (n, d) for model inputs `x`, in the model's present mode and with gradients.
 
     Raises:
-        InputError: the head is called not once, or its input is not of shape (n, d).
+        InputError: the head is not called exactly once, or its input is not of shape (n, d).
     """
     caught: list[Tensor] = []
     hook = linear_head(model, head_name).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
@@ -76,12 +78,12 @@ def head_input(model: nn.Module, head_name: str, x: Tensor) -> Tensor:
         hook.remove()
     if len(caught) != 1:
         raise InputError(
-            f"the head {head_name!r} must be called once in a forward pass, it was called {len(caught)} times"
+            f"the head {head_name!r} must be called once in a forward pass, but it was called {len(caught)} times"
         )
     if caught[0].dim() != 2 or len(caught[0]) != len(x):
         raise InputError(
-            f"the input of the head {head_name!r} must have shape (n, d), for {len(x)} rows it is"
-            f" {tuple(caught[0].shape)}: pool or flatten before the head"
+            f"the head {head_name!r} must have inputs of shape (n, d), but for {len(x)} rows it got"
+            f" {tuple(caught[0].shape)}; pool or flatten before the head"
         )
     return caught[0]
 
@@ -95,49 +97,49 @@ def features(
     cache: str | Path | None = None,
     progress: Progress = silent,
 ) -> Tensor:
-    """The input of the head for every row, in eval mode; from the cache where the same model has seen the same rows.
+    """The input of the head for every row, in eval mode; cached by model and rows.
 
-    The cache knows a model by `safexplain._digest.model_digest` without its head: names, classes and weights of its
-    modules, not their code. An interrupted call goes on where it stopped.
+    The cache identifies a model by `safexplain._digest.model_digest` without its head: names, classes and weights of
+    its modules, not their code. An interrupted call continues where it stopped.
 
     Args:
-        model: backbone and head; its mode is as before afterwards.
+        model: backbone and head; its mode is restored afterwards.
         head_name: of an `nn.Linear` in `model.named_modules()`.
         x: (n, ...) inputs, preprocessed.
         batch_size: rows at a time.
-        cache: folder, made when missing, for the array as KEY.npy, and until it is complete for its pieces as
-            KEY.START.npy with the rows from START on; None: none.
+        cache: folder, created if missing, for the array as KEY.npy and, until it is complete, for its parts as
+            KEY.START.npy with the rows from START on; None for no cache.
         progress: called after every batch.
 
     Returns:
         (n, d) on the CPU, in the precision of the head's input.
 
     Raises:
-        InputError: no such head, another shape than (n, d), features that depend on chance or on other rows, or
-            features that are not finite.
+        InputError: there is no such head, its input is not (n, d), or features are not finite, are random or depend on
+            other rows.
     """
     linear_head(model, head_name)
     if batch_size < 1 or not len(x):
-        raise InputError(f"expected at least one row and a batch size of at least 1, got {len(x)} and {batch_size}")
+        raise InputError(f"expected at least one row and a batch_size of at least 1, got {len(x)} and {batch_size}")
     store = None if cache is None else FileStore(cache, "features")
     key = _key(model, head_name, x) if store else ""
-    if store and (known := _stored(store, f"{key}.npy", len(x))) is not None:
-        return known
+    if store and (cached := _load(store, f"{key}.npy", len(x))) is not None:
+        return cached
     with _eval(model), torch.no_grad():
         width = _check(model, head_name, x[: max(2, min(batch_size, 8))])
         step = batch_size * max(1, _PIECE // (batch_size * width))
         pieces = []
         for start in range(0, len(x), step):
             rows = x[start : start + step]
-            piece = _stored(store, f"{key}.{start}.npy", len(rows)) if store else None
+            piece = _load(store, f"{key}.{start}.npy", len(rows)) if store else None
             if piece is None:
                 piece = _compute(model, head_name, rows, batch_size, progress, start, len(x))
                 if store:
-                    _store(store, f"{key}.{start}.npy", piece)
+                    _save(store, f"{key}.{start}.npy", piece)
             pieces.append(piece)
     found = torch.cat(pieces)
     if store:
-        _store(store, f"{key}.npy", found)
+        _save(store, f"{key}.npy", found)
         store.remove(f"{key}.*.npy")
     return found
 
@@ -151,21 +153,21 @@ def _compute(
         found.append(head_input(model, head_name, batch.to(_device(model))).cpu())
         start += len(batch)
         progress("features", start, total)
-    made = torch.cat(found)
-    if not bool(made.isfinite().all()):
-        raise InputError("the backbone gives NaN or infinite features; check the inputs and their preprocessing")
-    return made
+    computed = torch.cat(found)
+    if not bool(computed.isfinite().all()):
+        raise InputError("the backbone's features are NaN or infinite; check the inputs and their preprocessing")
+    return computed
 
 
 def _check(model: nn.Module, head_name: str, rows: Tensor) -> int:
-    """Number of features, once it is seen that they depend on their own row only."""
+    """The number of features; raises InputError unless they depend on their own row only."""
     rows = rows.to(_device(model))
     together = head_input(model, head_name, rows)[:_ALONE].cpu()
     alone = torch.cat([head_input(model, head_name, row[None]) for row in rows[:_ALONE]]).cpu()
     if float((together - alone).abs().max()) > _TOLERANCE * float(together.abs().max()):
         raise InputError(
-            "the features of a row depend on chance or on the other rows of its batch (dropout that is always on, batch"
-            " statistics in eval mode): a head trained on them would have no guarantee; use a backbone without"
+            "the features of a row are random or depend on the other rows of its batch (permanent dropout, or batch"
+            " statistics in eval mode), so a head trained on them would have no guarantee; use another backbone"
         )
     return together.shape[1]
 
@@ -176,7 +178,7 @@ def _device(model: nn.Module) -> torch.device:
 
 @contextmanager
 def _eval(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, and afterwards as before."""
+    """Put every module in eval mode, and restore the modes afterwards."""
     modes = {m: m.training for m in model.modules()}
     model.eval()
     try:
@@ -187,7 +189,7 @@ def _eval(model: nn.Module) -> Iterator[None]:
 
 
 def _key(model: nn.Module, head_name: str, x: Tensor) -> str:
-    """Of the backbone, whatever the weights of the head, and of the rows."""
+    """A digest of the backbone without its head, and of the rows."""
     parent = model.get_submodule(head_name.rpartition(".")[0])
     name, head = head_name.rpartition(".")[2], model.get_submodule(head_name)
     setattr(parent, name, nn.Identity())

@@ -1,4 +1,4 @@
-"""A frozen backbone: features once, then the linear head by closed-form DP-SGD."""
+"""Fine-tuning of a linear head on a frozen backbone: features once, then closed-form DP-SGD."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._progress import Progress, silent
-from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe, Heads, own_batches, released, train_heads
+from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe, Heads, add_noise, separate_batches, train_heads
 from safexplain.dp.heads.features import features, linear_head
 from safexplain.dp.sgd.plan import NETWORK_LR, TrainingConfig, TrainingPlan, cross_entropy
 from safexplain.dp.sgd.records import InMemory, Records
-from safexplain.dp.sgd.sampling import Source, gaussian, source_of
+from safexplain.dp.sgd.sampling import Source, gaussian, random_source
 from safexplain.errors import InputError
 
 LR = 0.15
 """Learning rate of Adam for inputs of norm 1 (`python -m audit.suites.dp_defaults` compares it with a search).
 
-It is the bias's too, which moves too fast beside inputs of norms far below 1."""
+The bias has the same one, which is too fast for inputs of norms far below 1."""
 
 OCTAVES = 16.0
 """Norms are measured from 2^-16 to 2^16."""
 
 
-def linear_that_trains(model: nn.Module) -> str | None:
-    """Name of the `nn.Linear` whose parameters are all that require gradients, if that is so."""
+def trainable_linear(model: nn.Module) -> str | None:
+    """Name of the `nn.Linear` that holds all trainable parameters; None if there is no such layer."""
     training = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
     name = training.pop() if len(training) == 1 else ""
     layer = model.get_submodule(name)
-    whole = isinstance(layer, nn.Linear) and all(p.requires_grad for p in layer.parameters())
-    return name if name and whole else None
+    fully_trainable = isinstance(layer, nn.Linear) and all(p.requires_grad for p in layer.parameters())
+    return name if name and fully_trainable else None
 
 
 def has_closed_form(model: nn.Module, records: Records, config: TrainingConfig) -> bool:
-    """Whether a linear layer that gives the model's output alone trains, on tensors and in one process."""
+    """Whether only a linear output layer trains, on tensors and in one process."""
     return (
         config.loss is cross_entropy
         and config.optimizer in ("adam", "sgd")
@@ -44,33 +44,33 @@ def has_closed_form(model: nn.Module, records: Records, config: TrainingConfig) 
         and not (torch.distributed.is_available() and torch.distributed.is_initialized())
         and isinstance(records, InMemory)
         and isinstance(records.x, Tensor)
-        and (name := linear_that_trains(model)) is not None
-        and gives_the_output(model, name, records.x[:2])
+        and (name := trainable_linear(model)) is not None
+        and is_output_layer(model, name, records.x[:2])
     )
 
 
-def gives_the_output(model: nn.Module, name: str, like: Tensor) -> bool:
-    """Whether the model's output is that of this layer, unchanged: tried on noise of the shape of these rows."""
-    seen: list[Tensor] = []
-    hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: seen.append(output))
+def is_output_layer(model: nn.Module, name: str, like: Tensor) -> bool:
+    """Whether the model returns this layer's output unchanged, tried on noise in the shape of these rows."""
+    outputs: list[Tensor] = []
+    hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: outputs.append(output))
     rows = torch.randn(like.shape, generator=torch.Generator().manual_seed(0)) if like.is_floating_point() else like
     try:
         with torch.no_grad():
             output = model(rows.to(like.dtype).to(next(model.parameters()).device))
     finally:
         hook.remove()
-    return len(seen) == 1 and isinstance(output, Tensor) and torch.equal(output, seen[0])
+    return len(outputs) == 1 and isinstance(output, Tensor) and torch.equal(output, outputs[0])
 
 
 @dataclass(frozen=True, eq=False)
 class HeadProblem:
-    """What remains of a training when the backbone is frozen.
+    """A training of a head alone.
 
     Args:
-        layer: that trains.
+        layer: the head.
         x: (n, d) its inputs, on its device.
         recipe: of the training.
-        initial: where it starts.
+        initial: the starting weights.
     """
 
     layer: nn.Linear
@@ -86,24 +86,26 @@ def head_problem(
     config: TrainingConfig,
     *,
     cache: Path | None,
-    known: dict[str, Tensor] | None = None,
+    computed: dict[str, Tensor] | None = None,
 ) -> HeadProblem:
-    """Compute the features.
+    """Compute the features of the records, to train the head on.
 
     Args:
-        model: backbone and a linear head that alone requires gradients, on the device where to train.
+        model: backbone and a linear head, which alone requires gradients, on the device where to train.
         records: one tensor of inputs, and class indices.
         plan: steps, sample rate and noise.
         config: optimizer "sgd" or "adam"; mode, piece and loss have no effect.
         cache: folder for the features.
-        known: keeps them for another training with this backbone and these records.
+        computed: keeps the features for another training with this backbone and these records.
 
     Raises:
         InputError: another model, or features that are not finite or depend on other rows.
     """
-    head_name = linear_that_trains(model)
+    head_name = trainable_linear(model)
     if head_name is None:
-        raise InputError("expected a model in which one nn.Linear alone requires gradients")
+        raise InputError(
+            "model: expected one nn.Linear as the only module with trainable parameters; freeze the others"
+        )
     head = linear_head(model, head_name)
     device = head.weight.device
     recipe = HeadRecipe(
@@ -117,78 +119,69 @@ def head_problem(
         bias=head.bias is not None,
     )
     bias = torch.zeros(head.out_features, device=device) if head.bias is None else head.bias.detach()
-    known = {} if known is None else known
-    if "x" not in known:
-        known["x"] = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
-    return HeadProblem(head, known["x"], recipe, Heads(head.weight.detach()[None], bias[None]))
+    computed = {} if computed is None else computed
+    if "x" not in computed:
+        computed["x"] = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
+    return HeadProblem(head, computed["x"], recipe, Heads(head.weight.detach()[None], bias[None]))
 
 
 def train_head(
-    model: nn.Module,
-    records: InMemory,
-    plan: TrainingPlan,
-    config: TrainingConfig,
-    *,
-    cache: Path | None,
-    progress: Progress,
-    known: dict[str, Tensor] | None = None,
+    problem: HeadProblem, labels: Tensor, plan: TrainingPlan, config: TrainingConfig, *, progress: Progress
 ) -> None:
-    """Train the head in place, from its present weights; arguments and errors as for `head_problem`.
+    """Train the head in place, from its present weights; plan and config as for `head_problem`.
 
-    Labels that the head has no output for are an InputError too; `progress` is told how far the head is.
+    Raises:
+        InputError: the head has no output for a label, or the weights diverged.
     """
-    problem = head_problem(model, records, plan, config, cache=cache, known=known)
-    head, device = problem.layer, problem.x.device
-
-    source, recipe = source_of(config.seed, device), problem.recipe
+    source, recipe = random_source(config.seed, problem.x.device), problem.recipe
     if config.lr is None and recipe.optimizer == "adam" and recipe.steps > 1:
         norm = typical_norm(problem.x, recipe, plan.noise_multiplier, source)
         recipe = replace(recipe, lr=LR / norm, steps=recipe.steps - 1)
 
-    def told(stage: str, done: float, total: float, note: str = "") -> None:
-        progress(stage, done, total, plan.told(round(done) + plan.steps - recipe.steps))
+    def report(stage: str, done: float, total: float, note: str = "") -> None:
+        progress(stage, done, total, plan.spent_text(round(done) + plan.steps - recipe.steps))
 
     trained = train_heads(
         problem.x,
-        records.y,
+        labels,
         recipe,
         noise_multiplier=plan.noise_multiplier,
         initial=problem.initial,
         generator=source,
-        progress=progress if progress is silent else told,
+        progress=progress if progress is silent else report,
     )
     with torch.no_grad():
-        head.weight.copy_(trained.weight[0])
-        if head.bias is not None:
-            head.bias.copy_(trained.bias[0])
+        problem.layer.weight.copy_(trained.weight[0])
+        if problem.layer.bias is not None:
+            problem.layer.bias.copy_(trained.bias[0])
 
 
 def typical_norm(x: Tensor, recipe: HeadRecipe, noise_multiplier: float, source: Source) -> float:
-    """The geometric mean of the norms of rows, measured by what the accountant knows as one more step of DP-SGD.
+    """The geometric mean of the norms of rows, measured privately at the price of one step of DP-SGD.
 
-    The right learning rate of Adam is inversely proportional to the norm of what the head reads, which is private and
-    differs between backbones (1 for most embeddings of texts, 50 for a MobileNet). In a step, each example of a
+    The right learning rate of Adam is inversely proportional to the norm of the head's inputs, which is private and
+    differs between backbones (1 for most text embeddings, 50 for a MobileNet). In a step of DP-SGD, each example of a
     Poisson batch adds a vector of norm at most C, the clipping bound, and the sum gets noise of standard deviation
-    noise_multiplier times C. Here the vector has one number that is not 0, C log2(norm) / 16, cut to [-C, C]. What is
-    made of the noisy sum is post-processing; `Steps` of the same number covers it with the rest.
+    noise_multiplier times C. Here only one number of that vector is not 0: C log2(norm) / 16, cut to [-C, C].
+    Everything computed from the noisy sum is post-processing, so one of the accounted `Steps` covers it.
 
     Args:
         x: (n, d) inputs of the head.
-        recipe: of the training, of which this takes the place of one step.
+        recipe: of the training, one step of which this replaces.
         noise_multiplier: of every step.
         source: of batch and noise.
 
     Returns:
-        In [2^-16, 2^16].
+        A number in [2^-16, 2^16].
     """
     bound = 1.0 if recipe.clipping is None else recipe.clipping.bound
     everyone = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
-    ((index, weight),) = own_batches(recipe.sample_rate, everyone, 1, source)
+    ((index, weight),) = separate_batches(recipe.sample_rate, everyone, 1, source)
     octaves = torch.linalg.vector_norm(x.float(), dim=1).log2().div(OCTAVES).clamp(-1.0, 1.0)
     drawn = octaves if index is None else octaves[index]
     total = torch.zeros(1, recipe.outputs, x.shape[1] + recipe.bias, device=x.device)
     total[0, 0, 0] = bound * (drawn if weight is None else drawn * weight[0]).sum()
     if noise_multiplier:
-        total = released(total, gaussian(total, noise_multiplier * bound, source), index, weight, len(x))
+        total = add_noise(total, gaussian(total, noise_multiplier * bound, source), index, weight, len(x))
     mean = float(total[0, 0, 0]) / bound / recipe.expected_batch_size
     return float(2.0 ** (OCTAVES * min(max(mean, -1.0), 1.0)))

@@ -1,4 +1,4 @@
-"""How much of one example's gradient is kept: three rules, each bounding the 2-norm of what one example contributes.
+"""Clipping of one example's gradient: three rules, each of which bounds the 2-norm of the example's contribution.
 
 | rule | factor on the gradient of an example | bound on its contribution |
 |---|---|---|
@@ -6,7 +6,7 @@
 | `PerLayerClipping` | min(1, C_l / norm of layer l), a layer being one parameter tensor | C, the 2-norm of all C_l |
 | `AutoSClipping` | C / (norm + gamma) | C, never reached |
 
-An example whose gradient norm is not finite gets factor 0 everywhere: it contributes nothing.
+An example whose gradient norm is not finite gets factor 0 and contributes nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from safexplain.errors import ConfigurationTypeError
 
 
 class Clipping(Protocol):
-    """Turns gradient norms into factors on the gradients."""
+    """Maps gradient norms to factors on the gradients."""
 
     per_layer: ClassVar[bool]
-    """Whether `factors` takes one norm for each parameter tensor, rather than one for the whole gradient."""
+    """Whether `factors` takes one norm for each parameter tensor instead of one for the whole gradient."""
 
     @property
     def bound(self) -> float:
-        """Largest 2-norm of one example's clipped gradient, over all parameters."""
+        """Largest possible 2-norm of one example's clipped gradient, over all parameters."""
 
     def factors(self, norms: Tensor) -> Tensor:
         """Factor in [0, inf) for each norm, of the same shape: (batch,), or (batch, layers) where `per_layer`."""
@@ -52,7 +52,7 @@ class _OneBound:
 
 @dataclass(frozen=True)
 class FlatClipping(_OneBound):
-    """Scale a gradient down to norm C where it is longer (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1).
+    """Scale longer gradients down to norm C (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1).
 
     Args:
         max_grad_norm: C, greater than 0.
@@ -63,13 +63,13 @@ class FlatClipping(_OneBound):
     """
 
     def factors(self, norms: Tensor) -> Tensor:
-        """The min(1, C / norm) of norms of shape (batch,), 0 where the norm is not finite."""
+        """min(1, C / norm) for norms of shape (batch,); 0 if the norm is not finite."""
         return _where_finite(norms, (self.max_grad_norm / norms).clamp(max=1.0))
 
 
 @dataclass(frozen=True)
 class PerLayerClipping(_OneBound):
-    """Scale the gradient of each parameter tensor down to a bound of its own (McMahan et al. 2018, arXiv 1710.06963).
+    """Scale the gradient of each parameter tensor down to its own bound (McMahan et al. 2018, arXiv 1710.06963).
 
     Args:
         max_grad_norm: the total bound C, split evenly into C / sqrt(number of parameter tensors).
@@ -78,7 +78,7 @@ class PerLayerClipping(_OneBound):
     per_layer: ClassVar[bool] = True
 
     def factors(self, norms: Tensor) -> Tensor:
-        """The min(1, C_l / norm) of norms of shape (batch, layers); a row of 0 where any norm is not finite."""
+        """min(1, C_l / norm) for norms of shape (batch, layers); a row of 0 if any of its norms is not finite."""
         return _where_finite(norms, (self.max_grad_norm / math.sqrt(norms.shape[-1]) / norms).clamp(max=1.0))
 
 
@@ -87,7 +87,7 @@ class AutoSClipping(_OneBound):
     """Normalise every gradient, short ones less (Bu et al. 2022, arXiv 2206.07136, equation 4.1).
 
     Args:
-        max_grad_norm: C, greater than 0. With gamma it sets the scale of the step, so with Adam it hardly matters.
+        max_grad_norm: C, greater than 0. It scales the step, so it hardly matters with Adam.
         gamma: stability constant, greater than 0; a gradient of norm gamma is scaled to C / 2.
     """
 
@@ -98,19 +98,19 @@ class AutoSClipping(_OneBound):
         keep_number(self, "gamma", above=0.0)
 
     def factors(self, norms: Tensor) -> Tensor:
-        """The C / (norm + gamma) of norms of shape (batch,), 0 where the norm is not finite."""
+        """C / (norm + gamma) for norms of shape (batch,); 0 if the norm is not finite."""
         return _where_finite(norms, self.max_grad_norm / (norms + self.gamma))
 
 
 @dataclass(frozen=True)
 class NoClipping:
-    """Every gradient as it is, for training without a guarantee, to compare with."""
+    """No clipping, for training without a guarantee, as a comparison."""
 
     per_layer: ClassVar[bool] = False
     bound: ClassVar[float] = 1.0
 
     def factors(self, norms: Tensor) -> Tensor:
-        """Ones, 0 where the norm is not finite."""
+        """Ones; 0 if the norm is not finite."""
         return _where_finite(norms, norms.new_ones(norms.shape))
 
 
@@ -123,7 +123,7 @@ def check_clipping(clipping: object) -> None:
 
 
 def sample_norms(gradients: Tensor) -> Tensor:
-    """2-norms of shape (batch,) of gradients (batch, ...), summed in two levels: ten times as exact as in one."""
+    """2-norms (batch,) of gradients (batch, ...), summed in two levels, which is ten times as exact as in one."""
     gradients = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
     if gradients.dim() > 2:
         gradients = torch.linalg.vector_norm(gradients.flatten(2), dim=2)
@@ -132,7 +132,7 @@ def sample_norms(gradients: Tensor) -> Tensor:
 
 
 def _where_finite(norms: Tensor, factors: Tensor) -> Tensor:
-    """The factors, 0 for examples with a norm that is not finite."""
+    """The factors, set to 0 for examples with a norm that is not finite."""
     finite = norms.isfinite()
     if norms.dim() > 1:
         finite = finite.all(dim=-1, keepdim=True)

@@ -1,6 +1,6 @@
-"""Fine-tuning that keeps a privacy budget: model, data and (epsilon, delta, adjacency) in, model and statement out.
+"""Fine-tuning within a privacy budget: model, data and (epsilon, delta, adjacency) in, model and statement out.
 
-`fit(compare=)` shows what privacy costs in accuracy: the same training with several budgets, and without one.
+`fit(compare=)` measures what privacy costs in accuracy, by the same training with other budgets and without one.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # imported where it draws: training needs no matplotlib
+    from matplotlib.figure import Figure  # imported for plots only: training needs no matplotlib
 
 
 EPOCHS, RATE = 20, 0.1
-"""Passes over the data, and share of the records that a batch has in expectation, where nothing is said: 200 steps."""
+"""Default passes over the data, and default expected batch size as a share of the records: 200 steps."""
 
 
 @dataclass(frozen=True, eq=False)
 class DPFineTuned:
-    """What a training gave; prints what the model is and what it guarantees.
+    """The result of a training; prints as a description of the model and its guarantee.
 
     Args:
         model: in eval mode, on the device where it was trained.
-        statement: the guarantee; for certificates and model cards.
-        skipped: examples whose gradient was not finite and did not count. Like the losses, it is not covered by the
-            guarantee: keep it to yourself.
-        accuracy: of the model on the records of `compare`; None: there were none.
-        comparison: what privacy costs in accuracy, for whoever trains; it is neither printed with the rest nor kept in
-            copies and pickles.
+        statement: the guarantee, for certificates and model cards.
+        skipped: number of examples left out because their gradient was not finite. The guarantee does not cover this
+            number, nor the losses: do not publish them.
+        accuracy: of the model on the records of `compare`; None without them.
+        comparison: what privacy costs in accuracy, for internal use: not printed with the rest, and dropped from copies
+            and pickles.
     """
 
     model: nn.Module
@@ -62,9 +62,9 @@ class DPFineTuned:
     comparison: Comparison | None = None
 
     def __str__(self) -> str:
-        known = {} if self.accuracy is None else {"Accuracy on other records": f"{self.accuracy:.3f}"}
+        rows = {} if self.accuracy is None else {"Accuracy on other records": f"{self.accuracy:.3f}"}
         title = f"{type(self.model).__name__}, trained with differential privacy"
-        return _described(title, known | self.statement.rows())
+        return _two_columns(title, rows | self.statement.rows())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "comparison": None}
@@ -73,47 +73,48 @@ class DPFineTuned:
 class DPFineTuner:
     """Trains a model with differential privacy.
 
-    Noise is calibrated so that all steps together spend at most (epsilon, delta) under the adjacency; the sample rate
-    is the expected batch size over the records of `data`. Where the classifier alone trains and is linear, features are
-    computed once and the head is trained in closed form. Under torch.distributed each process takes its share of every
+    Noise is calibrated so that all steps together spend at most (epsilon, delta) under the adjacency. The sample rate
+    is the expected batch size over the number of records in `data`. If only a linear classifier trains, features are
+    computed once and the head is trained in closed form. Under torch.distributed, each process takes its share of every
     batch.
 
     Args:
-        model: left as it is; a copy is trained. BatchNorm that would train is replaced by GroupNorm.
-        data: a pair (x, y) of tensors or a map-style data set of (x, y); all of it counts as trained on.
-        epsilon: the budget; None with `noise_multiplier` for no limit.
-        delta: smaller than one over the number of records; 1e-5 unless given, or a tenth of one over the records if
-            that is less.
-        adjacency: under which the budget is meant.
-        epochs: expected passes over the data, 20 unless given; or
+        model: not changed; a copy is trained. A trainable BatchNorm is replaced by GroupNorm.
+        data: a pair (x, y) of tensors or a map-style data set of (x, y); all of it counts as training data.
+        epsilon: the budget; None, with `noise_multiplier`, for no limit.
+        delta: smaller than one over the number of records; by default the smaller of 1e-5 and 0.1 / records.
+        adjacency: under which epsilon is meant.
+        epochs: expected passes over the data, 20 by default; or
         steps: of the optimizer.
-        batch_size: expected, a tenth of the records unless given; Poisson batches differ in size. Large ones need less
-            noise for the same accuracy.
-        noise_multiplier: keep this one; training stops before the budget would be passed.
+        batch_size: expected size of a Poisson batch, by default a tenth of the records. Larger batches need less noise
+            for the same accuracy.
+        noise_multiplier: used instead of a calibrated one; training stops before it would exceed epsilon.
         clipping: of each example's gradient.
         trainable: "all", "head", "last-block", "bias", "lora" or name patterns; see `safexplain.dp.models.parameters`.
         optimizer: "adam", "adamw", "sgd", or a function of the list of parameters.
-        lr: learning rate of a named optimizer; 5e-4 unless given, and of a linear head that alone trains with Adam .15
-            over the typical norm of its inputs, which the first of the steps measures with the noise of all others.
+        lr: learning rate of a named optimizer; by default 5e-4. For a linear head that trains alone with Adam, by
+            default .15 over the typical norm of its inputs, which the first step measures with the same noise.
         loss: outputs and targets -> the loss of each example; cross-entropy by default.
-        mode: how per-example gradients are computed; "ghost" (least memory) unless clipping is per layer.
-        piece: most examples in memory at a time, whatever the batch.
-        groups: whose each record is, one whole number or text a record: the guarantee is then about persons with all
-            of their rows. Batches are of persons, `batch_size` and `delta` are meant for persons, the gradients of a
+        mode: how per-example gradients are computed; by default "ghost" (least memory), or "hooks" for clipping per
+            layer and for `groups`.
+        piece: largest number of examples in memory at a time, whatever the batch size.
+        groups: the person of each record, one whole number or text per record. The guarantee then covers persons with
+            all their rows: batches are of persons, `batch_size` and `delta` refer to persons, the gradients of a
             person's rows are averaged and clipped once, and the sample rate is over the number of persons.
-        rows_per_group: most rows of a person that a step takes, 16 unless given; of who has more, another choice at
-            random in each step. A public constant: do not read it off the data.
-        device: where to train; a GPU if there is one.
-        pretrained: whether the starting weights have seen other data, which the statement then calls unprotected.
+        rows_per_group: largest number of rows of a person in one step, 16 by default; if a person has more, each step
+            draws some at random. It must be a public constant, not read off the data.
+        device: where to train; by default a GPU if there is one.
+        pretrained: whether the starting weights were trained on other data, which the statement then lists as
+            unprotected.
         workers: processes that load a data set.
-        seed: makes batches and noise reproducible, for experiments: who knows it can undo the noise.
-        checkpoint: file to save to, and to go on from if it exists.
-        checkpoint_seconds: how often.
-        progress: told steps, and what they spent; None shows them, as a bar on a terminal.
+        seed: makes batches and noise reproducible, for experiments: anyone who knows it can remove the noise.
+        checkpoint: file to save to; if it exists, training continues from it.
+        checkpoint_seconds: time between saves.
+        progress: called with the steps and the epsilon spent; None shows a bar on a terminal.
 
     Raises:
-        ConfigurationError: options that contradict each other or cannot be kept.
-        InputError: data or a model that cannot be trained with DP; unsupported layers are listed with the fix.
+        ConfigurationError: options that contradict each other or cannot be met.
+        InputError: data or a model that cannot be trained with DP; unsupported layers are listed with remedies.
     """
 
     def __init__(
@@ -151,10 +152,10 @@ class DPFineTuner:
         clipping = clipping or AutoSClipping()
         self.persons = None
         if groups is not None:
-            most = min(16, piece) if rows_per_group is None else rows_per_group
-            self.persons = Persons(groups, len(self.records), most)
+            limit = min(16, piece) if rows_per_group is None else rows_per_group
+            self.persons = Persons(groups, len(self.records), limit)
         elif rows_per_group is not None:
-            raise ConfigurationError("rows_per_group goes with groups=, the person of each record")
+            raise ConfigurationError("rows_per_group: needs groups=, the person of each record")
         units = len(self.records if self.persons is None else self.persons)
         batch_size = max(RATE * units, 1.0) if batch_size is None else batch_size
         if self.persons is not None:
@@ -163,8 +164,8 @@ class DPFineTuner:
         budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
         epochs = EPOCHS if epochs is None and steps is None else epochs
         self.plan = plan_training(budget, units, batch_size, epochs=epochs, steps=steps)
-        of_rows = self.persons is not None or getattr(clipping, "per_layer", False)
-        mode = mode or ("hooks" if of_rows else "ghost")
+        needs_gradients = self.persons is not None or getattr(clipping, "per_layer", False)
+        mode = mode or ("hooks" if needs_gradients else "ghost")
         self.config = TrainingConfig(clipping, optimizer, lr, loss, mode, piece, seed)
         self.device = _device(device)
         self.trainable, self.pretrained = trainable, pretrained
@@ -173,129 +174,126 @@ class DPFineTuner:
 
     def __repr__(self) -> str:
         title = f"{type(self._start).__name__}, to be trained with differential privacy"
-        return _described(title, self.statement.rows())
+        return _two_columns(title, self.statement.rows())
 
     @property
     def statement(self) -> PrivacyStatement:
-        """The guarantee that `fit` will give, known before any training; without the digest of the weights."""
+        """The guarantee that `fit` will give, known before training; it lacks only the digest of the weights."""
         stated = self.plan.statement(
             clipping=self.config.clipping,
-            trained=self._trained(),
+            trained=self._trained_parameters(),
             pretrained=self.pretrained,
             seeded=self.config.seed is not None,
         )
         if self.persons is None:
             return stated
-        return replace(stated, unit="person", rows_per_person=self.persons.most)
+        return replace(stated, unit="person", rows_per_person=self.persons.max_rows)
 
     def fit(self, compare: Any = None, epsilons: Iterable[float] = ()) -> DPFineTuned:
-        """Train, going on from the checkpoint if there is one.
+        """Train, continuing from the checkpoint if there is one.
 
-        With `compare`, the same training (network, batches, steps, optimizer, learning rate) is done again for each of
-        `epsilons`, and without privacy: neither clipping nor noise. **The model without privacy and its accuracy are
-        for whoever trains**: no statement covers them. That model is not kept, nor are those of other epsilons, each of
-        which would be a release of its own. The result has their table alone, `comparison`.
+        With `compare`, the same training (network, batches, steps, optimizer, learning rate) is repeated for each of
+        `epsilons`, and without clipping and noise. **No statement covers the model without privacy or its accuracy**:
+        keep that accuracy internal. The other models are discarded, because each would be a separate release; the
+        result holds only the table of accuracies, `comparison`.
 
         Args:
-            compare: classified records, as `data`, but other ones, on which accuracy is computed. They are not
-                protected.
-            epsilons: further budgets to compare, under the adjacency and delta of this one.
+            compare: records with classes, in the form of `data` but not part of it, to compute accuracy on. They are
+                not protected.
+            epsilons: further budgets to compare, under the same adjacency and delta.
 
         Raises:
             InputError: the weights became NaN or infinite, the checkpoint is of another training, or accuracy cannot be
                 computed on `compare`.
-            ConfigurationError: an epsilon that cannot be kept, or epsilons without `compare`.
-            KeyboardInterrupt: it was interrupted; the checkpoint, if asked for, is saved first.
+            ConfigurationError: an epsilon that cannot be met, or epsilons without `compare`.
+            KeyboardInterrupt: training was interrupted; the checkpoint, if any, was saved first.
 
         Warns:
-            PrivacyWarning: layers were replaced, the budget ends before the steps that were asked for, or gradients
-                were not finite.
+            PrivacyWarning: layers were replaced, the budget ends before the requested steps, or gradients were not
+                finite.
         """
-        if self.plan.steps < self.plan.wanted:
+        if self.plan.steps < self.plan.requested_steps:
             _warn(
-                f"epsilon {self.plan.budget.epsilon:g} is spent after {self.plan.steps} of {self.plan.wanted} steps"
-                f" with noise multiplier {self.plan.noise_multiplier:g}: training stops there"
+                f"epsilon {self.plan.budget.epsilon:g} is spent after {self.plan.steps} of {self.plan.requested_steps}"
+                f" steps with noise multiplier {self.plan.noise_multiplier:g}; training stops there"
             )
-        if self.persons is not None and self.persons.with_more:
+        if self.persons is not None and self.persons.over_limit:
             _warn(
-                f"{self.persons.with_more:,} of {len(self.persons):,} persons have more than {self.persons.most} rows:"
-                f" each step leaves out all but {self.persons.most} of theirs, drawn at random; raise rows_per_group to"
-                " use more of them at a time"
+                f"{self.persons.over_limit:,} of {len(self.persons):,} persons have more than {self.persons.max_rows}"
+                f" rows; each step uses {self.persons.max_rows} of theirs, drawn at random. Raise rows_per_group to use"
+                " more at a time"
             )
         records = None if compare is None else records_of(compare)
-        others = self._others(records, epsilons)
-        known: dict[str, Tensor] = {}
+        others = self._comparison_tuners(records, epsilons)
+        feature_cache: dict[str, Tensor] = {}
         with ExitStack() as stack:
             progress = self.progress or stack.enter_context(show_progress())
-            model, skipped = self._fitted(progress, known)
+            model, skipped = self._train_copy(progress, feature_cache)
             if skipped:
-                whose = "single examples" if self.persons is None else "persons"
-                _warn(f"{skipped} gradients of {whose} were not finite and did not count; look at the data")
+                owners = "single examples" if self.persons is None else "persons"
+                _warn(f"{skipped} gradients of {owners} were not finite and were left out; check the data")
             done = DPFineTuned(model, replace(self.statement, weights=weights_digest(model)), skipped)
             if records is None:
                 return done
-            own = Compared(
-                done.statement.epsilons,
-                self.plan.noise_multiplier,
-                accuracy_of(model, records, self.config.piece),
-            )
-            found = [own]
+            accuracy = accuracy_of(model, records, self.config.piece)
+            trainings = [Compared(done.statement.epsilons, self.plan.noise_multiplier, accuracy)]
             for number, other in enumerate(others, 1):
                 stage = f"comparing: training {number} of {len(others)}"
-                model, _ = other._fitted(as_stage(progress, stage), known)
+                model, _ = other._train_copy(as_stage(progress, stage), feature_cache)
                 spent = None if isinstance(other.config.clipping, NoClipping) else other.statement.epsilons
-                right = accuracy_of(model, records, self.config.piece)
-                found.append(Compared(spent, other.plan.noise_multiplier, right))
-        comparison = Comparison.of(found, self.plan.budget.adjacency, len(records))
-        return replace(done, accuracy=own.accuracy, comparison=comparison)
+                other_accuracy = accuracy_of(model, records, self.config.piece)
+                trainings.append(Compared(spent, other.plan.noise_multiplier, other_accuracy))
+        adjacency = self.plan.budget.adjacency
+        trainings.sort(key=lambda t: math.inf if t.epsilons is None else t.epsilons.of(adjacency))
+        return replace(done, accuracy=accuracy, comparison=Comparison(tuple(trainings), adjacency, len(records)))
 
-    def _fitted(self, progress: Progress, known: dict[str, Tensor]) -> tuple[nn.Module, int]:
-        """The trained model in evaluation mode, and how many examples were skipped; features are `known` or kept."""
+    def _train_copy(self, progress: Progress, feature_cache: dict[str, Tensor]) -> tuple[nn.Module, int]:
+        """The trained model in evaluation mode, and the number of skipped examples."""
         model = self.prepared()
-        skipped = self._train(model, progress, known)
+        skipped = self._train(model, progress, feature_cache)
         model = restore(model)
         model.requires_grad_(True).eval()
         return model, skipped
 
-    def _others(self, records: Records | None, epsilons: Iterable[float]) -> list[DPFineTuner]:
-        """The trainings to compare this one with, planned before any is done; the last one without privacy."""
+    def _comparison_tuners(self, records: Records | None, epsilons: Iterable[float]) -> list[DPFineTuner]:
+        """The trainings to compare with, all planned before the first; the last one is without privacy."""
         plan, others = self.plan, list[DPFineTuner]()
-        wanted = sorted({float(check_number("epsilons", e, above=0.0)) for e in epsilons} - {plan.budget.epsilon})
+        further = sorted({float(check_number("epsilons", e, above=0.0)) for e in epsilons} - {plan.budget.epsilon})
         if records is None:
-            if wanted:
-                raise ConfigurationError("epsilons go with compare=, the records on which accuracies are computed")
+            if further:
+                raise ConfigurationError("epsilons: needs compare=, the records to compute accuracies on")
             return []
-        check_comparable(self.prepared(), records)
-        for epsilon in wanted:
+        _count_correct(self.prepared(), next(records.pieces([[0]])))  # fails early if there is no accuracy
+        for epsilon in further:
             budget = replace(plan.budget, epsilon=epsilon, noise_multiplier=None)
-            others.append(self._like())
+            others.append(self._silent_copy())
             others[-1].plan = plan_training(budget, plan.records, plan.expected_batch_size, steps=plan.steps)
-        without = self._like()
+        without = self._silent_copy()
         without.plan, without.config = replace(plan, noise_multiplier=0.0), replace(self.config, clipping=NoClipping())
         return [*others, without]
 
-    def _like(self) -> DPFineTuner:
-        """The same training, to be changed: without checkpoint and silent."""
+    def _silent_copy(self) -> DPFineTuner:
+        """The same training without checkpoint and progress."""
         other = copy(self)
         other.checkpoint, other.progress = None, silent
         return other
 
-    def again(self, data: Any, *, seed: int) -> DPFineTuner:
-        """The same training, plan and start on other data of the same size, without checkpoint and silent.
+    def with_data(self, data: Any, *, seed: int) -> DPFineTuner:
+        """The same plan and starting weights with other data of the same size, without checkpoint and progress.
 
-        With `groups`, each record belongs to the person of the record in whose place it stands.
+        With `groups`, each record belongs to the person of the record that it replaces.
 
         Raises:
-            InputError: there are more records, or fewer.
+            InputError: the number of records differs.
         """
         records = records_of(data)
         if len(records) != len(self.records):
             raise InputError(f"data: expected {len(self.records)} records, as planned for, got {len(records)}")
-        other = self._like()
+        other = self._silent_copy()
         other.records, other.config = records, replace(self.config, seed=seed)
         return other
 
-    def _trained(self) -> str:
+    def _trained_parameters(self) -> str:
         """Which parameters train, in words."""
         if self.trainable == "lora":
             return "low-rank adapters and the head"
@@ -305,10 +303,11 @@ class DPFineTuner:
         return f"{chosen}: {count:,} of {sum(sizes.values()):,} parameters"
 
     def prepared(self) -> nn.Module:
-        """A copy of the model as it goes into training: layers replaced, and only what trains requires gradients.
+        """A checked copy of the model, ready to train: layers replaced, other parameters frozen.
 
         Raises:
-            InputError: the model or the loss cannot be trained with DP on these records.
+            InputError: the model cannot be trained with DP on these records.
+            ConfigurationError: the loss cannot.
         """
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -323,20 +322,20 @@ class DPFineTuner:
                 check_classes(outputs, self.records.y)
             if len(y) > 1:
                 check_rows(model, rows, mode=self.config.mode)
-                trained = [p for p in model.parameters() if p.requires_grad]
-                check_loss(self.config.loss, outputs, y.to(self.device), trained)
+                parameters = [p for p in model.parameters() if p.requires_grad]
+                check_loss(self.config.loss, outputs, y.to(self.device), parameters)
         return train_mode(model)
 
-    def _train(self, model: nn.Module, progress: Progress, known: dict[str, Tensor]) -> int:
-        """Train in place; returns how many examples were skipped."""
+    def _train(self, model: nn.Module, progress: Progress, feature_cache: dict[str, Tensor]) -> int:
+        """Train in place; returns the number of skipped examples."""
         trained, records = model, self.records
         if has_closed_form(model, records, self.config):
-            cache = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
+            folder = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
             given = cast(InMemory, records)
+            problem = head_problem(model, given, self.plan, self.config, cache=folder, computed=feature_cache)
             if self.persons is None:
-                train_head(model, given, self.plan, self.config, cache=cache, known=known, progress=progress)
+                train_head(problem, given.y, self.plan, self.config, progress=progress)
                 return 0
-            problem = head_problem(model, given, self.plan, self.config, cache=cache, known=known)
             trained, records = problem.layer.train(), InMemory(problem.x, given.y.to(problem.x.device).long())
         purpose = {
             "model": model_digest(self._start).hex(),
@@ -365,32 +364,31 @@ def _device(name: str | torch.device | None) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        told = str(error).splitlines()[0]
         raise ConfigurationError(
-            f"device: {name} cannot be used ({told}); expected cpu, or cuda on a machine with a GPU"
+            f"device: expected cpu, or cuda on a machine with a GPU, got {name}, which cannot be used"
+            f" ({str(error).splitlines()[0]})"
         ) from None
     return torch.device(name)
 
 
 def _check_persons(persons: Persons, batch_size: float, piece: int, mode: Mode | None) -> None:
-    """Raise ConfigurationError where other options do not go with groups."""
+    """Raise ConfigurationError if other options contradict groups."""
     if mode == "ghost":
         raise ConfigurationError(
-            'mode: with groups=, expected "hooks" or "functorch": mode "ghost" has norms of single rows, not of persons'
+            'mode: with groups=, expected "hooks" or "functorch", got "ghost", which has norms of rows, not of persons'
         )
     if batch_size > len(persons):
         raise ConfigurationError(
-            f"batch_size: with groups=, it is the expected number of persons in a batch; expected at most the"
-            f" {len(persons):,} persons, got {batch_size:g}"
+            f"batch_size: with groups=, expected a number of persons, at most {len(persons):,}, got {batch_size:g}"
         )
-    if persons.most > piece:
+    if persons.max_rows > piece:
         raise ConfigurationError(
-            f"rows_per_group: all rows of a person go through the model at once; expected at most piece, {piece}, got"
-            f" {persons.most}"
+            f"rows_per_group: expected at most piece, {piece}, because all rows of a person go through the model at"
+            f" once, got {persons.max_rows}"
         )
 
 
-def _described(title: str, rows: Mapping[str, str]) -> str:
+def _two_columns(title: str, rows: Mapping[str, str]) -> str:
     """A title, and names and values in two columns."""
     width = max(map(len, rows))
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
@@ -403,18 +401,18 @@ def _warn(message: str) -> None:
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 NOT_COVERED = """\
-For whoever trains, not for publication: no statement covers the accuracy without privacy, and each further epsilon is
-another training on the same records."""
+For internal use only: no statement covers the accuracy without privacy, and each further epsilon is another training on
+the same records."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One training and how good it is.
+    """One training and its accuracy.
 
     Args:
-        epsilons: that it spent; None: it was trained without privacy.
+        epsilons: that it spent; None without privacy.
         noise_multiplier: 0 without privacy.
-        accuracy: share of the other records that it classifies rightly.
+        accuracy: share of the other records that it classifies correctly.
     """
 
     epsilons: Epsilons | None
@@ -424,37 +422,28 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Accuracy with privacy and without, by the same training on the same records; prints as a table.
+    """Accuracy with and without privacy, by the same training on the same records; prints as a table.
 
-    It is for whoever trains. The accuracy without privacy depends on every record, and no guarantee covers it; the
+    It is for internal use only. The accuracy without privacy depends on every record, and no guarantee covers it; the
     accuracy at each further epsilon comes from another training on the same records, which spends its own epsilon.
 
     Args:
-        trainings: by epsilon, the one without privacy last.
-        adjacency: under which the epsilons were asked for.
-        records: how many other records accuracy is on.
+        trainings: in order of epsilon, the one without privacy last.
+        adjacency: under which the epsilons are meant.
+        records: number of records that accuracy was computed on.
     """
 
     trainings: tuple[Compared, ...]
     adjacency: Adjacency
     records: int
 
-    @classmethod
-    def of(cls, trainings: Iterable[Compared], adjacency: Adjacency, records: int) -> Comparison:
-        """The same, sorted."""
-
-        def order(t: Compared) -> float:
-            return math.inf if t.epsilons is None else t.epsilons.of(adjacency)
-
-        return cls(tuple(sorted(trainings, key=order)), adjacency, records)
-
     def half_width(self, accuracy: float) -> float:
-        """Half of the 95 % interval of an accuracy on so many records (normal approximation)."""
+        """Half of the 95 % interval of an accuracy on this number of records (normal approximation)."""
         return 1.96 * math.sqrt(accuracy * (1 - accuracy) / self.records)
 
     def __str__(self) -> str:
         lines = [
-            f"Accuracy on {self.records:,} other records, by what the training may spend",
+            f"Accuracy on {self.records:,} other records, by the epsilon of the training",
             f"  {'added or removed':>16}  {'substituted':>11}  {'noise':>7}  accuracy",
         ]
         for t in self.trainings:
@@ -465,10 +454,10 @@ class Comparison:
         return "\n".join([*lines, NOT_COVERED])
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """A figure of accuracy against epsilon, under the adjacency that was asked for, with 95 % intervals.
+        """A figure of accuracy against epsilon under the training's adjacency, with 95 % intervals.
 
         Args:
-            path: file to save to; its ending chooses the format.
+            path: file to save to; its suffix sets the format.
         """
         from matplotlib.figure import Figure
 
@@ -498,32 +487,27 @@ def _short(epsilon: float) -> str:
 
 
 def accuracy_of(model: nn.Module, records: Records, piece: int) -> float:
-    """Share of the records whose class index is that of the model's largest output.
+    """Share of the records for which the model's largest output is that of their class.
 
     Args:
-        model: in evaluation mode, giving (rows, classes).
+        model: in evaluation mode, with outputs (rows, classes).
         records: (x, class indices).
         piece: rows at a time.
 
     Raises:
-        InputError: outputs are not (rows, classes), or targets no indices of them.
+        InputError: outputs are not (rows, classes), or targets are not class indices.
     """
     numbers = range(len(records))
     pieces = records.pieces([*numbers[start : start + piece]] for start in range(0, len(records), piece))
-    return sum(_right(model, one) for one in pieces) / len(records)
+    return sum(_count_correct(model, one) for one in pieces) / len(records)
 
 
-def check_comparable(model: nn.Module, records: Records) -> None:
-    """Raise InputError unless accuracy on these records can be computed; tried on the first."""
-    _right(model, next(records.pieces([[0]])))
-
-
-def _right(model: nn.Module, piece: Piece) -> int:
+def _count_correct(model: nn.Module, piece: Piece) -> int:
     x, y = piece
     device = next(model.parameters()).device
     outputs = outputs_of(model, tuple(part.to(device) for part in (x if isinstance(x, tuple) else (x,))))
     if not isinstance(outputs, Tensor) or outputs.dim() != 2:
         kind = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise InputError(f"compare: accuracy is of outputs (rows, classes), got {kind}; leave compare out")
+        raise InputError(f"compare: accuracy needs outputs of shape (rows, classes), got {kind}; leave compare out")
     check_classes(outputs, y)
     return int((outputs.argmax(1).cpu() == y.cpu()).sum())

@@ -1,8 +1,8 @@
-"""The statement of a training loop of one's own that Opacus made private.
+"""The privacy statement of a training loop with Opacus.
 
-Opacus trains: `PrivacyEngine.make_private` gives a model, an optimizer and a loader, and the engine's accountant keeps
-a history of (noise multiplier, sample rate, steps). `statement_from` reads it, and says both epsilons, where Opacus
-computes that of a record added or removed alone.
+`PrivacyEngine.make_private` returns a model, an optimizer and a loader, and the engine's accountant keeps a history of
+(noise multiplier, sample rate, steps). `statement_from` computes both epsilons from it; Opacus itself reports only that
+of a record added or removed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 ACCOUNTANTS = (RDPAccountant, PRVAccountant, GaussianAccountant)
-"""Whose histories are complete: (noise multiplier, sample rate, steps) of every step."""
+"""Accountants with a complete history: (noise multiplier, sample rate, steps) of every step."""
 
-TOGETHER = "give the engine with the model, the optimizer and the loader of one make_private"
+SAME_CALL = "pass the engine with the model, optimizer and loader of a single make_private call"
+STATE_BY_HAND = "state its steps yourself: PrivacyStatement(..., phases=(Steps(...),)).bound_to(model)"
 
 
 def statement_from(
@@ -46,23 +47,24 @@ def statement_from(
     delta: float,
     pretrained: bool = True,
 ) -> PrivacyStatement:
-    """The guarantee of a training by Opacus, under both adjacencies, bound to the weights that the model has now.
+    """The guarantee of a training with Opacus, under both adjacencies, bound to the model's present weights.
 
-    Epsilons are computed from the accountant's history by `safexplain.dp.composed`, whichever accountant the engine
-    has. Nothing is known of the loop but this history: that it clips, draws and steps as Opacus does, and uses the
-    records in no other way, is listed among the statement's assumptions. `safexplain.audit.canaries.WhiteBox`, or
-    `safexplain canaries`, checks the loop itself.
+    Epsilons are computed from the accountant's history by `safexplain.dp.composed`, for any of Opacus' accountants. The
+    history is all that is known of the loop. The statement lists the rest as assumptions: that it clips, draws and
+    steps as Opacus does, and uses the records in no other way. `safexplain.audit.canaries.WhiteBox` or `safexplain
+    canaries` checks the loop itself.
 
     Args:
         privacy_engine: after the last step.
-        model: that was trained, inside Opacus' wrapper or as it was given to `make_private`.
-        optimizer: that `make_private` returned.
-        loader: that `make_private` returned; one of `BatchMemoryManager` is as good.
+        model: the trained model, with or without Opacus' wrapper.
+        optimizer: from `make_private`.
+        loader: from `make_private` or from `BatchMemoryManager`.
         delta: smaller than one over the number of records.
-        pretrained: whether the starting weights had seen other data, which the statement then calls unprotected.
+        pretrained: whether the starting weights were trained on other data, which the statement then lists as
+            unprotected.
 
     Raises:
-        InputError: not what `make_private` returned, or parts of different trainings.
+        InputError: objects that are not from `make_private`, or from different trainings.
         ConfigurationError: an accountant or optimizer that is not Opacus' own, or a delta out of range.
         RefusedError: no step was taken, batches are not Poisson samples, clipping is adaptive, or a layer mixes the
             records of a batch.
@@ -77,10 +79,10 @@ def statement_from(
         ("loader", loader, DataLoader),
     ):
         if not isinstance(given, kind):
-            raise InputError(f"{name}: expected a {kind.__name__}, got {type(given).__name__}; {TOGETHER}")
+            raise InputError(f"{name}: expected a {kind.__name__}, got {type(given).__name__}; {SAME_CALL}")
     phases = _phases(privacy_engine.accountant)
     _check_optimizer(optimizer, privacy_engine.accountant)
-    records = _records(loader, privacy_engine)
+    records = _count_records(loader, privacy_engine)
     model = _unwrapped(model)
     _check_layers(model)
     check_delta(delta, records)
@@ -91,7 +93,7 @@ def statement_from(
         delta=delta,
         phases=phases,
         clipping=_clipping(optimizer),
-        trained=_trained(model, optimizer),
+        trained=_trained_parameters(model, optimizer),
         pretrained=pretrained,
         seeded=optimizer.generator is not None and not optimizer.secure_mode,
         weights=weights_digest(model),
@@ -101,7 +103,7 @@ def statement_from(
 
 
 def without_hooks(model: nn.Module) -> nn.Module:
-    """The model inside Opacus' wrappers, without the hooks and attributes that Opacus left on its layers."""
+    """The model without Opacus' wrappers, and without its hooks and attributes on the layers."""
     model = _unwrapped(model)
     for module in model.modules():
         for hooks in (module._forward_hooks, module._backward_hooks):
@@ -124,67 +126,66 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _phases(accountant: Any) -> tuple[Steps, ...]:
-    """The steps of an accountant's history, those with equal noise and sample rate in one."""
+    """The steps of an accountant's history, merged by noise and sample rate."""
     if type(accountant) not in ACCOUNTANTS:
         raise ConfigurationError(
             f"privacy_engine: expected the accountant rdp, prv or gdp of Opacus, got {type(accountant).__name__}, whose"
-            " history may be of another mechanism; state its steps yourself: PrivacyStatement(..., phases=(Steps(...),)"
-            ").bound_to(model)"
+            f" history may be of another mechanism; {STATE_BY_HAND}"
         )
     steps: dict[tuple[float, float], int] = {}
-    for noise_multiplier, sample_rate, taken in accountant.history:
+    for noise_multiplier, sample_rate, count in accountant.history:
         kind = float(noise_multiplier), float(sample_rate)
-        steps[kind] = steps.get(kind, 0) + int(taken)
+        steps[kind] = steps.get(kind, 0) + int(count)
     if not sum(steps.values()):
         raise RefusedError(
-            "privacy_engine: its accountant has counted no step, so that there is no training to speak of; train first,"
-            " and after a restart load the history too (PrivacyEngine.load_checkpoint)"
+            "privacy_engine: its accountant has counted no step; train first, and after a restart load the history too"
+            " (PrivacyEngine.load_checkpoint)"
         )
     return tuple(Steps(s, q, n, "full-batch" if q == 1 else "poisson") for (s, q), n in steps.items())
 
 
 def _check_optimizer(optimizer: DPOptimizer, accountant: Any) -> None:
-    """Raise unless it is Opacus' own, and tells its steps to this accountant."""
+    """Raise unless it is Opacus' own, and reports its steps to this accountant."""
     if isinstance(optimizer, AdaClipDPOptimizer):
         raise RefusedError(
-            "optimizer: adaptive clipping reads its bound off the records, by another mechanism than the history is of;"
-            ' train with clipping="flat" or "per_layer"'
+            "optimizer: adaptive clipping estimates its bound from the records, which the accountant's history does not"
+            ' cover; train with clipping="flat" or "per_layer"'
         )
     if not type(optimizer).__module__.startswith("opacus."):
         raise ConfigurationError(
-            f"optimizer: {type(optimizer).__name__} is not one of Opacus, and how it clips and adds noise is not known;"
-            " state its steps yourself: PrivacyStatement(..., phases=(Steps(...),)).bound_to(model)"
+            f"optimizer: expected one of Opacus, got {type(optimizer).__name__}, whose clipping and noise are unknown;"
+            f" {STATE_BY_HAND}"
         )
-    told = getattr(optimizer.step_hook, "__closure__", None) or ()
-    if not any(cell.cell_contents is accountant for cell in told):
-        raise InputError(f"optimizer: its steps are counted by another accountant than this engine's; {TOGETHER}")
+    hook = getattr(optimizer.step_hook, "__closure__", None) or ()
+    if not any(cell.cell_contents is accountant for cell in hook):
+        raise InputError(f"optimizer: it reports its steps to another accountant than this engine's; {SAME_CALL}")
 
 
-def _records(loader: DataLoader[Any], engine: PrivacyEngine) -> int:
-    """How many records the loader draws Poisson batches of, at no more than the sample rate that was accounted last."""
+def _count_records(loader: DataLoader[Any], engine: PrivacyEngine) -> int:
+    """The number of records, if the loader draws Poisson batches at no more than the accounted sample rate."""
     sampler: Any = loader.batch_sampler
     if isinstance(sampler, BatchSplittingSampler):
         sampler = sampler.sampler
     if not isinstance(sampler, UniformWithReplacementSampler | DistributedUniformWithReplacementSampler):
         raise RefusedError(
-            "loader: its batches are not Poisson samples, and the epsilon of Poisson sampling can be far too small for"
-            " them (Chua et al. 2024, arXiv 2403.17673); give the loader that make_private returned, and train with"
-            " poisson_sampling=True"
+            "loader: expected Poisson samples; for other batches, the epsilon of Poisson sampling can be far too small"
+            " (Chua et al. 2024, arXiv 2403.17673). Train with poisson_sampling=True, and pass the loader that"
+            " make_private returned"
         )
     records = len(cast(Sized, loader.dataset))
     if engine.dataset is None or len(engine.dataset) != records:
-        raise InputError(f"loader: its data set is not the one that the engine was made private with; {TOGETHER}")
+        raise InputError(f"loader: its data set is not the one that the engine was made private with; {SAME_CALL}")
     accounted = engine.accountant.history[-1][1]
     if sampler.sample_rate > accounted * (1 + 1e-9):
         raise InputError(
-            f"loader: it draws each record at a rate of {sampler.sample_rate:.4g}, and the accountant counted"
-            f" {accounted:.4g}; {TOGETHER}"
+            f"loader: it draws each record at a rate of {sampler.sample_rate:.4g}, but the accountant counted"
+            f" {accounted:.4g}; {SAME_CALL}"
         )
     return records
 
 
 def _check_layers(model: nn.Module) -> None:
-    """Raise if a layer mixes records; Opacus looks only at layers with parameters that train."""
+    """Raise if a layer mixes records; Opacus checks only layers with trainable parameters."""
     mixing = [
         f"{name or 'the model'} ({type(m).__name__})"
         for name, m in model.named_modules()
@@ -192,28 +193,28 @@ def _check_layers(model: nn.Module) -> None:
     ]
     if mixing:
         raise RefusedError(
-            f"model: {', '.join(mixing)} takes its statistics from the records of a batch, without noise, so that no"
-            " record's influence has a bound; train safexplain.dp.prepare(model), or keep frozen batch normalisation in"
+            f"model: {', '.join(mixing)} computes statistics over the records of a batch without noise, so a record's"
+            " influence has no bound; train safexplain.dp.prepare(model), or keep frozen batch normalisation in"
             " evaluation mode"
         )
 
 
-def _trained(model: nn.Module, optimizer: DPOptimizer) -> str:
-    """Which parameters the optimizer holds, as `DPFineTuner` says it."""
+def _trained_parameters(model: nn.Module, optimizer: DPOptimizer) -> str:
+    """Which parameters the optimizer holds, in the words of `DPFineTuner`."""
     held = {id(p): p.numel() for p in optimizer.params}
     names = {name: p for name, p in model.named_parameters() if id(p) in held}
     if len(names) != len(held):
-        raise InputError(f"model: the optimizer holds parameters that are not this model's; {TOGETHER}")
+        raise InputError(f"model: the optimizer holds parameters that are not this model's; {SAME_CALL}")
     sizes = [p.numel() for p in model.parameters()]
     chosen = "all" if len(names) == len(sizes) else ", ".join(names)
     return f"{chosen}: {sum(held.values()):,} of {sum(sizes):,} parameters"
 
 
 def _clipping(optimizer: Any) -> str:
-    """The rule in the words of `safexplain.dp`; Opacus adds 1e-6 to each norm."""
+    """The clipping rule as in `safexplain.dp`; Opacus adds 1e-6 to each norm."""
     bounds = getattr(optimizer, "max_grad_norms", None)
     if bounds is None:
         return repr(FlatClipping(float(optimizer.max_grad_norm)))
     if len(set(map(float, bounds))) == 1:
         return repr(PerLayerClipping(float(optimizer.max_grad_norm)))
-    return f"each parameter tensor to a bound of its own, together at most {float(optimizer.max_grad_norm):g}"
+    return f"each parameter tensor to a separate bound, together at most {float(optimizer.max_grad_norm):g}"

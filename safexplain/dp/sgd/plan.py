@@ -1,6 +1,6 @@
-"""From a budget to a number of steps and a noise multiplier, before any record is looked at.
+"""Plan of a training: steps and noise multiplier for a budget, computed without reading any record.
 
-`TrainingConfig` is how a network trains, whatever the budget: optimizer, loss, clipping, mode and memory.
+`TrainingConfig` holds the other options: optimizer, loss, clipping, mode and memory.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MECHANISM = (
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """What a training may spend.
+    """The privacy budget of a training.
 
     Args:
-        epsilon: at most; None for no limit (the noise multiplier must be given).
+        epsilon: upper limit; None for no limit, which needs a noise multiplier.
         delta: in [1e-12, 1), smaller than one over the number of records.
         adjacency: under which epsilon is meant.
-        noise_multiplier: to be kept instead of calibrated; training then stops before it would pass epsilon.
+        noise_multiplier: used instead of a calibrated one; training then stops before it would exceed epsilon.
 
     Raises:
         ConfigurationError: a value out of range, or neither epsilon nor noise multiplier.
@@ -54,10 +54,12 @@ class TrainingBudget:
         check_adjacency(self.adjacency)
         check_delta(self.delta)
         if self.epsilon is None and self.noise_multiplier is None:
-            raise ConfigurationError("give epsilon (the noise is then calibrated), or noise_multiplier, or both")
+            raise ConfigurationError(
+                "expected epsilon (the noise is then calibrated), noise_multiplier or both, got neither"
+            )
         if self.epsilon in (0, math.inf):
             raise ConfigurationError(
-                f"epsilon: expected a finite number above 0, got {self.epsilon!r}; for training without a guarantee"
+                f"epsilon: expected a finite number above 0, got {self.epsilon!r}; for training without a guarantee,"
                 " pass epsilon=None, noise_multiplier=0"
             )
         for name, least in (("epsilon", {"above": 0.0}), ("delta", {}), ("noise_multiplier", {"minimum": 0.0})):
@@ -67,14 +69,14 @@ class TrainingBudget:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A training as the accountant sees it.
+    """The parameters of a training that determine its guarantee.
 
     Args:
-        budget: what it may spend.
-        records: n, of the data trained on.
+        budget: upper limit.
+        records: number of records in the training data.
         expected_batch_size: the constant that sums are divided by.
-        steps: that will be taken.
-        wanted: steps that were asked for; more than `steps` where the budget does not allow them.
+        steps: number of steps within the budget.
+        requested_steps: more than `steps` if the budget does not allow them all.
         noise_multiplier: standard deviation of the noise over the clip bound.
     """
 
@@ -82,12 +84,12 @@ class TrainingPlan:
     records: int
     expected_batch_size: float
     steps: int
-    wanted: int
+    requested_steps: int
     noise_multiplier: float
 
     @property
     def sample_rate(self) -> float:
-        """The q of each record and step: expected batch size over records."""
+        """The probability that a record is in a batch: expected batch size over records."""
         return self.expected_batch_size / self.records
 
     @property
@@ -97,18 +99,16 @@ class TrainingPlan:
 
     def phase(self, steps: int | None = None) -> Steps:
         """The first `steps` steps, or all."""
-        taken = self.steps if steps is None else steps
-        return Steps(self.noise_multiplier, self.sample_rate, taken, self.sampling)
+        count = self.steps if steps is None else steps
+        return Steps(self.noise_multiplier, self.sample_rate, count, self.sampling)
 
-    def statement(
-        self, steps: int | None = None, *, clipping: Clipping, trained: str, pretrained: bool, seeded: bool
-    ) -> PrivacyStatement:
-        """What the first `steps` steps guarantee, or all; all else as for `PrivacyStatement`, without its weights."""
+    def statement(self, *, clipping: Clipping, trained: str, pretrained: bool, seeded: bool) -> PrivacyStatement:
+        """The guarantee of all steps, without the digest of the weights; arguments as for `PrivacyStatement`."""
         return PrivacyStatement(
             mechanism=MECHANISM,
             records=self.records,
             delta=self.budget.delta,
-            phases=(self.phase(steps),),
+            phases=(self.phase(),),
             clipping=repr(clipping),
             expected_batch_size=self.expected_batch_size,
             trained=trained,
@@ -118,11 +118,11 @@ class TrainingPlan:
         )
 
     def spent(self, steps: int) -> float:
-        """Epsilon under the budget's adjacency after so many steps."""
+        """Epsilon under the budget's adjacency after this number of steps."""
         return epsilon_of([self.phase(steps)], self.budget.delta, self.budget.adjacency)
 
-    def told(self, steps: int) -> str:
-        """The same in words, for progress."""
+    def spent_text(self, steps: int) -> str:
+        """`spent` as text, for progress reports."""
         return f"epsilon {self.spent(steps):.2f} ({self.budget.adjacency})"
 
 
@@ -137,15 +137,15 @@ def plan_training(
     """Steps and noise for a budget.
 
     Args:
-        budget: what may be spent.
-        records: n, of the data actually trained on.
+        budget: upper limit.
+        records: number of records in the training data.
         batch_size: expected; the sample rate is this over `records`.
-        epochs: passes over the data in expectation, each 1 / sample rate steps; or
+        epochs: expected passes over the data, each of 1 / sample rate steps; or
         steps: of the optimizer.
 
     Raises:
-        ConfigurationError: batches larger than the data, both or neither of epochs and steps, or a budget that does
-            not allow a single step.
+        ConfigurationError: batches larger than the data, both or neither of epochs and steps, or a budget that does not
+            allow a single step.
 
     Warns:
         WeakDeltaWarning: delta is at least one over `records`.
@@ -156,32 +156,33 @@ def plan_training(
             check_number(name, value)
     if not 0 < batch_size <= records:
         raise ConfigurationError(
-            f"batch_size: expected at most the {records:,} records and more than 0, got {batch_size:g}; it is the"
+            f"batch_size: expected a number above 0 and at most the {records:,} records, got {batch_size:g}; it is the"
             " expected size of a Poisson batch"
         )
     if (epochs is None) == (steps is None):
-        raise ConfigurationError("give either epochs or steps")
-    wanted = steps if steps is not None else math.ceil((epochs or 0) * records / batch_size - 1e-9)
-    if wanted < 1 or wanted != int(wanted):
-        asked = "steps" if epochs is None else "epochs"
-        raise ConfigurationError(f"{asked}: expected at least one whole step, got {wanted}")
+        raise ConfigurationError("expected either epochs or steps, got " + ("neither" if steps is None else "both"))
+    requested = steps if steps is not None else math.ceil((epochs or 0) * records / batch_size - 1e-9)
+    if requested < 1 or requested != int(requested):
+        name = "steps" if epochs is None else "epochs"
+        raise ConfigurationError(f"{name}: expected at least one whole step, got {requested}")
     check_delta(budget.delta, records)
-    plan = TrainingPlan(budget, records, float(batch_size), int(wanted), int(wanted), budget.noise_multiplier or 0.0)
-    q, taken, sampling = plan.sample_rate, plan.steps, plan.sampling
+    count = int(requested)
+    plan = TrainingPlan(budget, records, float(batch_size), count, count, budget.noise_multiplier or 0.0)
+    q, sampling = plan.sample_rate, plan.sampling
     if budget.epsilon is None:
         return plan
     sigma = budget.noise_multiplier
     if sigma is None:
-        calibrated_to = calibrated(budget.epsilon, q, taken, budget.delta, budget.adjacency, sampling=sampling)
-        return replace(plan, noise_multiplier=calibrated_to)
-    if plan.spent(taken) > budget.epsilon:
-        taken = steps_within(budget.epsilon, sigma, q, budget.delta, budget.adjacency, sampling=sampling)
-    if taken < 1:
+        sigma = calibrated(budget.epsilon, q, count, budget.delta, budget.adjacency, sampling=sampling)
+        return replace(plan, noise_multiplier=sigma)
+    if plan.spent(count) > budget.epsilon:
+        count = steps_within(budget.epsilon, sigma, q, budget.delta, budget.adjacency, sampling=sampling)
+    if count < 1:
         raise ConfigurationError(
-            f"epsilon {budget.epsilon:g} cannot be kept: one step with noise multiplier {sigma:g} and sample rate"
-            f" {q:.4g} spends more; raise the noise multiplier or leave it out to have it calibrated"
+            f"epsilon: a single step with noise multiplier {sigma:g} and sample rate {q:.4g} spends more than"
+            f" {budget.epsilon:g}; raise noise_multiplier, or leave it out to have it calibrated"
         )
-    return replace(plan, steps=taken)
+    return replace(plan, steps=count)
 
 
 # --- config ----------------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 NETWORK_LR = 5e-4
-"""Learning rate of networks where none is given; of linear heads, see `safexplain.dp.heads.finetune_head`."""
+"""Default learning rate of networks; for linear heads see `safexplain.dp.heads.finetune_head`."""
 
 OptimizerChoice = Literal["adam", "adamw", "sgd"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -202,32 +203,32 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss of each example, (rows, classes) and (rows,) -> (rows,).
 
     Raises:
-        InputError: the outputs are no tensor of scores of classes, or the targets no class indices.
+        InputError: the outputs are not (rows, classes), or the targets are not class indices.
     """
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
         raise InputError(
-            f"cross-entropy needs outputs (rows, classes) and class indices (rows,), got"
+            f"cross-entropy: expected outputs (rows, classes) and class indices (rows,), got"
             f" {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__} and {targets.dtype}"
-            f" {tuple(targets.shape)}; for another task pass loss="
+            f" {tuple(targets.shape)}; for another task, pass loss="
         )
     return functional.cross_entropy(outputs, targets.long(), reduction="none")
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The choices that do not enter the guarantee, and the clipping rule, which bounds each example.
+    """Options that do not affect epsilon, and the clipping rule.
 
     Args:
         clipping: of each example's gradient.
         optimizer: a name of `OPTIMIZERS`, or a function of the list of parameters.
-        lr: learning rate of a named optimizer; None: `NETWORK_LR`, or of heads what `finetune_head` measures.
+        lr: learning rate of a named optimizer; None for `NETWORK_LR`, or for the rate that `finetune_head` measures.
         loss: outputs and targets -> the loss of each example.
         mode: how per-example gradients are computed.
-        piece: most examples in memory at a time.
-        seed: makes batches and noise reproducible; None: secret ones.
+        piece: largest number of examples in memory at a time.
+        seed: makes batches and noise reproducible; None for secret ones.
 
     Raises:
-        ConfigurationError: an unknown optimizer, or pieces of less than one row.
+        ConfigurationError: an unknown optimizer, or a piece of less than one row.
     """
 
     clipping: Clipping
@@ -240,8 +241,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         if not callable(self.optimizer) and self.optimizer not in OPTIMIZERS:
-            known = ", ".join(OPTIMIZERS)
-            raise ConfigurationError(f"optimizer: expected one of {known} or a function, got {self.optimizer!r}")
+            names = ", ".join(OPTIMIZERS)
+            raise ConfigurationError(f"optimizer: expected one of {names} or a function, got {self.optimizer!r}")
         check_clipping(self.clipping)
         whole_number("piece", self.piece, 1)
         if self.seed is not None and not isinstance(self.seed, int | np.integer):
@@ -257,6 +258,6 @@ class TrainingConfig:
         return OPTIMIZERS[self.optimizer](parameters, lr=self.lr or NETWORK_LR)
 
     def purpose(self) -> dict[str, Any]:
-        """What a checkpoint must agree with."""
+        """The options that a checkpoint must have been trained with."""
         named = {k: getattr(f, "__qualname__", f) for k, f in (("optimizer", self.optimizer), ("loss", self.loss))}
         return {**named, "clipping": repr(self.clipping), "lr": self.lr, "seed": self.seed}

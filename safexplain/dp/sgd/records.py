@@ -1,4 +1,4 @@
-"""The training data as records that can be drawn by number: tensors, arrays, or a map-style data set."""
+"""Training data as records that are drawn by number, and the persons they belong to."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Piece = tuple[Inputs, Tensor]
 
 
 def records_of(data: Any, workers: int = 0) -> Records:
-    """Records of a pair (x, y) of tensors or arrays with equal first dimension, or of a map-style data set of (x, y).
+    """The records of a data set.
 
     Args:
-        data: a pair, or a `torch.utils.data.Dataset` with a length.
+        data: a pair (x, y) of tensors or arrays of equal length, or a map-style `torch.utils.data.Dataset` of (x, y).
         workers: processes that load a data set's records.
 
     Raises:
-        InputError: something else, no records, or x and y of different length.
+        InputError: another type, no records, or x and y of different length.
     """
     if isinstance(data, TensorDataset):
         data = data.tensors if len(data.tensors) == 2 else (tuple(data.tensors[:-1]), data.tensors[-1])
@@ -44,8 +44,8 @@ def records_of(data: Any, workers: int = 0) -> Records:
         return InMemory(inputs, _tensor("y", y))
     if isinstance(data, DataLoader):
         raise InputError(
-            "data: expected the data set, got a DataLoader, whose batches are not Poisson samples; pass loader.dataset,"
-            " or keep your own loop with Opacus and state it by safexplain.dp.statement_from"
+            "data: expected a data set, got a DataLoader, whose batches are not Poisson samples; pass loader.dataset."
+            " For a training loop of your own, use Opacus and safexplain.dp.statement_from"
         )
     if isinstance(data, Dataset) and hasattr(data, "__len__") and len(data):
         return OnDemand(data, workers)
@@ -61,7 +61,7 @@ def _tensor(name: str, values: Any) -> Tensor:
         return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"data: {name} must be numbers, a tensor or an array of one type, got {type(values).__name__}"
+            f"data: expected {name} as a tensor or an array of numbers, got {type(values).__name__}"
             f" ({str(error).splitlines()[0]}); encode texts and categories first"
         ) from None
 
@@ -73,8 +73,8 @@ class InMemory:
         parts = x if isinstance(x, tuple) else (x,)
         if y.dim() == 0 or len(y) == 0 or any(p.dim() == 0 or len(p) != len(y) for p in parts):
             raise InputError(
-                f"data: expected as many inputs as targets, and at least one; got {[tuple(p.shape) for p in parts]} and"
-                f" {tuple(y.shape)}"
+                f"data: expected as many inputs as targets, and at least one, got shapes"
+                f" {[tuple(p.shape) for p in parts]} and {tuple(y.shape)}"
             )
         self.x, self.y = x, y
 
@@ -82,13 +82,13 @@ class InMemory:
         return len(self.y)
 
     def pieces(self, wanted: Iterable[list[int]]) -> Iterator[Piece]:
-        """The records with these numbers, piece by piece, asked for as late as can be."""
+        """The records with these numbers, piece by piece; `wanted` is read lazily."""
         for numbers in wanted:
             at = torch.as_tensor(np.asarray(numbers, dtype=np.int64))
             yield (tuple(p[at] for p in self.x) if isinstance(self.x, tuple) else self.x[at]), self.y[at]
 
     def digest(self) -> str:
-        """SHA-256 of types, shapes and bytes, so that a checkpoint is not continued on other data."""
+        """SHA-256 of types, shapes and bytes, so that a checkpoint is not resumed on other data."""
         return digest(self.x, self.y)
 
 
@@ -102,7 +102,7 @@ class OnDemand:
         return len(self.dataset)  # type: ignore[arg-type]
 
     def pieces(self, wanted: Iterable[list[int]]) -> Iterator[Piece]:
-        """As `InMemory.pieces`."""
+        """As for `InMemory.pieces`."""
         loader = DataLoader(self.dataset, batch_sampler=wanted, num_workers=self.workers, collate_fn=default_collate)
         for piece in loader:
             if not isinstance(piece, tuple | list) or len(piece) < 2:
@@ -110,90 +110,97 @@ class OnDemand:
             yield (tuple(piece[:-1]) if len(piece) > 2 else piece[0]), piece[-1]
 
     def digest(self) -> str:
-        """Class and length: reading all records would take an epoch."""
+        """Class and length, as reading all records would take an epoch."""
         return f"{type(self.dataset).__qualname__} of {len(self)} records"
 
 
 Records = InMemory | OnDemand
-"""What training draws batches from."""
+"""The data that training draws batches from."""
 
 
-# --- persons ---
+# --- persons ---------------------------------------------------------------------------------------------------------
 
 RowsPiece = tuple[list[int], list[int]]
-"""Numbers of rows, and for each whose it is: 0 for the first person of the piece, and so on."""
+"""Numbers of rows, and the person of each: 0 for the first person of the piece, and so on."""
 
 
 class Persons:
-    """Whose each row is.
+    """The persons that the rows belong to, each of whom takes the place of a record in DP-SGD.
+
+    A person is in a batch with probability `sample_rate`, independently of others, and the gradient of the mean loss of
+    their rows is clipped once. One person, whatever their rows are, therefore changes the sum by at most C (2C if all
+    their rows are replaced), and every formula for records holds with the number of persons instead: user-level
+    differential privacy, McMahan et al. 2018, arXiv 1710.06963, by the "user-level sampling" of Charles et al. 2024,
+    arXiv 2407.07737. Sampling and clipping single rows would need group privacy for all rows of a person, which is
+    looser.
 
     Args:
-        groups: one whole number or text a row, the same for rows of one person.
-        rows: how many rows there are.
-        most: rows of a person that a step takes; of those who have more, another choice at random in each step.
+        groups: one whole number or text per row, the same for rows of one person.
+        rows: number of rows.
+        max_rows: largest number of rows of a person in one step; if a person has more, each step draws some at random.
 
     Raises:
-        InputError: not one id a row, or ids that are neither whole numbers nor texts.
+        InputError: there is not one id per row, or ids are neither whole numbers nor texts.
     """
 
-    def __init__(self, groups: Any, rows: int, most: int) -> None:
-        self.most = whole_number("rows_per_group", most, 1)
+    def __init__(self, groups: Any, rows: int, max_rows: int) -> None:
+        self.max_rows = whole_number("rows_per_group", max_rows, 1)
         numbers = np.unique(_ids(groups, rows), return_inverse=True)[1].reshape(-1)
         self._order = np.argsort(numbers, kind="stable")
         self._starts = np.concatenate([[0], np.cumsum(np.bincount(numbers))])
         self._numbers = numbers
 
     def __len__(self) -> int:
-        """How many persons."""
+        """Number of persons."""
         return len(self._starts) - 1
 
     @property
-    def with_more(self) -> int:
-        """Persons with more rows than a step takes."""
-        return int((np.diff(self._starts) > self.most).sum())
+    def over_limit(self) -> int:
+        """Number of persons with more than `max_rows` rows."""
+        return int((np.diff(self._starts) > self.max_rows).sum())
 
-    def rows_of(self, person: int, chosen: Randomness) -> NDArray[np.int64]:
-        """Numbers of at most `most` rows of a person, in order."""
+    def rows_of(self, person: int, rng: Randomness) -> NDArray[np.int64]:
+        """Numbers of at most `max_rows` rows of a person, in order."""
         rows = self._order[self._starts[person] : self._starts[person + 1]]
-        return rows if len(rows) <= self.most else np.sort(chosen.choice(rows, self.most, replace=False))
+        return rows if len(rows) <= self.max_rows else np.sort(rng.choice(rows, self.max_rows, replace=False))
 
-    def pieces(self, persons: Sequence[int], size: int, chosen: Randomness) -> list[RowsPiece]:
-        """The rows of some persons in pieces of at most `size` rows, each person whole in one.
+    def pieces(self, persons: Sequence[int], size: int, rng: Randomness) -> list[RowsPiece]:
+        """The rows of some persons in pieces of at most `size` rows, with all rows of a person in one piece.
 
         Args:
             persons: their numbers.
-            size: at least `most`.
-            chosen: draws the rows of those who have too many.
+            size: at least `max_rows`.
+            rng: draws the rows of persons over the limit.
         """
         pieces: list[RowsPiece] = []
         for person in persons:
-            rows = self.rows_of(person, chosen).tolist()
+            rows = self.rows_of(person, rng).tolist()
             if not pieces or len(pieces[-1][0]) + len(rows) > size:
                 pieces.append(([], []))
-            whose = pieces[-1][1]
+            owners = pieces[-1][1]
             pieces[-1][0].extend(rows)
-            whose.extend([whose[-1] + 1 if whose else 0] * len(rows))
+            owners.extend([owners[-1] + 1 if owners else 0] * len(rows))
         return pieces
 
     def digest(self) -> str:
-        """Of who owns which rows, whatever the ids are."""
-        return digest(self._numbers, self.most)
+        """SHA-256 of the assignment of rows to persons, independent of the ids themselves."""
+        return digest(self._numbers, self.max_rows)
 
 
-def means(gradients: Tensor, whose: Tensor) -> Tensor:
+def mean_gradients(gradients: Tensor, owners: Tensor) -> Tensor:
     """Mean gradient of each person, (persons, ...), of gradients of single rows (rows, ...).
 
     Args:
         gradients: one for each row.
-        whose: (rows,) the person of each, from 0 without a gap.
+        owners: (rows,) the person of each, from 0 without gaps.
     """
-    counts = torch.bincount(whose)
-    sums = gradients.new_zeros((len(counts), *gradients.shape[1:])).index_add_(0, whose, gradients)
+    counts = torch.bincount(owners)
+    sums = gradients.new_zeros((len(counts), *gradients.shape[1:])).index_add_(0, owners, gradients)
     return sums / counts.to(gradients).view(-1, *[1] * (gradients.dim() - 1))
 
 
 def _ids(groups: Any, rows: int) -> NDArray[Any]:
-    """As an array of whole numbers or texts."""
+    """The ids as an array of whole numbers or texts."""
     found = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if found.shape != (rows,):
         raise InputError(f"groups: expected one id for each of the {rows} records, got shape {found.shape}")
@@ -207,6 +214,6 @@ def _ids(groups: Any, rows: int) -> NDArray[Any]:
         return found
     kind = ", ".join(sorted({type(i).__name__ for i in found.ravel()[:100].tolist()}))
     raise InputError(
-        f"groups: expected whole numbers or texts, one kind throughout, got {found.dtype} ({kind}); a row whose person"
-        " is not known needs an id of its own"
+        f"groups: expected only whole numbers or only texts, got {found.dtype} ({kind}); give each row whose person is"
+        " unknown a separate id"
     )

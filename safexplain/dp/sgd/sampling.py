@@ -1,7 +1,7 @@
-"""What is drawn in DP-SGD: Poisson batches, which nobody is told, and Gaussian noise on sums of clipped gradients.
+"""Random draws of DP-SGD: Poisson batches, which stay secret, and Gaussian noise on sums of clipped gradients.
 
-Both come from `safexplain._secure_random` unless a seed is given. Whoever knows the seed can take the noise off, and
-knows every batch: the guarantee is void.
+Both come from `safexplain._secure_random` unless a seed is given. Anyone who knows the seed can remove the noise and
+knows every batch, so the guarantee is void for them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from safexplain._secure_random import KEY_BYTES, KeyedGenerator, Randomness, Sec
 from safexplain.errors import ConfigurationError
 
 Source = SecureGenerator | torch.Generator
-"""What noise and samples of tensors are drawn from: torch's generators where a seed makes them repeatable."""
+"""Source of noise and batches; a generator of torch if a seed makes them repeatable."""
 
-_PIECE = {"cpu": 1 << 14, "cuda": 1 << 22}
-"""Noise that is made at once, by type of device: in a processor's cache, and within 128 MiB of a GPU."""
+_CHUNK = {"cpu": 1 << 14, "cuda": 1 << 22}
+"""Values drawn together, by type of device: in a processor's cache, or within 128 MiB of a GPU's memory."""
 
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """The Poisson batches of a whole training, step by step, each a function of a key and of the step's number.
+    """The Poisson batches of a training; each is a function of a key and the number of its step.
 
-    So an interrupted training goes on where it stopped, and all processes of a distributed one see the same batches.
-    The key is secret, and batches come from a `KeyedGenerator`; who knows the key knows every batch, and the guarantee
-    of sampling is void. It is neither stored nor copied: copies and pickles get a key of their own.
+    All processes of a distributed training can therefore draw the same batches. The key is secret, and batches come
+    from a `KeyedGenerator`: anyone who knows the key knows every batch, which voids the guarantee of sampling. The key
+    is neither stored nor copied: copies and pickles get a new one.
 
     Args:
-        key: 32 bytes; from the operating system unless given.
+        key: 32 bytes; by default from the operating system.
         seed: for repeatable batches instead, from NumPy's Philox; see `from_seed`.
     """
 
@@ -47,50 +47,50 @@ class PoissonSampler:
 
     @classmethod
     def from_seed(cls, seed: int | None) -> PoissonSampler:
-        """A reproducible sampler, for experiments and tests; a secret one for None."""
+        """A reproducible sampler for experiments and tests; a secret one for None."""
         return cls(seed=seed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_seed, (self.seed,)
 
     def batch(self, step: int, records: int, sample_rate: float) -> NDArray[np.int64]:
-        """Indices of the records in the batch of one step: each of `records` with probability `sample_rate`."""
+        """Indices of the records in the batch of one step: each of 0 to records - 1 with probability `sample_rate`."""
         if sample_rate >= 1:
             return np.arange(records)
         return np.flatnonzero(self.stream(step).random(records) < sample_rate)
 
     def stream(self, step: int, number: int = 0) -> Randomness:
-        """Random numbers of one step; streams of other steps or numbers have none in common."""
+        """The random numbers of one step; different steps and numbers have independent streams."""
         if self.seed is None:
             return KeyedGenerator(self.key, step, number)
         key = np.frombuffer(int(self.seed).to_bytes(16, "little", signed=True), dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, number, step]))
 
 
-def seed_of(seed: int, step: int) -> int:
-    """A seed of 64 bits for the noise from one step on, so that no two steps of a seeded training share noise."""
+def step_seed(seed: int, step: int) -> int:
+    """A 64-bit seed for the noise of one step, so that no two steps of a seeded training share noise."""
     return int(np.random.SeedSequence([seed % 2**64, step]).generate_state(1, np.uint64)[0])
 
 
-def share_of(batch: NDArray[np.int64], rank: int, processes: int) -> NDArray[np.int64]:
-    """The records of a batch that one of several processes computes: always the same one for a record."""
+def process_share(batch: NDArray[np.int64], rank: int, processes: int) -> NDArray[np.int64]:
+    """The part of a batch for one of several processes; a record always goes to the same process."""
     return np.asarray(batch[batch % processes == rank])
 
 
 def shared_sampler(sampler: PoissonSampler, device: torch.device) -> PoissonSampler:
-    """The sampler of the first process, in all of them."""
+    """The sampler of the first process, sent to all."""
     key = torch.tensor(list(sampler.key), dtype=torch.uint8, device=device)
     torch.distributed.broadcast(key, 0)
     return PoissonSampler(bytes(key.cpu().tolist()), sampler.seed)
 
 
-def source_of(seed: int | None, device: torch.device | str = "cpu") -> Source:
-    """Where noise and samples come from: a cryptographic generator, or torch's with a seed on a device."""
+def random_source(seed: int | None, device: torch.device | str = "cpu") -> Source:
+    """A cryptographic generator; with a seed, torch's on this device."""
     return SecureGenerator() if seed is None else torch.Generator(device).manual_seed(seed)
 
 
 def uniform(shape: tuple[int, ...], source: Source, device: torch.device) -> Tensor:
-    """Uniform numbers in [0, 1) of float64, multiples of 2^-53."""
+    """Uniform float64 numbers in [0, 1), multiples of 2^-53."""
     if isinstance(source, torch.Generator):
         return torch.rand(shape, generator=source, device=device, dtype=torch.float64)
     return torch.from_numpy(source.random(shape)).to(device)
@@ -100,12 +100,12 @@ def gaussian(like: Tensor, std: float, source: Source, *, float_safe: bool = Tru
     """Gaussian noise of the shape, type and device of `like`.
 
     Args:
-        like: what the noise is to be added to.
+        like: what the noise will be added to.
         std: standard deviation.
-        source: drawn from in any case. A generator of torch on another device than `like` draws there; random bits of a
-            `SecureGenerator` are made on the CPU, and become normal numbers on the device.
-        float_safe: make each number from four, (a + b + c + d) / 2, so that the gaps between floating-point numbers do
-            not tell the noise (Holohan and Braghin 2021, arXiv 2107.10138, section 5.1, with n = 2).
+        source: of the noise. A generator of torch draws on its own device; the random bits of a `SecureGenerator` are
+            drawn on the CPU and become normal numbers on the device of `like`.
+        float_safe: make each number of four, (a + b + c + d) / 2, so that gaps between floating-point numbers do not
+            reveal the noise (Holohan and Braghin 2021, arXiv 2107.10138, section 5.1, with n = 2).
     """
     if std == 0:
         return torch.zeros_like(like)
@@ -121,30 +121,30 @@ def gaussian(like: Tensor, std: float, source: Source, *, float_safe: bool = Tru
     return total.to(like)
 
 
-def _secure_normal(like: Tensor, std: float, source: SecureGenerator, of: int) -> Tensor:
-    """Noise, each number the sum of `of` normal ones; in float64 for float64, else in float32."""
+def _secure_normal(like: Tensor, std: float, source: SecureGenerator, terms: int) -> Tensor:
+    """Noise like `like`, each number a sum of `terms` normal ones; computed in float64 for float64, else in float32."""
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
-    flat, piece = out.view(-1), _PIECE.get(like.device.type, _PIECE["cuda"])
+    flat, chunk = out.view(-1), _CHUNK.get(like.device.type, _CHUNK["cuda"])
     wide = like.dtype == torch.float64
-    for first in range(0, len(flat), piece):
-        part = flat[first : first + piece]
+    for first in range(0, len(flat), chunk):
+        part = flat[first : first + chunk]
         half = (len(part) + 1) // 2
-        count = of * half
+        count = terms * half
         words = torch.from_numpy(source.words(2 * count if wide else count + (count + 1) // 2)).to(like.device)
         angles = words[count:] if wide else words[count:].view(torch.int32)[:count]
-        sums = box_muller(words[:count].view(of, half), angles.view(of, half))
-        part.copy_(sums.mul_(std / math.sqrt(of)).view(-1)[: len(part)])
+        sums = box_muller(words[:count].view(terms, half), angles.view(terms, half))
+        part.copy_(sums.mul_(std / math.sqrt(terms)).view(-1)[: len(part)])
     return out
 
 
 def box_muller(radii: Tensor, angles: Tensor) -> Tensor:
-    """(2, half) sums of `of` independent standard normal numbers each, from random bits.
+    """(2, half) sums of `terms` independent standard normal numbers each, from random bits.
 
-    The two numbers that a radius and an angle give go into different sums: every sum is of `of` radii and angles.
+    The two numbers of one radius and angle go into different sums, so the terms of each sum are independent.
 
     Args:
-        radii: (of, half) int64, of which 63 bits count; overwritten.
-        angles: (of, half) int64 for sums in float64, int32 for sums in float32.
+        radii: (terms, half) int64, of which 63 bits are used; overwritten.
+        angles: (terms, half) int64 for sums in float64, int32 for sums in float32.
     """
     dtype, bits = (torch.float64, 63) if angles.dtype == torch.int64 else (torch.float32, 31)
     radius = radii.bitwise_and_(2**63 - 1).to(dtype).add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()

@@ -1,15 +1,14 @@
 """Steps of DP-SGD with one interface in every mode: `accumulate` pieces of a logical batch, then `step`.
 
-`make_step`: a model, a `torch.optim` optimizer and a clipping rule -> a `PerSampleStep`.
+`make_step` makes a `PerSampleStep` of a model, a `torch.optim` optimizer and a clipping rule.
 
 | mode | gradients of single examples | clipping |
 |---|---|---|
-| "hooks" | made and kept for one piece, by Opacus' rules for each layer | all rules |
-| "functorch" | the same by `torch.func.vmap`, for any layer | all rules |
-| "ghost" | only their norms; a second backward pass sums the clipped ones | one factor an example: not per layer |
+| "hooks" | computed for one piece, by Opacus' rules for each layer | all rules |
+| "functorch" | computed by `torch.func.vmap`, for any layer | all rules |
+| "ghost" | only their norms; a second backward pass sums the clipped ones | one factor per example: not per layer |
 
-They call Opacus' optimizers, here with any `Clipping`, exact factors, empty batches and examples without a finite
-gradient. In mode ghost these are handed sums that are clipped already.
+The optimizers extend Opacus' by any `Clipping`, exact factors, empty batches and examples without a finite gradient.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from torch.optim import Optimizer
 
 from safexplain._secure_random import SecureGenerator
 from safexplain._validate import check_number
-from safexplain.dp.models.checks import Mode
+from safexplain.dp.models.checks import Mode, check_loss_shape
 from safexplain.dp.models.layer_rules import GhostHooks
 from safexplain.dp.sgd.clipping import Clipping, check_clipping, sample_norms
-from safexplain.dp.sgd.records import Inputs, Loss, means
+from safexplain.dp.sgd.records import Inputs, Loss, mean_gradients
 from safexplain.dp.sgd.sampling import Source, gaussian
 from safexplain.errors import ConfigurationError, RefusedError
 
@@ -42,34 +41,34 @@ from safexplain.errors import ConfigurationError, RefusedError
 class PerSampleStep(ABC):
     """Steps of DP-SGD on a model; made by `make_step`.
 
-    Between calls the model is the user's own: Opacus' hooks only watch during `accumulate`, so it can be evaluated and
-    saved as it is. Every use of a trainable parameter must be inside its module's forward: one that is used there and
-    elsewhere too (a weight tied by hand) gets gradients that Opacus does not split, which is not noticed.
+    Opacus' hooks are active only during `accumulate`, so between calls the model can be evaluated and saved as usual.
+    Every use of a trainable parameter must be inside its module's forward. If a parameter is also used elsewhere (a
+    weight tied by hand), Opacus does not split those gradients, and this is not detected.
 
     Attributes:
         optimizer: holds the noise multiplier, the clipping rule, the generator and the count of skipped examples.
     """
 
-    _seen_as: ClassVar[str]
-    """Attribute in which the hooks leave what they saw of a parameter."""
+    _hook_result: ClassVar[str]
+    """Attribute of a parameter in which the hooks leave its gradients or norms by example."""
 
     def __init__(self, forward: nn.Module, hooks: Any, optimizer: ClippedOptimizer, loss: Loss) -> None:
         self._forward, self._hooks, self._loss = forward, hooks, loss
         self.optimizer = optimizer
-        self._hooked = [m for m in hooks.iterate_submodules(forward) if any(True for _ in _own_parameters(m))]
-        self._cheap = [min(_own_parameters(m), key=Tensor.numel) for m in self._hooked]
-        self._mixing = [m for m in forward.modules() if isinstance(m, _BatchNorm)]
+        self._hooked = [m for m in hooks.iterate_submodules(forward) if any(True for _ in _direct_parameters(m))]
+        self._smallest = [min(_direct_parameters(m), key=Tensor.numel) for m in self._hooked]
+        self._batch_norms = [m for m in forward.modules() if isinstance(m, _BatchNorm)]
         hooks.disable_hooks()
         optimizer.zero_grad(set_to_none=True)
 
-    def accumulate(self, x: Inputs, y: Tensor, whose: Tensor | None = None) -> Tensor:
-        """Forward pass, and the sum of the clipped gradients of these examples added to the logical batch.
+    def accumulate(self, x: Inputs, y: Tensor, owners: Tensor | None = None) -> Tensor:
+        """Run the forward pass and add the sum of these examples' clipped gradients to the logical batch.
 
         Args:
             x: inputs of shape (batch, ...), or a tuple of them.
             y: targets of shape (batch, ...).
-            whose: (batch,) the person of each, from 0 without a gap: the mean gradient of a person is then clipped
-                instead of each example's. All examples of a person must be here. Not in mode ghost.
+            owners: (batch,) the person of each example, from 0 without gaps: then the mean gradient of each person is
+                clipped, and all their examples must be in this call. Not in mode ghost.
 
         Returns:
             The losses, detached, of shape (batch,). They are not private.
@@ -81,75 +80,70 @@ class PerSampleStep(ABC):
         """
         if len(y) == 0:
             return torch.empty(0, device=y.device)
-        if idle := [type(m).__name__ for m in self._hooked if not m.training]:
-            raise ConfigurationError(f"trainable {idle[0]} is in evaluation mode: call model.train() before training")
-        if any(m.training or m.running_mean is None for m in self._mixing):
+        if in_eval := [type(m).__name__ for m in self._hooked if not m.training]:
+            raise ConfigurationError(f"a trainable {in_eval[0]} is in evaluation mode; call model.train() first")
+        if any(m.training or m.running_mean is None for m in self._batch_norms):
             raise ConfigurationError(
-                "batch normalisation makes each output depend on all examples: replace it by nn.GroupNorm, or put a"
-                " frozen one in evaluation mode (.eval()) after model.train()"
+                "batch normalisation in training mode makes each output depend on all examples; replace it by"
+                " nn.GroupNorm, or freeze it and call its .eval() after model.train()"
             )
-        self._forget_gradients()
-        with self._watching():
-            return self._add(x, y, whose)
+        self._drop_gradients()
+        with self._hooks_enabled():
+            return self._add_clipped_sum(x, y, owners)
 
     def step(self) -> None:
-        """Noise once, divide by the expected batch size, step and clear; of noise only if nothing was accumulated."""
-        self._forget_gradients()
+        """Add noise once, divide by the expected batch size, update, and clear; with an empty batch, noise alone."""
+        self._drop_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> None:
-        """Take Opacus' hooks and attributes off the model."""
+        """Remove Opacus' hooks and attributes from the model."""
         self._hooks.cleanup()
-        self._forget_activations()
+        self._drop_activations()
 
-    def _forget_activations(self) -> None:
-        """Drop what Opacus' hooks leave on modules."""
+    def _drop_activations(self) -> None:
         for _, module in trainable_modules(self._forward):
             for name in ("activations", "max_batch_len"):
                 module.__dict__.pop(name, None)
 
-    def _forget_gradients(self) -> None:
-        """Drop gradients that someone else's backward pass left: they are no part of the sum."""
+    def _drop_gradients(self) -> None:
+        """Drop gradients of other backward passes, which do not belong to the sum."""
         self.optimizer.original_optimizer.zero_grad()
 
     @abstractmethod
-    def _add(self, x: Inputs, y: Tensor, whose: Tensor | None) -> Tensor:
+    def _add_clipped_sum(self, x: Inputs, y: Tensor, owners: Tensor | None) -> Tensor:
         """Add the clipped sum of at least one example; return the losses, detached, of shape (batch,)."""
 
     def _losses(self, x: Inputs, y: Tensor) -> Tensor:
         losses = self._loss(self._forward(*x) if isinstance(x, tuple) else self._forward(x), y)
-        if losses.shape != (len(y),):
-            raise ConfigurationError(
-                f"the loss must be one number for each of the {len(y)} examples, got shape {tuple(losses.shape)};"
-                ' with torch.nn losses use reduction="none"'
-            )
+        check_loss_shape(losses, len(y))
         return losses
 
-    def _fire(self, losses: Tensor, *, again: bool = False) -> None:
-        """Run the backward pass for the sake of the hooks: without the gradients of large parameters."""
-        seen = torch.autograd.grad(losses.sum(), self._cheap, retain_graph=again, allow_unused=True)
-        for module, gradient in zip(self._hooked, seen, strict=True):
-            if gradient is not None and any(self._unseen(p) for p in _own_parameters(module)):
+    def _run_hooks(self, losses: Tensor, *, retain_graph: bool = False) -> None:
+        """Run the backward pass only for its hooks, without computing gradients of large parameters."""
+        gradients = torch.autograd.grad(losses.sum(), self._smallest, retain_graph=retain_graph, allow_unused=True)
+        for module, gradient in zip(self._hooked, gradients, strict=True):
+            if gradient is not None and any(self._is_missed(p) for p in _direct_parameters(module)):
                 raise RefusedError(
-                    f"a parameter of {type(module).__name__} is used outside of its module's forward, where its"
-                    " gradient cannot be split by example; call the module instead, or freeze the parameter"
+                    f"a parameter of {type(module).__name__} is used outside its module's forward, where its gradient"
+                    " cannot be split by example; call the module instead, or freeze the parameter"
                 )
 
-    def _unseen(self, p: Any) -> bool:
-        """Whether the hooks got no per-example information on a parameter in this backward pass."""
-        return getattr(p, self._seen_as) is None
+    def _is_missed(self, p: Any) -> bool:
+        """Whether the hooks computed nothing for a parameter in this backward pass."""
+        return getattr(p, self._hook_result) is None
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Hooks on, and whatever they left off again after an error."""
+    def _hooks_enabled(self) -> Iterator[None]:
+        """Enable the hooks; after an error, also remove what they left."""
         self._hooks.enable_hooks()
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Full backward hook is firing")  # first layers: nothing is lost
+                warnings.filterwarnings("ignore", "Full backward hook is firing")  # for first layers, harmless
                 yield
         except BaseException:
-            self._forget_activations()
+            self._drop_activations()
             for p in self.optimizer.params:
                 p._forward_counter, p.grad_sample = 0, None
                 p.__dict__.pop("_current_grad_sample", None)
@@ -161,15 +155,15 @@ class PerSampleStep(ABC):
 class HooksStep(PerSampleStep):
     """Modes hooks and functorch."""
 
-    _seen_as = "grad_sample"
+    _hook_result = "grad_sample"
 
-    def _add(self, x: Inputs, y: Tensor, whose: Tensor | None) -> Tensor:
+    def _add_clipped_sum(self, x: Inputs, y: Tensor, owners: Tensor | None) -> Tensor:
         losses = self._losses(x, y)
-        self._fire(losses)
-        if whose is not None:
+        self._run_hooks(losses)
+        if owners is not None:
             for p in self.optimizer.params:
                 if p.grad_sample is not None:
-                    p.grad_sample = means(p.grad_sample, whose)
+                    p.grad_sample = mean_gradients(p.grad_sample, owners)
         self.optimizer.clip_and_accumulate()
         for p in self.optimizer.params:
             p.grad_sample = None
@@ -177,13 +171,15 @@ class HooksStep(PerSampleStep):
 
 
 class GhostStep(PerSampleStep):
-    """Mode ghost. Examples without a finite norm would spoil the second backward pass: the rest is run anew."""
+    """Mode ghost. Examples without a finite norm would spoil the second backward pass, so the others are run again."""
 
-    _seen_as = "_norm_sample"
+    _hook_result = "_norm_sample"
 
-    def _add(self, x: Inputs, y: Tensor, whose: Tensor | None) -> Tensor:
-        if whose is not None:
-            raise ConfigurationError('mode "ghost" has the norm of each example alone; persons need mode="hooks"')
+    def _add_clipped_sum(self, x: Inputs, y: Tensor, owners: Tensor | None) -> Tensor:
+        if owners is not None:
+            raise ConfigurationError(
+                'mode: expected "hooks" for persons, got "ghost", which has norms of examples only'
+            )
         losses = self._losses(x, y)
         first = losses.detach()
         while not (finite := (norms := self._norms(losses)).isfinite()).all():
@@ -196,8 +192,8 @@ class GhostStep(PerSampleStep):
         factors = self.optimizer.clipping.factors(norms)
         params = self.optimizer.params
         sums = torch.autograd.grad((factors * losses).sum(), params, allow_unused=True)
-        if any(g is not None and self._unseen(p) for g, p in zip(sums, params, strict=True)):
-            raise RefusedError("a parameter got a gradient outside of its module's forward; freeze it")
+        if any(g is not None and self._is_missed(p) for g, p in zip(sums, params, strict=True)):
+            raise RefusedError("a parameter got a gradient outside its module's forward; freeze it")
         self.optimizer.add_clipped(sums)
         return first
 
@@ -205,14 +201,13 @@ class GhostStep(PerSampleStep):
         """Norms of shape (batch,) of whole gradients."""
         for p in self.optimizer.params:
             p._norm_sample = None
-        self._fire(losses, again=True)
-        parts = [p._norm_sample for p in self.optimizer.params if not self._unseen(p)]
-        at = losses.device
-        norms: Tensor = torch.linalg.vector_norm(torch.stack([n.to(at) for n in parts], dim=1), dim=1)
+        self._run_hooks(losses, retain_graph=True)
+        parts = [p._norm_sample.to(losses.device) for p in self.optimizer.params if not self._is_missed(p)]
+        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts, dim=1), dim=1)
         return norms
 
 
-def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+def _direct_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     """Trainable parameters of a module itself, not of its children."""
     return (p for p in module.parameters(recurse=False) if p.requires_grad)
 
@@ -230,20 +225,21 @@ def make_step(
     distributed: bool = False,
     float_safe: bool = True,
 ) -> PerSampleStep:
-    """Prepare a model for steps of DP-SGD; `close` the result to leave the model as it was.
+    """Prepare a model for steps of DP-SGD; `close` the result to restore the model.
 
-    The model is in training mode, with exactly the parameters to train requiring gradients; `loss` gives the losses of
-    shape (batch,); for `mode` see the table of this module. All else is as for `ClippedOptimizer`. With `distributed`,
-    the logical batch is spread over the processes of torch.distributed, and the first one's parameters are sent to all.
+    The model must be in training mode, and exactly the parameters to train must require gradients. `loss` returns
+    losses of shape (batch,); for `mode` see the table of this module. Other arguments are as for `ClippedOptimizer`.
+    With `distributed`, the logical batch is spread over the processes of torch.distributed, and the parameters of the
+    first process are sent to all.
 
     Raises:
-        ConfigurationError: options that do not go together, or an optimizer of other parameters than the model's.
+        ConfigurationError: options contradict each other, or the optimizer holds other parameters than the model's.
     """
     if mode not in get_args(Mode):
         raise ConfigurationError(f"mode: expected one of {', '.join(get_args(Mode))}, got {mode!r}")
     if mode == "ghost" and clipping.per_layer:
         raise ConfigurationError(
-            f'{type(clipping).__name__} needs mode="hooks": mode "ghost" has one factor for each example, on its loss'
+            f'{type(clipping).__name__} needs mode="hooks", because mode "ghost" has a single factor for each example'
         )
     kind = DistributedClippedOptimizer if distributed else ClippedOptimizer
     clipped = kind(
@@ -266,20 +262,21 @@ def _check_model(model: nn.Module, params: Sequence[nn.Parameter]) -> None:
     """Raise unless each example's gradient can be computed and the optimizer holds just the trainable parameters."""
     if narrow := sorted({str(p.dtype) for p in params if p.dtype not in (torch.float32, torch.float64)}):
         raise ConfigurationError(
-            f"{', '.join(narrow)} parameters are too coarse for the clip bound to hold: train in model.float()"
+            f"expected parameters in float32 or float64, got {', '.join(narrow)}, whose rounding breaks the clip bound;"
+            " use model.float()"
         )
     if any(hasattr(p, "grad_sample") for p in params):
-        raise ConfigurationError("the model is prepared for per-example gradients already: close() that step first")
+        raise ConfigurationError("the model is already prepared for per-example gradients; close() that step first")
     if errors := GradSampleHooks.validate(model, strict=False):
         raise ConfigurationError(
-            f"layers that mix the examples of a batch cannot be trained privately: {'; '.join(map(str, errors))}."
+            f"the model has layers that mix the examples of a batch: {'; '.join(map(str, errors))}."
             " Replace BatchNorm by GroupNorm, or freeze the layer"
         )
     held, owned = {id(p) for p in params}, {id(p) for p in model.parameters() if p.requires_grad}
     if held != owned:
         raise ConfigurationError(
-            f"the optimizer must hold exactly the model's trainable parameters: {len(owned - held)} of the model's are"
-            f" missing (freeze them: requires_grad_(False)), {len(held - owned)} are not the model's (leave them out)"
+            f"expected an optimizer of exactly the model's trainable parameters, but {len(owned - held)} of them are"
+            f" missing (freeze these: requires_grad_(False)) and {len(held - owned)} are not the model's (remove these)"
         )
 
 
@@ -287,23 +284,23 @@ def _check_model(model: nn.Module, params: Sequence[nn.Parameter]) -> None:
 
 
 class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
-    """Clips each example's gradient by a rule, sums, adds Gaussian noise of std noise_multiplier * bound, and steps.
+    """Clips each example's gradient, sums, adds Gaussian noise of std noise_multiplier * bound, and updates.
 
-    A step in which nothing was backpropagated, as an empty Poisson batch asks for, is one of noise only. An example
-    whose gradient is not finite contributes nothing and is counted in `skipped`.
+    An empty Poisson batch makes a step of noise alone. An example whose gradient is not finite contributes nothing and
+    is counted in `skipped`.
 
     Args:
         optimizer: any `torch.optim` optimizer; holds the trainable parameters.
-        clipping: the rule.
+        clipping: the clipping rule.
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the rule's bound.
         expected_batch_size: constant that the noisy sum is divided by (of a logical batch over all processes); never
             the size of the batch drawn, which is private.
-        generator: draws the noise; None: a cryptographic one.
+        generator: draws the noise; None for a cryptographic one.
         float_safe: see `safexplain.dp.sgd.sampling.gaussian`.
 
     Attributes:
-        skipped: number of examples so far whose gradient was not finite. It depends on the data and no noise is added
-            to it: it is for whoever trains, and no guarantee covers its publication.
+        skipped: number of examples so far whose gradient was not finite. It depends on the data without noise, so no
+            guarantee covers it: do not publish it.
     """
 
     def __init__(
@@ -327,7 +324,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
             **(options | {"max_grad_norm": clipping.bound}),
         )
         if not self.params:
-            raise ConfigurationError("the optimizer holds no parameter with requires_grad; nothing can be trained")
+            raise ConfigurationError("the optimizer holds no trainable parameter; set requires_grad on some of them")
         self.clipping = clipping
         self.float_safe = float_safe
         self.generator = generator or SecureGenerator()
@@ -335,30 +332,30 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     @property
     def grad_samples(self) -> list[Tensor]:
-        """Gradients of shape (batch, *p.shape) and of p's type; no rows where nothing was backpropagated."""
+        """Gradients of shape (batch, *p.shape) and p's type; without rows for unused parameters."""
         return [p.new_zeros((0, *p.shape)) if p.grad_sample is None else p.grad_sample.to(p.dtype) for p in self.params]
 
     def clip_and_accumulate(self) -> None:
-        """Add the clipped gradient of every example in `grad_sample` to `summed_grad`; zeros where there is none.
+        """Add the clipped gradients of all examples in `grad_sample` to `summed_grad`.
 
         Raises:
-            RefusedError: parameters have gradients of different examples.
+            RefusedError: parameters have gradients of different numbers of examples.
         """
         self.add_clipped(self._clipped_sums(self.grad_samples))
 
     def _clipped_sums(self, gradients: list[Tensor]) -> list[Tensor | None]:
-        """Clip and sum gradients of shape (batch, *p.shape) for each p of `params`; None where there are no rows."""
+        """Clip and sum gradients of shape (batch, *p.shape) for each p of `params`; None for those without rows."""
         rows = max(map(len, gradients))
         if any(len(g) not in (0, rows) for g in gradients):
             raise RefusedError(
-                f"per-example gradients of {sorted({len(g) for g in gradients})} examples, by parameter, cannot be"
-                " matched: a layer changes the number of rows; freeze it"
+                "expected per-example gradients of the same number of examples for all parameters, got numbers of"
+                f" {sorted({len(g) for g in gradients})} examples: a layer changes the number of rows; freeze it"
             )
         if rows == 0:
             return [None] * len(gradients)
-        at = next(g.device for g in gradients if len(g))
+        device = next(g.device for g in gradients if len(g))
         norms = torch.stack(
-            [sample_norms(g).to(at) if len(g) else torch.zeros(rows, device=at) for g in gradients], dim=1
+            [sample_norms(g).to(device) if len(g) else torch.zeros(rows, device=device) for g in gradients], dim=1
         )
         if not self.clipping.per_layer:
             norms = torch.linalg.vector_norm(norms, dim=1, keepdim=True)
@@ -398,8 +395,8 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
 class DistributedClippedOptimizer(DistributedDPOptimizer, ClippedOptimizer):  # type: ignore[misc]
     """`ClippedOptimizer` over the processes of torch.distributed, each with its own part of the logical batch.
 
-    The sums of all processes are added up, with noise from the first one only. Every process must take every step, also
-    where its part of a batch is empty, and `expected_batch_size` is that of the whole batch, as in one process.
+    The sums of all processes are added up, with noise from the first one only. Every process must take every step, even
+    if its part of the batch is empty, and `expected_batch_size` is that of the whole batch, as in one process.
     """
 
     def __init__(self, optimizer: Optimizer, *, clipping: Clipping, **options: Any) -> None:

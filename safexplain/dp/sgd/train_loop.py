@@ -1,9 +1,9 @@
 """Training by per-example gradients: Poisson batches in pieces that fit in memory, checkpoints, processes.
 
-With a checkpoint, interrupted training goes on where it stopped, with the accountant's state. It holds the trained
-parameters, the optimizer's state and how many steps were spent. It holds no key and no generator: batches and noise of
-the steps to come are drawn anew, from the operating system. It is not protected any less than the final model, but two
-trainings continued from one checkpoint are two releases, and spend twice.
+A checkpoint holds the trained parameters, the optimizer's state and the number of steps taken, so an interrupted
+training continues with correct accounting. It holds no key or generator: batches and noise of later steps are drawn
+anew from the operating system. It is as private as the final model, but two trainings continued from one checkpoint are
+two releases and spend twice.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from safexplain._files import atomic_file
 from safexplain._progress import Progress, silent
 from safexplain.dp.sgd.plan import TrainingConfig, TrainingPlan
 from safexplain.dp.sgd.records import Inputs, Persons, Records, RowsPiece
-from safexplain.dp.sgd.sampling import PoissonSampler, seed_of, share_of, shared_sampler, source_of
+from safexplain.dp.sgd.sampling import PoissonSampler, process_share, random_source, shared_sampler, step_seed
 from safexplain.dp.sgd.steps import make_step
 from safexplain.errors import InputError
 
 STAGE = "training with DP"
 CHECKS = 50
-"""Times in a training that weights are looked at for NaN, and progress is told."""
+"""How often a training checks its weights for NaN and reports progress."""
 
 
 def train_network(
@@ -46,15 +46,15 @@ def train_network(
     progress: Progress,
     persons: Persons | None = None,
 ) -> int:
-    """Train in place by per-example gradients, going on from the checkpoint if there is one.
+    """Train in place by per-example gradients, continuing from the checkpoint if there is one.
 
-    Under torch.distributed, each process takes its share of every batch, and the first one saves. The model is in
-    training mode, what trains requiring gradients, on the device where to train. A checkpoint is only continued if it
-    agrees with `purpose`. With `persons`, batches are of persons, of whom `plan` speaks. Progress is told steps,
-    epsilon and the mean loss of the last batch, which no guarantee covers.
+    Under torch.distributed, each process takes its share of every batch, and the first one saves. The model must be in
+    training mode and on the device where to train. A checkpoint must have the same `purpose`. With `persons`, batches
+    are of persons, and so is `plan`. Progress reports contain steps, epsilon and the mean loss of the last batch, which
+    no guarantee covers.
 
     Returns:
-        How many examples (persons) had no finite gradient and did not count.
+        Number of examples (or persons) left out because their gradient was not finite.
 
     Raises:
         InputError: the weights became NaN or infinite, or the checkpoint is of another training.
@@ -74,7 +74,7 @@ def train_network(
         expected_batch_size=plan.expected_batch_size,
         loss=config.loss,
         mode=config.mode,
-        generator=source_of(config.seed, device),
+        generator=random_source(config.seed, device),
         distributed=distributed,
     )
     saver = Saver(checkpoint, purpose, checkpoint_seconds, model, optimizer, lambda: step.optimizer.skipped)
@@ -85,10 +85,9 @@ def train_network(
         if rank:
             saver.path, progress = None, silent
 
-        @lru_cache(maxsize=8)  # asked for by the pieces and by the count; loading processes run a little ahead
+        @lru_cache(maxsize=8)  # called twice for each step; loading processes run a little ahead
         def batch(t: int) -> list[RowsPiece]:
-            whole = sampler.batch(t, plan.records, plan.sample_rate)
-            drawn = share_of(whole, rank, processes).tolist()
+            drawn = process_share(sampler.batch(t, plan.records, plan.sample_rate), rank, processes).tolist()
             if persons is not None:
                 return persons.pieces(drawn, config.piece, sampler.stream(t, 1))
             return [(drawn[i : i + config.piece], []) for i in range(0, len(drawn), config.piece)]
@@ -100,20 +99,20 @@ def train_network(
                 if config.seed is not None and isinstance(step.optimizer.generator, torch.Generator):
                     _reseed(step.optimizer.generator, config.seed, t)
                 total, count = torch.zeros((), device=device), 0
-                for _, whose in batch(t):
+                for _, persons_of_rows in batch(t):
                     x, y = next(pieces)
                     count += len(y)
-                    of = torch.tensor(whose, device=device) if whose else None
-                    with memory_told(f"lower piece, now {config.piece}: it changes neither training nor guarantee"):
-                        total += step.accumulate(_to(x, device), y.to(device, non_blocking=True), of).sum()
+                    owners = torch.tensor(persons_of_rows, device=device) if persons_of_rows else None
+                    with _memory_advice(config.piece):
+                        total += step.accumulate(_to(x, device), y.to(device, non_blocking=True), owners).sum()
                 with saver.step():
                     step.step()
-                if saver.taken % max(plan.steps // CHECKS, 1) == 0 or saver.taken == plan.steps:
+                if saver.steps % max(plan.steps // CHECKS, 1) == 0 or saver.steps == plan.steps:
                     _check_finite(model)
                     if progress is not silent:
-                        note = plan.told(saver.taken) + (f", loss {float(total) / count:.2f}" if count else "")
-                        progress(STAGE, saver.taken, plan.steps, note)
-                saver.save_now_and_then()
+                        note = plan.spent_text(saver.steps) + (f", loss {float(total) / count:.2f}" if count else "")
+                        progress(STAGE, saver.steps, plan.steps, note)
+                saver.save_if_due()
         saver.save()
     finally:
         step.close()
@@ -121,13 +120,16 @@ def train_network(
 
 
 @contextmanager
-def memory_told(advice: str) -> Iterator[None]:
-    """Put advice into the message of an error about memory."""
+def _memory_advice(piece: int) -> Iterator[None]:
+    """Add advice to an out-of-memory error."""
     try:
         yield
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-            error.add_note(f"safexplain: gradients of single examples do not fit into memory; {advice}")
+            error.add_note(
+                f"safexplain: per-example gradients do not fit into memory; lower piece, now {piece}, which changes"
+                " neither the training nor the guarantee"
+            )
         raise
 
 
@@ -138,31 +140,31 @@ def _to(x: Inputs, device: torch.device) -> Inputs:
 
 
 def _reseed(generator: torch.Generator, seed: int, step: int) -> None:
-    """Of the noise, and of dropout; `torch.manual_seed` would note a traceback for a GPU that is not in use."""
-    generator.manual_seed(seed_of(seed, step))
-    torch.default_generator.manual_seed(seed_of(seed + 1, step))
+    """Seed noise and dropout for a step; `torch.manual_seed` would record a traceback for a GPU that is not in use."""
+    generator.manual_seed(step_seed(seed, step))
+    torch.default_generator.manual_seed(step_seed(seed + 1, step))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed_of(seed + 1, step))
+        torch.cuda.manual_seed_all(step_seed(seed + 1, step))
 
 
 def _check_finite(model: nn.Module) -> None:
     if not all(bool(torch.isfinite(p).all()) for p in model.parameters() if p.requires_grad):
         raise InputError(
-            "training diverged: weights became NaN or infinite; lower the learning rate. A checkpoint, if one was"
-            " asked for, holds the last state before"
+            "training diverged: weights became NaN or infinite; lower the learning rate. A checkpoint, if there is one,"
+            " holds an earlier state"
         )
 
 
 def _check_same_start(start: int, device: torch.device) -> None:
-    """All processes take up the training at the same step."""
+    """Raise InputError unless all processes continue from the same step."""
     mine = torch.tensor([start], device=device)
     least, most = mine.clone(), mine
     torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
     torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
     if int(least) != int(most):
         raise InputError(
-            f"the processes would go on from steps {int(least)} to {int(most)}: every one must see the same checkpoint"
-            " file, on a folder that they share"
+            f"checkpoint: expected the same file for all processes, got files of steps {int(least)} to {int(most)}; put"
+            " it in a folder that they share"
         )
 
 
@@ -172,15 +174,15 @@ FORMAT = 1
 
 
 class Saver:
-    """Saves a training now and then, and takes it up again.
+    """Saves and resumes a training.
 
     Args:
-        path: the file; None saves nothing.
-        purpose: what is being trained, on which data, how; a training goes on only with an equal one.
+        path: the file; None to save nothing.
+        purpose: description of model, data and options; a training is resumed only with an equal one.
         seconds: between saves.
         model: its parameters that require gradients are saved.
         optimizer: of these.
-        skipped: tells how many examples had no finite gradient so far.
+        skipped: returns the number of examples left out so far.
 
     Raises:
         InputError: the file cannot be written.
@@ -198,14 +200,14 @@ class Saver:
         self.path, self.purpose, self.seconds = None if path is None else Path(path), purpose, seconds
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer, self.skipped = optimizer, skipped
-        self.taken, self._whole, self._saved = 0, True, time.monotonic()
+        self.steps, self._between_steps, self._saved = 0, True, time.monotonic()
         if self.path is not None:
-            with _told_unwritable(self.path):
+            with _write_errors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 TemporaryFile(dir=self.path.parent).close()
 
     def resume(self) -> tuple[int, int]:
-        """Load what was saved: steps taken and examples skipped, zeros if nothing was. Nothing pickled is executed.
+        """Load the checkpoint, without unpickling code; returns steps taken and examples skipped, or zeros.
 
         Raises:
             InputError: the file cannot be read or is of another training.
@@ -216,31 +218,31 @@ class Saver:
             content = torch.load(self.path, map_location="cpu", weights_only=True)
             if content["format"] != FORMAT:
                 raise ValueError("written by another version of safexplain")
-            then, self.taken, skipped = content["purpose"], content["step"], content["skipped"]
+            saved, self.steps, skipped = content["purpose"], content["step"], content["skipped"]
             parameters, optimizer = content["parameters"], content["optimizer"]
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
-            told = str(error).partition("\n")[0]
-            raise InputError(f"cannot read the checkpoint {self.path}: {told}; delete it to start anew") from None
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"cannot read the checkpoint {self.path}: {reason}; delete it to start again") from None
         now = self.purpose
-        if different := sorted(k for k in now.keys() | then.keys() if now.get(k) != then.get(k)):
-            told = "; ".join(f"{k}: {then.get(k)!r:.60} then, {now.get(k)!r:.60} now" for k in different)
+        if different := sorted(k for k in now.keys() | saved.keys() if now.get(k) != saved.get(k)):
+            changes = "; ".join(f"{k}: saved {saved.get(k)!r:.60}, now {now.get(k)!r:.60}" for k in different)
             raise InputError(
-                f"the checkpoint {self.path} is of another training ({told}); use another path, or delete it to start"
-                " anew"
+                f"the checkpoint {self.path} is of another training ({changes}); use another path, or delete it to"
+                " start again"
             )
         with torch.no_grad():
             for name, parameter in self.trained.items():
                 parameter.copy_(parameters[name])
         self.optimizer.load_state_dict(optimizer)
-        return self.taken, skipped
+        return self.steps, skipped
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around an optimizer's step. One that is interrupted may have told of its batch: it is never saved."""
-        self._whole = False
+        """Wraps an optimizer's step; the state of an interrupted one may reveal its batch and is never saved."""
+        self._between_steps = False
         yield
-        self.taken += 1
-        self._whole = True
+        self.steps += 1
+        self._between_steps = True
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
@@ -248,12 +250,12 @@ class Saver:
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            if self._whole and not isinstance(error, InputError):
+            if self._between_steps and not isinstance(error, InputError):
                 self.save()
             raise
 
-    def save_now_and_then(self) -> None:
-        """Save if it is time."""
+    def save_if_due(self) -> None:
+        """Save if the last save was `seconds` ago."""
         if time.monotonic() - self._saved >= self.seconds:
             self.save()
 
@@ -267,12 +269,12 @@ class Saver:
             content = {
                 "format": FORMAT,
                 "purpose": self.purpose,
-                "step": self.taken,
+                "step": self.steps,
                 "parameters": {name: p.detach().cpu() for name, p in self.trained.items()},
                 "optimizer": self.optimizer.state_dict(),
                 "skipped": self.skipped(),
             }
-            with _told_unwritable(self.path), atomic_file(self.path) as partial, partial.open("wb") as file:
+            with _write_errors(self.path), atomic_file(self.path) as partial, partial.open("wb") as file:
                 torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -280,7 +282,7 @@ class Saver:
 
 
 @contextmanager
-def _told_unwritable(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

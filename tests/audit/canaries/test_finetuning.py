@@ -79,13 +79,13 @@ def test_a_gradient_canary_goes_through_the_tuners_own_loop(tmp_path):
 
 def test_the_same_training_on_other_data_has_the_same_plan():
     tuned = tuner(network())
-    again = tuned.again(OTHERS, seed=3)
+    again = tuned.with_data(OTHERS, seed=3)
     assert again.plan is tuned.plan
     assert again.config.seed == 3
     assert tuned.config.seed is None
     assert torch.equal(again.records.x, OTHERS[0])
     with pytest.raises(InputError, match="expected 40 records"):
-        tuned.again((X[:5], Y[:5]), seed=0)
+        tuned.with_data((X[:5], Y[:5]), seed=0)
 
 
 def test_an_outlier_goes_through_the_tuners_own_code():

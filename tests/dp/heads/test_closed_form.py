@@ -17,7 +17,7 @@ from safexplain.dp.heads.closed_form import (
     Rows,
     clipped_sum,
     common_batches,
-    own_batches,
+    separate_batches,
     train_heads,
 )
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
@@ -96,7 +96,7 @@ def by_opacus(kind, x, y, made_by, batches, noises, monkeypatch):
 
 def recorded(monkeypatch):
     """The batches and the noise of the next `train_heads`."""
-    batches, noises, draw, sample = [], [], head.gaussian, head.own_batches
+    batches, noises, draw, sample = [], [], head.gaussian, head.separate_batches
 
     def gaussian(*arguments, **options):
         noises.append(draw(*arguments, **options))
@@ -108,7 +108,7 @@ def recorded(monkeypatch):
             yield index, weight
 
     monkeypatch.setattr(head, "gaussian", gaussian)
-    monkeypatch.setattr(head, "own_batches", own)
+    monkeypatch.setattr(head, "separate_batches", own)
     return batches, noises
 
 
@@ -185,7 +185,7 @@ def test_an_example_without_a_finite_gradient_contributes_nothing_and_spares_the
 def test_batches_are_poisson_samples_at_the_stated_rate(rate, runs):
     n, steps = 40, 3000
     counts, together, sizes = torch.zeros(n), 0, []
-    for index, weight in own_batches(rate, torch.ones(runs, n, dtype=torch.bool), steps, seeded()):
+    for index, weight in separate_batches(rate, torch.ones(runs, n, dtype=torch.bool), steps, seeded()):
         inside = torch.zeros(runs, n, dtype=torch.bool)
         for run in range(runs):
             if index is None:
@@ -208,9 +208,9 @@ def test_a_rate_of_one_takes_every_row_and_draws_nothing():
     generator = seeded()
     before = generator.get_state()
     members = torch.tensor([[True, False, True], [True, True, True]])
-    assert [i for i, _ in own_batches(1.0, members, 4, generator)] == [None] * 4
-    assert all(torch.equal(w, members) for _, w in own_batches(1.0, members, 4, generator))
-    assert all(w is None for _, w in own_batches(1.0, members[1:], 4, generator))
+    assert [i for i, _ in separate_batches(1.0, members, 4, generator)] == [None] * 4
+    assert all(torch.equal(w, members) for _, w in separate_batches(1.0, members, 4, generator))
+    assert all(w is None for _, w in separate_batches(1.0, members[1:], 4, generator))
     assert torch.equal(before, generator.get_state())
 
 
@@ -219,7 +219,7 @@ def test_runs_share_batches_only_when_asked_to():
     index, weight = next(common_batches(0.3, members, 1, seeded()))
     assert index.dim() == 1
     assert weight is None
-    own, weight = next(own_batches(0.3, members, 1, seeded()))
+    own, weight = next(separate_batches(0.3, members, 1, seeded()))
     first, second = (set(own[r][weight[r]].tolist()) for r in range(2))
     assert first != second
 

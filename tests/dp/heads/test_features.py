@@ -116,10 +116,10 @@ def test_an_interrupted_call_goes_on_where_it_stopped(net, x, tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         features(net, HEAD, x, batch_size=10, cache=tmp_path, progress=stop)
     assert len(list(tmp_path.iterdir())) == 3
-    net.seen, said = 0, []
-    found = features(net, HEAD, x, batch_size=10, cache=tmp_path, progress=lambda *a: said.append(a))
+    net.seen, reports = 0, []
+    found = features(net, HEAD, x, batch_size=10, cache=tmp_path, progress=lambda *a: reports.append(a))
     assert torch.equal(found, whole)
-    assert said == [("features", 40, 50), ("features", 50, 50)]
+    assert reports == [("features", 40, 50), ("features", 50, 50)]
     assert net.seen < 40
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_computed_anew(net, x, tmp_path, damage):
 
 @pytest.mark.parametrize("middle", [AlwaysDropout(), nn.BatchNorm2d(5, track_running_stats=False)])
 def test_features_that_depend_on_chance_or_on_other_rows_are_refused(x, middle):
-    with pytest.raises(InputError, match="depend on chance or on the other rows"):
+    with pytest.raises(InputError, match="are random or depend on the other rows"):
         features(Net(middle), HEAD, x)
 
 

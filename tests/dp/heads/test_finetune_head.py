@@ -33,14 +33,14 @@ def test_no_record_changes_what_is_measured_by_more_than_the_clip_bound():
     sums = []
     whole, absent = RECIPE.clipping, rows(1.0, n=50)
     recipe = HeadRecipe(**{**RECIPE.__dict__, "sample_rate": 1.0, "expected_batch_size": 50})
-    token = closed_form.STEP.set(lambda total, noise, batch: sums.append(total.clone()) or total + noise)
+    token = closed_form.STEP_OBSERVER.set(lambda total, noise, batch: sums.append(total.clone()) or total + noise)
     try:
         for value in (0.0, 1e-30, 1.0, 1e30):
             x = absent.clone()
             x[0] = value
             typical_norm(x, recipe, 1.0, torch.Generator().manual_seed(0))
     finally:
-        closed_form.STEP.reset(token)
+        closed_form.STEP_OBSERVER.reset(token)
     rest = sums[2].clone()
     rest[0, 0, 0] -= whole.bound * math.log2(20**0.5) / 16
     assert all(float((total - rest).norm()) <= whole.bound * (1 + 1e-5) for total in sums)

@@ -73,8 +73,8 @@ def test_without_privacy_gradients_are_whole_and_no_noise_is_added():
     made = tuner(steps=20, optimizer="sgd", lr=0.5, clipping=FlatClipping(0.01))
     found = made.fit(compare=OTHERS).comparison.trainings[-1]
     assert found.accuracy == accuracy_of(model.eval(), records_of(OTHERS), 64) > 0.9
-    others = made._others(records_of(OTHERS), [])
-    assert torch.allclose(weights(others[-1]._fitted(silent, {})[0]), weights(model), atol=1e-5)
+    others = made._comparison_tuners(records_of(OTHERS), [])
+    assert torch.allclose(weights(others[-1]._train_copy(silent, {})[0]), weights(model), atol=1e-5)
 
 
 def test_what_was_compared_is_not_printed_with_the_model_nor_kept_in_copies(compared):
@@ -93,10 +93,10 @@ def test_what_was_compared_is_not_printed_with_the_model_nor_kept_in_copies(comp
 def test_the_table_says_both_epsilons_and_for_whom_it_is(compared):
     text = str(compared.comparison)
     lines = text.splitlines()
-    assert lines[0] == "Accuracy on 400 other records, by what the training may spend"
+    assert lines[0] == "Accuracy on 400 other records, by the epsilon of the training"
     assert [line.split()[1] for line in lines[2:5]] == ["1.00", "8.00", "none"]
     assert "±" in lines[2]
-    assert "not for publication" in text
+    assert "For internal use only" in text
 
 
 def test_the_figure_has_a_point_for_each_epsilon_and_a_line_without(compared, tmp_path):
@@ -141,7 +141,7 @@ def test_a_regression_has_no_accuracy():
         model, (RECORDS[0], RECORDS[0][:, 0]), epsilon=8.0, delta=1e-5, steps=5, progress=silent,
         loss=lambda out, y: (out - y).square(), batch_size=60,
     )  # fmt: skip
-    with pytest.raises(InputError, match="accuracy is of outputs"):
+    with pytest.raises(InputError, match="accuracy needs outputs of shape"):
         made.fit(compare=(OTHERS[0], OTHERS[0][:, 0]))
 
 

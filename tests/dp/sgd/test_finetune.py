@@ -338,13 +338,13 @@ def test_a_seed_is_stated():
             r"model\.float",
         ),
         ({"records": (data(d=5)[0], data()[1])}, InputError, r"model cannot take rows of torch.float32 \(5,\)"),
-        ({"records": (data()[0], ["a"] * 60)}, InputError, "y must be numbers"),
+        ({"records": (data()[0], ["a"] * 60)}, InputError, "expected y as a tensor or an array of numbers"),
         ({"model": "resnet"}, InputError, "expected a torch.nn.Module, got str"),
         ({"clipping": 1.0}, ConfigurationError, r"FlatClipping\(1.0\)"),
         ({"steps": None, "epochs": math.nan}, ConfigurationError, "epochs"),
         ({"piece": 2.5}, ConfigurationError, "piece"),
         ({"lr": -1}, ConfigurationError, "lr"),
-        ({"device": "gpu"}, ConfigurationError, "device: gpu cannot be used"),
+        ({"device": "gpu"}, ConfigurationError, "device: expected cpu, .* got gpu"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(options, error, message):

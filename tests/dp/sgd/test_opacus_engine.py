@@ -203,7 +203,7 @@ def test_accountants_and_optimizers_of_ones_own_are_not_vouched_for():
     engine, model, optimizer, loader = private()
     train(model, optimizer, loader, 1)
     own = Quiet(optimizer.original_optimizer, noise_multiplier=1.5, max_grad_norm=1.0, expected_batch_size=10)
-    with pytest.raises(ConfigurationError, match="Quiet is not one of Opacus"):
+    with pytest.raises(ConfigurationError, match="expected one of Opacus, got Quiet"):
         statement_from(engine, model, own, loader, delta=1e-5)
     engine.accountant = Moments()
     with pytest.raises(ConfigurationError, match="rdp, prv or gdp of Opacus, got Moments"):
@@ -231,7 +231,7 @@ def test_parts_of_different_trainings_are_refused():
         statement_from(engine, other, optimizer, loader, delta=1e-5)
     with pytest.raises(InputError, match="not the one that the engine"):
         statement_from(engine, model, optimizer, private(records=40, batch_size=8)[-1], delta=1e-5)
-    with pytest.raises(InputError, match=r"at a rate of 0.5, and the accountant counted 0.2"):
+    with pytest.raises(InputError, match=r"at a rate of 0.5, but the accountant counted 0.2"):
         statement_from(engine, model, optimizer, private(batch_size=25)[-1], delta=1e-5)
 
 
@@ -240,7 +240,7 @@ def test_what_make_private_did_not_return_is_named(position):
     given = [*private()]
     given[position] = "something"
     name = ("privacy_engine", "model", "optimizer", "loader")[position]
-    with pytest.raises(InputError, match=rf"^{name}: expected a \w+, got str; give the engine with the model"):
+    with pytest.raises(InputError, match=rf"^{name}: expected a \w+, got str; pass the engine with the model"):
         statement_from(*given, delta=1e-5)
 
 
@@ -249,7 +249,7 @@ def test_batch_normalisation_that_opacus_overlooks_is_refused():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 2))
     engine, wrapped, optimizer, loader = private(model=model)
     train(wrapped, optimizer, loader, 1)
-    with pytest.raises(RefusedError, match=r"1 \(BatchNorm1d\) takes its statistics"):
+    with pytest.raises(RefusedError, match=r"1 \(BatchNorm1d\) computes statistics over the records"):
         statement_from(engine, wrapped, optimizer, loader, delta=1e-5)
     model[1].eval()
     assert statement_from(engine, wrapped, optimizer, loader, delta=1e-5).weights == weights_digest(model)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from safexplain._progress import silent
 from safexplain.dp import AutoSClipping, DPFineTuner, FlatClipping, PrivacyStatement, epsilons
-from safexplain.dp.sgd.records import Persons, means
+from safexplain.dp.sgd.records import Persons, mean_gradients
 from safexplain.dp.sgd.sampling import PoissonSampler
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, PrivacyWarning
 
@@ -128,7 +128,7 @@ def test_a_person_whose_rows_are_all_replaced_moves_the_sum_by_twice_the_clip_bo
 
 def test_other_rows_at_the_same_places_belong_to_the_same_persons():
     fitted = tuner(epsilon=None, noise_multiplier=0.0)
-    again = fitted.again((X, Y), seed=1)
+    again = fitted.with_data((X, Y), seed=1)
     assert torch.equal(flat(again.fit().model), flat(fitted.fit().model))
     assert again.statement == fitted.statement
 
@@ -167,10 +167,10 @@ def test_ids_that_name_nobody_are_refused(groups):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "ghost"}, "norms of single rows"),
-        ({"batch_size": 9}, "number of persons.*8 persons, got 9"),
-        ({"rows_per_group": 65}, "at most piece, 64, got 65"),
-        ({"groups": None, "rows_per_group": 3}, "goes with groups="),
+        ({"mode": "ghost"}, 'got "ghost"'),
+        ({"batch_size": 9}, "number of persons, at most 8, got 9"),
+        ({"rows_per_group": 65}, "at most piece, 64, .*got 65"),
+        ({"groups": None, "rows_per_group": 3}, "needs groups="),
     ],
 )
 def test_options_that_do_not_go_with_persons_are_refused(options, message):
@@ -187,7 +187,7 @@ def test_rows_beyond_the_bound_are_left_out_of_a_step_loudly():
 
 def test_every_row_of_a_person_with_too_many_gets_its_turn():
     persons = Persons(GROUPS, 24, 2)
-    assert persons.with_more == 4
+    assert persons.over_limit == 4
     sampler, most = PoissonSampler(), int(np.argmax(SIZES))
     seen = Counter(int(r) for t in range(300) for r in persons.rows_of(most, sampler.stream(t, 1)))
     assert set(seen) == set(np.flatnonzero(np.unique(GROUPS)[most] == GROUPS))
@@ -216,7 +216,7 @@ def test_a_person_is_whole_in_one_piece(size):
 def test_means_are_means():
     gradients, whose = torch.randn(7, 2, 3, generator=G), torch.tensor([0, 0, 1, 2, 2, 2, 3])
     slow = torch.stack([gradients[whose == k].mean(0) for k in range(4)])
-    torch.testing.assert_close(means(gradients, whose), slow)
+    torch.testing.assert_close(mean_gradients(gradients, whose), slow)
 
 
 def test_a_row_without_a_finite_gradient_takes_its_person_out():

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain._secure_random import KeyedGenerator, SecureGenerator
 from safexplain.dp import AutoSClipping, DPFineTuner
 from safexplain.dp.sgd.records import records_of
-from safexplain.dp.sgd.sampling import PoissonSampler, box_muller, gaussian, share_of, source_of, uniform
+from safexplain.dp.sgd.sampling import PoissonSampler, box_muller, gaussian, process_share, random_source, uniform
 from safexplain.dp.sgd.steps import ClippedOptimizer
 from safexplain.errors import ConfigurationError, InputError
 
@@ -64,7 +64,7 @@ def test_samplers_are_secret_by_default():
 
 def test_processes_share_one_batch():
     whole = PoissonSampler.from_seed(5).batch(0, 50, 0.1)
-    shares = [share_of(whole, rank, 2).tolist() for rank in range(2)]
+    shares = [process_share(whole, rank, 2).tolist() for rank in range(2)]
     assert sorted(shares[0] + shares[1]) == whole.tolist()
     assert {record % 2 for record in shares[1]} == {1}, "a record is always the same process's"
 
@@ -247,8 +247,8 @@ def test_secret_batches_are_poisson_samples_and_functions_of_key_and_step() -> N
 
 
 def test_the_sources_are_cryptographic_but_for_a_seed() -> None:
-    assert isinstance(source_of(None), SecureGenerator)
-    assert isinstance(source_of(3), torch.Generator)
+    assert isinstance(random_source(None), SecureGenerator)
+    assert isinstance(random_source(3), torch.Generator)
     layer = torch.nn.Linear(2, 2)
     optimizer = ClippedOptimizer(
         torch.optim.SGD(layer.parameters(), 0.1), clipping=AutoSClipping(), noise_multiplier=1.0, expected_batch_size=1

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.dp.heads.closed_form import Batch, own_batches
+from safexplain.dp.heads.closed_form import Batch, separate_batches
 from safexplain.dp.sgd.sampling import gaussian
 
 __all__ = ["Direction", "Inserted", "KeyedDraws", "Substitutes", "stream"]
@@ -30,11 +30,11 @@ class KeyedDraws:
         self._noise = stream(device, seed, _NOISE, block)
 
     def batches(self, records: int) -> Iterator[Batch]:
-        """The other records' part of each step's batch, the same for all runs, as `own_batches` gives it for one."""
+        """The other records' part of each step's batch, the same for all runs, as from `separate_batches` for one."""
         if not records:
             return ((None, None) for _ in range(self.steps))
         members = torch.ones(1, records, dtype=torch.bool, device=self._batches.device)
-        return own_batches(self.sample_rate, members, self.steps, self._batches)
+        return separate_batches(self.sample_rate, members, self.steps, self._batches)
 
     def coins(self, runs: int) -> Tensor:
         """(runs,) bool, each True with probability q."""
