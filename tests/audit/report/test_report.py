@@ -189,7 +189,7 @@ def test_precision_is_given_where_1_and_10_percent_of_the_candidates_are_members
     tpr = found.strongest.found / found.members
     for members, share in ((1_000, "1%"), (10_000, "10%")):
         right, wrong = members * tpr, (100_000 - members) * 0.1
-        said = f"{share} of the candidates are members" if share == "1%" else "where 10% are"
+        said = f"{share} of the candidates are members" if share == "1%" else "if 10% are"
         assert re.search(rf"{said}, {right / (right + wrong):.1%}", text_of(found))
 
 
