@@ -1,7 +1,7 @@
 """Membership attacks on explanations, from a model to a verdict. `run` is the whole way:
 
-    question -> references (train, fine-tune) -> asked (ask, write signals) -> splits -> attacks, controls -> certify
-    (judge) -> usefulness, root_cause (describe) -> report (files)
+    question -> references (train, fine-tune) -> answers (query, write signals) -> splits -> attacks, controls
+    -> certify (judge) -> usefulness, root_cause (describe) -> report (files)
 
 `store` keeps what is finished, so that a run resumes, and what does not fit in memory. `holdout_uses` counts
 verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer is any callable, as
@@ -18,7 +18,7 @@ from safexplain.audit.signals import Signals
 from safexplain.verdict.policy import Policy
 
 if TYPE_CHECKING:
-    from safexplain.audit.asked import collect_signals
+    from safexplain.audit.answers import collect_signals
     from safexplain.audit.population import Population
     from safexplain.audit.queries import Dither
     from safexplain.audit.question import AuditOptions, Question
@@ -41,7 +41,7 @@ _LATER = {
     "Recipe": "references.recipe",
     "Shadows": "references.shadows",
     "audit": "run",
-    "collect_signals": "asked",
+    "collect_signals": "answers",
     "fine_tune": "references.fine_tuning",
     "train_shadows": "references.shadows",
     "utility": "usefulness",

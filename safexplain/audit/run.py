@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import as_stage
-from safexplain.audit.asked import Explanations, Predictions, explanations_of, patient_queries, predict, signals_of
+from safexplain.audit.answers import Explanations, Predictions, explanations_of, patient_queries, predict, signals_of
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify

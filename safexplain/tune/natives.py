@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain._progress import as_stage
-from safexplain.audit.asked import Predictions, explanations_of
+from safexplain.audit.answers import Predictions, explanations_of
 from safexplain.audit.population import Population
 from safexplain.audit.question import Method, Question, Release
 from safexplain.audit.store import Store

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.audit.asked import SUMMARIES, summarise
+from safexplain.audit.answers import SUMMARIES, summarise
 from safexplain.audit.usefulness import utility
 from safexplain.errors import InputError
 from safexplain.faithfulness import faithfulness

@@ -25,7 +25,7 @@ from safexplain._digest import model_digest, sha256
 from safexplain._files import make_folder, write_atomically
 from safexplain._progress import as_stage
 from safexplain._validate import check_whole
-from safexplain.audit.asked import predict
+from safexplain.audit.answers import predict
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.planning.plan import BUDGET, Clock, Plan, Stage, planned
 from safexplain.audit.population import Population

@@ -11,7 +11,7 @@ from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows
 from safexplain.audit import collect_signals as collect
-from safexplain.audit.asked import DITHERS_WITHOUT_NOISE, SUMMARIES, ExplainModel, predict, summarise
+from safexplain.audit.answers import DITHERS_WITHOUT_NOISE, SUMMARIES, ExplainModel, predict, summarise
 from safexplain.audit.queries import Queries
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import ConfigurationError, InputError

@@ -9,7 +9,7 @@ from torch import nn
 
 from safexplain._digest import model_digest
 from safexplain.audit import Dither, Population, Shadows
-from safexplain.audit.asked import predict
+from safexplain.audit.answers import predict
 from safexplain.audit.queries import Queries, with_channels_last
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import class_log_odds

@@ -36,7 +36,7 @@ from safexplain.audit import (
     fine_tune,
     train_shadows,
 )
-from safexplain.audit.asked import ExplainModel
+from safexplain.audit.answers import ExplainModel
 from safexplain.cli import _run
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.loading.models.load import load_model

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows, Signals, collect_signals
-from safexplain.audit.asked import ExplainModel
+from safexplain.audit.answers import ExplainModel
 from safexplain.audit.store import Store, are_stored, blocks, on_disk, parts, windows
 from safexplain.errors import InputError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from safexplain.audit.asked import SUMMARIES, summarise
+from safexplain.audit.answers import SUMMARIES, summarise
 
 SIZE = ("l1", "l2", "variance")
 SHAPE = ("mean", "positive", "support", "sparsity", "peak")

@@ -23,7 +23,7 @@ from audit.suites.dp_defaults import tables as default_tables
 from audit.suites.paper_a.published import ReleasedRatio
 from safexplain import Hardening
 from safexplain.audit import Population, Shadows, Signals, collect_signals
-from safexplain.audit.asked import SUMMARIES
+from safexplain.audit.answers import SUMMARIES
 from safexplain.dp.heads.closed_form import Heads
 
 

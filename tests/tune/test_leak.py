@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from safexplain.audit.asked import summarise
+from safexplain.audit.answers import summarise
 from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.scoring import scores_of
 from safexplain.audit.attacks.suite import fitting, values_of

@@ -9,7 +9,7 @@ from torch import nn
 
 from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKMask, TopKSet
 from safexplain.audit import Dither, Population
-from safexplain.audit.asked import ExplainModel, Predictions
+from safexplain.audit.answers import ExplainModel, Predictions
 from safexplain.audit.question import AuditOptions, Question
 from safexplain.audit.store import Store
 from safexplain.explain.wrap import HARDENED

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from safexplain._digest import model_digest
 from safexplain.audit import Signals
-from safexplain.audit.asked import SUMMARIES
+from safexplain.audit.answers import SUMMARIES
 from safexplain.faithfulness import faithfulness
 
 from ...shared.run import Parts

@@ -53,7 +53,7 @@ from torch import Tensor, nn
 
 from safexplain import Hardening, Probability
 from safexplain.audit import Population, Recipe, Shadows, Signals, train_shadows, utility
-from safexplain.audit.asked import Predictions, predict, summarise
+from safexplain.audit.answers import Predictions, predict, summarise
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.errors import InputError, RefusedError, SafexplainError

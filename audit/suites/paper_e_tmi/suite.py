@@ -39,7 +39,7 @@ import torch
 from numpy.typing import NDArray
 
 from safexplain.audit import Population, Shadows, fine_tune
-from safexplain.audit.asked import predict
+from safexplain.audit.answers import predict
 
 from ...shared.run import Progress, Run, rounded
 from . import explanations

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.audit import Policy, Shadows, Signals, train_shadows, utility
-from safexplain.audit.asked import Predictions, summarise
+from safexplain.audit.answers import Predictions, summarise
 from safexplain.audit.attacks.scoring import Scorer
 from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.suite import VIEWS, Signal, SuiteRow, fitting, values_of

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from safexplain import Probability
 from safexplain._digest import model_digest
 from safexplain.audit import Population, Recipe, Shadows
-from safexplain.audit.asked import Predictions, predict
+from safexplain.audit.answers import Predictions, predict
 from safexplain.audit.queries import Dither, Queries
 from safexplain.outputs import are_probabilities
 

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from safexplain.audit.asked import DITHERS_WITHOUT_NOISE, ExplainModel, predict
+from safexplain.audit.answers import DITHERS_WITHOUT_NOISE, ExplainModel, predict
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.population import Population

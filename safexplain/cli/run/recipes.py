@@ -22,7 +22,7 @@ from safexplain._digest import sha256
 from safexplain._progress import as_stage
 from safexplain._validate import check_whole, read_toml
 from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, train_shadows
-from safexplain.audit.asked import predict
+from safexplain.audit.answers import predict
 from safexplain.audit.controls.splits import copies_of, refuse_copies
 from safexplain.audit.question import Question, SubjectData
 from safexplain.audit.references.dp_training import DPTraining, check_records, overruled
