@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.batched.train import train_runs
+from safexplain.audit.canaries.batched import LinearHead, train_runs
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping

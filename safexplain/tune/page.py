@@ -16,8 +16,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from safexplain.audit.report.figures import INK, LABEL, LIMIT, MUTED, STRONG, drawn, plain
-from safexplain.audit.report.maps import heat_maps, photo
+from safexplain.audit.report.figures import INK, LABEL, LIMIT, MUTED, STRONG, drawn, heat_maps, photo, plain
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict import words
 from safexplain.verdict.release import as_written, in_words

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from safexplain.audit.population import Population
 from safexplain.audit.question import Question
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Shadows
+from safexplain.audit.report.outcome import AuditRun
 from safexplain.audit.run import Models, judge, trained
 from safexplain.audit.store import Store
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError, SafexplainError
@@ -42,9 +43,11 @@ from safexplain.outputs import Probability
 from safexplain.tune.leak import FEWEST_REFERENCES, LeakMeter
 from safexplain.tune.natives import Natives, with_options
 from safexplain.tune.objectives import Objectives
+from safexplain.tune.page import render
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
 from safexplain.tune.space import FIRST, Space, options_of
-from safexplain.tune.tuned import Tuned
+from safexplain.verdict.certificate.write import write_json
+from safexplain.verdict.evidence import EXIT_CODES
 from safexplain.verdict.strict_json import canonical
 
 SELECTION = 0.3
@@ -69,6 +72,69 @@ COMPARED = {"native": "native", "recommended": "recommended", "DeepLeak's defaul
 """Names of the trials that others are compared with -> what they are compared as."""
 
 NOT_CONFIRMED = "The search was interrupted: the chosen point was not confirmed, so that nothing is proven about it."
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What a search found.
+
+    Args:
+        front: points that no other one dominates in leak and utility, the one that leaks least first.
+        chosen: the one that keeps most among those whose leak is surely within the policy's allowance; if there is
+            none, the least leaking one (`within` is false then).
+        confirmed: the audit of the chosen point, on the certification split; None: the search was interrupted.
+        study: what was searched.
+        within: whether the chosen point's upper bound is within the allowance.
+        examples: for pictures; None where none were kept.
+    """
+
+    front: tuple[Point, ...]
+    chosen: Point
+    confirmed: AuditRun | None
+    study: Study
+    within: bool = True
+    examples: Examples | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command line: the confirmation's, or 3 (inconclusive) without one."""
+        return EXIT_CODES["inconclusive"] if self.confirmed is None else self.confirmed.exit_code
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What `save` writes: kind -> name."""
+        found = {"page": "front.html", "front": "front.json", "hardening": "hardening.json"}
+        return found | ({} if self.confirmed is None else self.confirmed.files)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "front": [point.to_dict() for point in self.front],
+            "chosen": self.chosen.to_dict(),
+            "within": self.within,
+            "confirmed": None if self.confirmed is None else self.confirmed.to_dict(),
+            **self.study.to_dict(),
+            "exit_code": self.exit_code,
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write front.json, front.html, hardening.json and, of a confirmed choice, the files of `AuditRun.save`.
+
+        Returns:
+            The folder, which is made if it is missing.
+
+        Raises:
+            InputError: a file cannot be written.
+        """
+        folder = make_folder(folder)
+        if self.confirmed is not None:
+            self.confirmed.save(folder)
+        write_json(folder / "hardening.json", self.chosen.hardening.to_dict())
+        write_json(folder / "front.json", self.to_dict())
+        result = None if self.confirmed is None else self.confirmed.result
+        page = render(self.study, self.front, self.chosen, self.within, result, self.examples)
+        write_atomically(folder / "front.html", page.encode("utf-8", errors="replace"), "the page")
+        return folder
 
 
 def tune(

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safexplain.audit.canaries.batched import blocks as plan
-from safexplain.audit.canaries.store import FinishedRuns
+from safexplain.audit.canaries import batched
+from safexplain.audit.canaries.batched import FinishedRuns
 from safexplain.cli import _run
 from safexplain.cli.run.canaries import load_canary_config
 
@@ -258,7 +258,7 @@ def test_names_of_classes_mean_the_same_in_both_files(config, tmp_path, capfd):
 
 
 def test_an_interruption_keeps_what_is_finished(config, tmp_path, capfd, monkeypatch):
-    monkeypatch.setitem(plan._PARAMETERS, "cpu", 14 * 100)  # blocks of 100 runs
+    monkeypatch.setitem(batched._PARAMETERS, "cpu", 14 * 100)  # blocks of 100 runs
     save, kept = FinishedRuns.save, []
 
     def interrupted(store, number, values):

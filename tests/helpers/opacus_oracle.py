@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from audit.suites.paper_c_canaries.mlp import MLP
-from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.batched.sampling import KeyedDraws
+from safexplain.audit.canaries.batched import KeyedDraws, LinearHead
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping

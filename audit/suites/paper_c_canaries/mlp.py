@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from safexplain._validate import check_whole
-from safexplain.audit.canaries.batched.networks import affine
+from safexplain.audit.canaries.batched import affine
 from safexplain.audit.canaries.setting import Setting
 from safexplain.dp.heads.closed_form import Rows, logit_gradient
 from safexplain.dp.sgd.clipping import Clipping

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit.canaries.batched.train import train_runs
+from safexplain.audit.canaries.batched import train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import Reference, reference

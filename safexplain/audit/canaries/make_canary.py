@@ -1,11 +1,25 @@
-"""The canaries of a model and its data: S2 to S5 (arXiv 2511.21804, Algorithms 2 to 5), and the outlier."""
+"""The canaries of a model and its data: S2 to S5 (arXiv 2511.21804, Algorithms 2 to 5), and the outlier.
+
+Algorithm 3 crafts an input whose gradient, under the target's label, opposes the target's. It minimises the cosine of
+the two gradients plus their mean squared difference, but that difference is 0 where the gradients are equal. The text
+wants z' "similar in scale", so here the second term is the squared difference of the norms, relative to the norm that
+is wanted.
+
+For a linear head the residuals p - y of two inputs under one label agree in sign, so the cosine is low where that of
+(x, 1) and (x', 1) is. Where it can be negative, it is least on the path clamp(-a x) through the box for some a > 0: the
+inputs with a cosine below any negative number are convex, and there the stationary points lie on this path. Where all
+features have one sign, corners of the box that share few features with x do best. The descent starts from both. A
+crafted input lies within each feature's range in the data, so that it could be a record.
+"""
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from safexplain.audit.canaries.canary import (
     Canary,
@@ -17,13 +31,10 @@ from safexplain.audit.canaries.canary import (
     check_records,
     check_target,
 )
-from safexplain.audit.canaries.craft_input import Box, Target, craft_input
 from safexplain.audit.canaries.outlier import far_record
 from safexplain.audit.canaries.reference import Reference
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
-
-__all__ = ["make_canary"]
 
 _RECORDS = 128
 """Tried as starts of a crafted input."""
@@ -113,3 +124,151 @@ def _record(scenario: RecordScenario, target: Target, row: int, x: Tensor, y: in
     found = target.to_all(x[None], torch.tensor([y], device=x.device))
     norms = (target.norm, float(found.norm))
     return RecordCanary(scenario, row, x.detach().clone(), y, cosine=float(found.cosine), norms=norms)
+
+
+# ------------------------------------------------------------------------------------------------ crafted inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """Inputs between `low` and `high`, both of the shape of one input."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def width(self) -> Tensor:
+        """Of each feature."""
+        return self.high - self.low
+
+    def project(self, x: Tensor) -> Tensor:
+        """(n, ...) to the nearest inputs inside."""
+        return torch.minimum(torch.maximum(x, self.low), self.high)
+
+    def corners(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The corners that minimise x . c - w / 2 ||c||^2 for each weight w: (len(weights), ...).
+
+        From the corner opposite to x they lead to the one farthest from 0.
+        """
+        w = weights.view(-1, *[1] * x.dim()) / 2
+        return torch.where(x * self.low - w * self.low**2 <= x * self.high - w * self.high**2, self.low, self.high)
+
+
+_NUMBERS = 2**24
+"""Numbers of gradients that are held together."""
+
+
+def gradients(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Theta (P,), x (n, ...) and y (n,) -> (n, P) gradients of each record's cross-entropy, differentiable in x.
+
+    Record by record for models that vmap refuses.
+    """
+
+    def loss_of(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        logits = network.logits(theta[None], x[None])[0, 0]
+        if len(logits) == 1:
+            return nn.functional.binary_cross_entropy_with_logits(logits[0], y.to(logits))
+        return nn.functional.cross_entropy(logits, y)
+
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        leaf = theta.detach().requires_grad_()
+        return torch.autograd.grad(loss_of(leaf, x, y), leaf, create_graph=x.requires_grad)[0]
+
+    try:
+        found: Tensor = vmap(grad(loss_of), (None, 0, 0))(theta, x, y)
+    except RuntimeError:
+        with torch.enable_grad():
+            found = torch.stack([gradient(*record) for record in zip(x, y, strict=True)])
+    return found
+
+
+class Similarity(NamedTuple):
+    """Of the gradients of n records to that of the target."""
+
+    cosine: Tensor  # (n,); 0 where a gradient is 0
+    norm: Tensor  # (n,) of the gradients of the n records
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A record z = (x, y) under the model of parameters theta (P,)."""
+
+    network: Model
+    theta: Tensor
+    x: Tensor
+    y: int
+
+    @property
+    def norm(self) -> float:
+        """Of the gradient of z."""
+        return float(self.to_all(self.x[None], self.label[None]).norm)
+
+    @property
+    def label(self) -> Tensor:
+        """() long."""
+        return torch.tensor(self.y, device=self.x.device)
+
+    def to(self, x: Tensor, y: Tensor) -> Similarity:
+        """Similarity to records x (n, ...), y (n,), differentiable in `x`."""
+        both = torch.cat([self.x[None], x]), torch.cat([self.label[None], y])
+        found = gradients(self.network, self.theta, *both)
+        dots = found @ found[0]
+        norms = (found.square().sum(1) + torch.finfo(found.dtype).tiny).sqrt()
+        return Similarity(dots[1:] / (norms[0] * norms[1:]), norms[1:])
+
+    def to_all(self, x: Tensor, y: Tensor) -> Similarity:
+        """The same in pieces, for many records; not differentiable."""
+        size = max(1, _NUMBERS // self.network.parameters)
+        with torch.no_grad():
+            pieces = [self.to(*piece) for piece in zip(torch.split(x, size), torch.split(y, size), strict=True)]
+        return Similarity(torch.cat([p.cosine for p in pieces]), torch.cat([p.norm for p in pieces]))
+
+
+_SCALES = 64
+_STEPS = 200
+"""Of Adam."""
+_RATE = 0.02
+"""Of Adam, in widths of a feature."""
+_STARTS = 4
+"""Inputs that are descended from."""
+
+
+def loss(found: Similarity, norm: float) -> Tensor:
+    """Cosine plus squared relative difference of the norm from the one that is wanted: (n,)."""
+    return found.cosine + (found.norm / norm - 1).square()
+
+
+def craft_input(target: Target, within: Box, records: Tensor, *, norm: float) -> Tensor:
+    """The input within the box with the least loss that projected Adam reaches, from the best of many inputs, records
+    (k, ...) of the data among them; its gradient is to have this norm."""
+    tried = _candidates(target.x, within, records)
+    losses = loss(target.to_all(tried, target.label.expand(len(tried))), norm)
+    chosen = losses.topk(min(_STARTS, len(tried)), largest=False).indices
+    best, least = tried[chosen], losses[chosen]
+    x, width = best.clone(), within.width.to(best)
+    move = torch.zeros_like(x)  # of one step, in widths
+    adam = torch.optim.Adam([move], eps=1e-12)
+    for step in range(1, _STEPS + 1):
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            now = loss(target.to(leaf, target.label.expand(len(leaf))), norm)
+            move.grad = torch.autograd.grad(now.sum(), leaf)[0].nan_to_num(0.0) * width
+        better = now.detach() < least
+        least = torch.where(better, now.detach(), least)
+        best = torch.where(better.view(-1, *[1] * (x.dim() - 1)), x, best)
+        adam.param_groups[0]["lr"] = _RATE * (1 - step / (_STEPS + 1))
+        adam.step()
+        x = within.project(x + width * move)
+        move.zero_()
+    return best[least.argmin()]
+
+
+def _candidates(x: Tensor, within: Box, records: Tensor) -> Tensor:
+    """(k, ...): inputs from 0 to the opposite of x, corners at several scales, records, and the mirror image of x."""
+    scales = torch.logspace(-2, 3, _SCALES, dtype=x.dtype, device=x.device)
+    weights = torch.logspace(-2, 2, 16, dtype=x.dtype, device=x.device) * x.abs().mean() / within.width.to(x).mean()
+    corners = within.corners(x, weights)
+    mirrored = (within.low + within.high - x)[None]
+    shape = [-1, *[1] * x.dim()]
+    found = [-scales.view(shape) * x, *(corners * c for c in (1.0, 0.5, 0.25, 0.125)), records, mirrored]
+    return within.project(torch.cat(found))

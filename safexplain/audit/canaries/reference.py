@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched import LinearHead
 from safexplain.audit.canaries.canary import Model, at_least_single
 from safexplain.dp.heads.closed_form import HeadRecipe, Rows, common_batches
 from safexplain.errors import InputError

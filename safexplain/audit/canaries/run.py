@@ -20,7 +20,7 @@ import torch
 from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number
-from safexplain.audit.canaries.batched.train import train_runs
+from safexplain.audit.canaries.batched import train_runs
 from safexplain.audit.canaries.canary import FOR_FUNCTIONS, Canary, GradientCanary, check_target
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.reference import reference

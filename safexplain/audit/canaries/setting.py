@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit.canaries.batched.networks import LinearHead
+from safexplain.audit.canaries.batched import LinearHead
 from safexplain.audit.canaries.canary import check_data, check_records
 from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.heads.closed_form import HeadRecipe

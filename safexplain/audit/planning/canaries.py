@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from safexplain.audit.canaries.batched.blocks import blocks_of
+from safexplain.audit.canaries.batched import blocks_of
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.run import Threshold, scores_of
 from safexplain.audit.canaries.setting import Setting

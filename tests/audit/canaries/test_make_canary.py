@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from audit.suites.paper_c_canaries.mlp import MLP
-from safexplain.audit.canaries import craft_input as similarity
-from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.craft_input import Box, Target
-from safexplain.audit.canaries.make_canary import make_canary
+from safexplain.audit.canaries import make_canary as similarity
+from safexplain.audit.canaries.batched import LinearHead
+from safexplain.audit.canaries.make_canary import Box, Target, make_canary
 from safexplain.audit.canaries.reference import Reference, reference, true_class_probability
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
 from safexplain.dp.heads.closed_form import HeadRecipe

@@ -11,8 +11,8 @@ from torch import nn
 
 from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries import reference as module
-from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.craft_input import gradients
+from safexplain.audit.canaries.batched import LinearHead
+from safexplain.audit.canaries.make_canary import gradients
 from safexplain.audit.canaries.reference import reference
 from safexplain.audit.canaries.trainer.canary import ModuleNetwork
 from safexplain.dp.heads.closed_form import HeadRecipe

@@ -267,7 +267,7 @@ def test_what_has_no_stable_identity_is_said():
     ("module", "depends_on", "does_not"),
     [
         ("safexplain.audit.references.shadows", "audit/references/training.py", "audit/certify.py"),
-        ("safexplain.audit.canaries.batched.train", "dp/sgd/clipping.py", "audit/report/page.py"),
+        ("safexplain.audit.canaries.batched", "dp/sgd/clipping.py", "audit/report/outcome.py"),
     ],
 )
 def test_what_other_code_computed_is_not_used_again(tmp_path, module, depends_on, does_not):

@@ -20,9 +20,9 @@ from html_page import Page
 from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
-from safexplain.audit.report import figures, maps
+from safexplain.audit.report import figures
 from safexplain.audit.report.model import Configuration, Pictures, ReportData
-from safexplain.audit.report.page import render, write_report
+from safexplain.audit.report.outcome import render, write_report
 from safexplain.audit.report.root_cause import Ablation, sentence
 from safexplain.audit.report.tables import Scale, attack_tables, target_table
 from safexplain.audit.usefulness import Utility
@@ -421,7 +421,7 @@ def test_every_picture_has_a_text_that_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(("channels", "images", "count"), [(1, True, 3), (3, True, 3), (5, False, 2)])
 def test_grey_and_colour_images_and_maps_alone_are_drawn(channels: int, images: bool, count: int) -> None:
-    for _, row in maps.strips(pictures(channels, images=images), "recommended"):
+    for _, row in figures.strips(pictures(channels, images=images), "recommended"):
         assert len(row) == count
         for _, uri in row:
             assert pixels(uri).shape == (160, 160, 4)
@@ -433,7 +433,7 @@ def pixels(uri: str) -> np.ndarray:
 
 def test_maps_with_signs_are_symmetric_around_a_white_zero_and_enlarged_without_smoothing() -> None:
     values = np.array([[[[-2.0, 0.0], [1.0, 2.0]]]])
-    ((_, ((_, uri),)),) = maps.strips(Pictures(None, values, None, ("a",)), "released")
+    ((_, ((_, uri),)),) = figures.strips(Pictures(None, values, None, ("a",)), "released")
     drawn = pixels(uri)[..., :3]
     blocks = drawn.reshape(2, 80, 2, 80, 3)
     assert (blocks == blocks[:, :1, :, :1]).all()
@@ -448,13 +448,13 @@ def test_maps_with_signs_are_symmetric_around_a_white_zero_and_enlarged_without_
 
 def test_maps_without_negative_values_go_from_white_and_each_map_has_its_own_scale() -> None:
     values = np.array([[[[0.0, 1.0]]], [[[0.0, 100.0]]], [[[0.0, 0.0]]], [[[np.nan, 3.0]]]])
-    drawn = maps.strips(Pictures(None, values, None, ("a", "b", "c", "d")), "released")
+    drawn = figures.strips(Pictures(None, values, None, ("a", "b", "c", "d")), "released")
     a, b, c, d = (pixels(uri) for _, ((_, uri),) in drawn)
     assert (a == b).all()
     assert (a == d).all()
     assert (c[0, 0] == c[0, -1]).all()
     assert a[0, 0].min() > 0.9
-    assert maps.has_signs(Pictures(None, values, None, ("a", "b", "c", "d"))) == (False, True)
+    assert figures.has_signs(Pictures(None, values, None, ("a", "b", "c", "d"))) == (False, True)
 
 
 def test_the_drawn_curve_is_the_conservative_rate_that_the_statistics_give() -> None:

@@ -23,10 +23,10 @@ from safexplain._digest import Undigestable, digest
 from safexplain._files import make_folder
 from safexplain._progress import Progress, show_progress
 from safexplain._validate import whole_number
+from safexplain.audit.canaries.batched import FinishedRuns
 from safexplain.audit.canaries.canary import Canary, check_target
 from safexplain.audit.canaries.outlier import OUTLIER_SCORES
 from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold
-from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import (
     class_targets,
     find_coordinate,

@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_flatten
 
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress
+from safexplain.audit.canaries.batched import FinishedRuns
 from safexplain.audit.canaries.canary import Canary, RecordCanary, record_scores
 from safexplain.audit.canaries.outlier import outlier_scores, probe_rows
-from safexplain.audit.canaries.store import FinishedRuns
 from safexplain.audit.canaries.trainer.canary import logits_of
 from safexplain.audit.canaries.trainer.data import NeighbouringData
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from audit.suites.paper_c_canaries.mlp import MLP
-from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.craft_input import gradients
+from safexplain.audit.canaries.batched import LinearHead
+from safexplain.audit.canaries.make_canary import gradients
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError

@@ -9,11 +9,8 @@ import pytest
 import torch
 from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
-from safexplain.audit.canaries.batched import blocks as plan
-from safexplain.audit.canaries.batched import train as job
-from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.batched.sampling import Direction, KeyedDraws, Substitutes
-from safexplain.audit.canaries.batched.train import steps_of, train_runs
+from safexplain.audit.canaries import batched
+from safexplain.audit.canaries.batched import Direction, KeyedDraws, LinearHead, Substitutes, steps_of, train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import FlatClipping, PerLayerClipping
@@ -156,7 +153,7 @@ def test_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
 @pytest.fixture
 def many_blocks(monkeypatch):
     """Blocks of two runs."""
-    monkeypatch.setitem(plan._PARAMETERS, "cpu", 1)
+    monkeypatch.setitem(batched._PARAMETERS, "cpu", 1)
 
 
 @pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]], ids=["alone", "threads"])
@@ -213,7 +210,7 @@ def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, man
         train_runs(*positional, **named, cache=tmp_path)
         assert len(list(tmp_path.iterdir())) == count + 4
         count += 4
-    monkeypatch.setattr(job, "TRAINERS", (*job.TRAINERS, "safexplain.audit.certify"))  # other code
+    monkeypatch.setattr(batched, "TRAINERS", (*batched.TRAINERS, "safexplain.audit.certify"))  # other code
     train_runs(network, x, y, canary, made_by, **options(cache=tmp_path))
     assert len(list(tmp_path.iterdir())) == count + 4
 
@@ -233,11 +230,11 @@ def test_more_devices_or_fewer_rows_at_once_change_nothing(many_blocks, monkeypa
     assert np.array_equal(one.d, two.d)
     assert np.array_equal(one.d_prime, two.d_prime)
     assert len(threads) == 2
-    monkeypatch.setitem(plan._NUMBERS, "cpu", 2 * 3 * network.numbers_per_row)
-    assert plan.rows_at_once(2, network.numbers_per_row, CPU) == 3
+    monkeypatch.setitem(batched._NUMBERS, "cpu", 2 * 3 * network.numbers_per_row)
+    assert batched.rows_at_once(2, network.numbers_per_row, CPU) == 3
     split = train_runs(network, x, y, canary, made_by, **options(runs=9))
     assert split.d == pytest.approx(one.d, abs=1e-9)
-    assert plan.rows_at_once(10**9, network.numbers_per_row, CPU) == 1, "a row is taken, however many runs there are"
+    assert batched.rows_at_once(10**9, network.numbers_per_row, CPU) == 1, "a row is taken, however many runs there are"
 
 
 def test_an_error_in_one_thread_ends_all_and_is_raised(many_blocks):

@@ -1,26 +1,30 @@
-"""Training many models side by side, half of them with the canary in the target record's place.
+"""Many trainings side by side, as the rows of one tensor (algorithm 1 of arXiv 2511.21804 for linear heads).
 
-Algorithm 1 of arXiv 2511.21804 for linear heads, DP-SGD or DP-Adam with Poisson sampling. A step sums the clipped
-gradients of the batch, adds what the canary contributes to the runs whose coin puts it in, adds noise, divides by the
-expected batch size, and updates (lines 11 to 21).
+`LinearHead` sums the clipped gradients of all runs at once; `KeyedDraws` draws batches, coins and noise, and
+`Substitutes` or `Direction` stands where a coin puts the canary; `train_blocks` shares blocks of runs among devices and
+stores each when it is finished; `train_runs` trains and scores them. A step sums the clipped gradients of the batch,
+adds the canary to the runs whose coin says so, adds noise, divides by the expected batch size, and updates the
+parameters (lines 11 to 21), by DP-SGD or DP-Adam with Poisson sampling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain._digest import code_digest, digest
+from safexplain._files import FileStore, read_arrays, write_npz
 from safexplain._progress import Progress, silent
-from safexplain.audit.canaries.batched.blocks import Block, Tick, blocks_of, rows_at_once, train_blocks
-from safexplain.audit.canaries.batched.networks import LinearHead
-from safexplain.audit.canaries.batched.sampling import START, Direction, Inserted, KeyedDraws, Substitutes, stream
+from safexplain._validate import check_whole
 from safexplain.audit.canaries.canary import (
     FOR_FUNCTIONS,
     Canary,
@@ -30,16 +34,238 @@ from safexplain.audit.canaries.canary import (
     check_target,
     record_scores,
 )
-from safexplain.audit.canaries.store import FinishedRuns
-from safexplain.dp.heads.closed_form import HeadRecipe, Rows
+from safexplain.dp.heads.closed_form import Batch, HeadRecipe, Rows, clipped_sum, separate_batches
+from safexplain.dp.sgd.clipping import Clipping
+from safexplain.dp.sgd.sampling import gaussian
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.result import Scores
 
-__all__ = ["Job", "steps_of", "train_runs"]
-
 Array = NDArray[np.float64]
 
-TRAINERS = ("safexplain.audit.canaries.batched.train",)
+# -------------------------------------------------------------------------------------------------------------- network
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """One linear layer."""
+
+    features: int
+    classes: int
+    bias: bool = True
+    one_logit: bool = False  # for two classes, one vector of weights (logistic regression) instead of two
+
+    def __post_init__(self) -> None:
+        check_whole("features", self.features, 1)
+        check_whole("classes", self.classes, 2)
+        if self.one_logit and self.classes != 2:
+            raise ConfigurationError(f"one_logit is for 2 classes, got {self.classes}")
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the weight matrix."""
+        return 1 if self.one_logit else self.classes
+
+    @property
+    def parameters(self) -> int:
+        """P."""
+        return self.outputs * (self.features + self.bias)
+
+    @property
+    def numbers_per_row(self) -> int:
+        """Logits, residuals and what is scaled, norms and factors."""
+        return 3 * self.outputs + 4
+
+    def initial(self, runs: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """(runs, P) zeros; the generator is not used."""
+        return torch.zeros(runs, self.parameters, device=device, dtype=dtype)
+
+    def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
+        """(runs, P): for each run, sum over the batch of the clipped gradients of each example's cross-entropy.
+
+        Rows are the same for all runs; weights (runs, b), or (1, b), are factors on the examples.
+        """
+        return clipped_sum(self._matrices(theta), rows, weight, clipping).flatten(1)
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Theta (runs, P) and x (n, d) -> (runs, n, outputs)."""
+        return affine(self._matrices(theta), x, self.bias)
+
+    def _matrices(self, theta: Tensor) -> Tensor:
+        return theta.view(len(theta), self.outputs, self.features + self.bias)
+
+
+def affine(matrices: Tensor, x: Tensor, bias: bool) -> Tensor:
+    """(runs, out, columns) and (n, d) -> (runs, n, out)."""
+    weight = matrices[..., : x.shape[1]]
+    flat = (x @ weight.reshape(-1, x.shape[1]).T).view(len(x), *matrices.shape[:2]).transpose(0, 1)
+    return flat + matrices[:, None, :, -1] if bias else flat
+
+
+# --------------------------------------------------------------------------------------------------------------- chance
+
+
+_BATCHES, _COINS, _NOISE, START = range(4)
+
+
+class KeyedDraws:
+    """Poisson sampling and Gaussian noise, functions of a seed and, but for the batches, of the block of runs."""
+
+    def __init__(self, seed: int, block: int, sample_rate: float, steps: int, device: torch.device) -> None:
+        self.sample_rate, self.steps = sample_rate, steps
+        self._batches = stream(device, seed, _BATCHES, 0)
+        self._coins = stream(device, seed, _COINS, block)
+        self._noise = stream(device, seed, _NOISE, block)
+
+    def batches(self, records: int) -> Iterator[Batch]:
+        """The other records' part of each step's batch, the same for all runs, as from `separate_batches` for one."""
+        if not records:
+            return ((None, None) for _ in range(self.steps))
+        members = torch.ones(1, records, dtype=torch.bool, device=self._batches.device)
+        return separate_batches(self.sample_rate, members, self.steps, self._batches)
+
+    def coins(self, runs: int) -> Tensor:
+        """(runs,) bool, each True with probability q."""
+        drawn = torch.rand(runs, generator=self._coins, device=self._coins.device, dtype=torch.float64)
+        return drawn < self.sample_rate
+
+    def noise(self, like: Tensor, std: float) -> Tensor:
+        """Like `like`, of standard deviation `std`."""
+        return gaussian(like, std, self._noise, float_safe=False)
+
+
+def stream(device: torch.device, *key: int) -> torch.Generator:
+    """A generator that is a function of the numbers of its key."""
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Substitutes:
+    """Record z in the runs on D, z' in those on D'."""
+
+    x: Tensor  # (2, d): z, z'
+    y: Tensor  # (2,)
+    on_d: Tensor  # (runs,) bool
+
+    def weights(self, coins: Tensor) -> Tensor:
+        """(runs,) -> (runs, 2)."""
+        return torch.stack([coins & self.on_d, coins & ~self.on_d], 1)
+
+    def add(self, total: Tensor, coins: Tensor) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """A gradient along a single parameter."""
+
+    x: Tensor  # (0, d)
+    y: Tensor  # (0,)
+    coordinate: int  # flat
+    gradients: Tensor  # (runs,): C or -C
+
+    def weights(self, coins: Tensor) -> Tensor:
+        """(runs, 0)."""
+        return coins[:, None][:, :0]
+
+    def add(self, total: Tensor, coins: Tensor) -> None:
+        """The gradient in those runs whose coin says so."""
+        total[:, self.coordinate] += self.gradients * coins
+
+
+Inserted = Substitutes | Direction
+"""What joins each run's batch by that run's coin: records `x` with labels `y` behind the others, or a gradient."""
+
+
+# --------------------------------------------------------------------------------------------------------------- blocks
+
+
+class FinishedRuns:
+    """Arrays by the number of a run, or of a block of runs, each in a file of its own as soon as it is there; the key
+    is a digest of all else that they depend on. Without a folder they are kept in memory."""
+
+    def __init__(self, folder: str | Path | None, key: str) -> None:
+        self.folder, self._memory = folder, dict[int, Array]()
+        self._files, self._key = None if folder is None else FileStore(folder, "finished runs"), key
+
+    def load(self, number: int) -> Array | None:
+        """What was saved; None: nothing."""
+        if self._files is None:
+            return self._memory.get(number)
+        return self._files.load(f"{self._key}-{number}.npz", lambda path: read_arrays(path, "values")["values"])
+
+    def save(self, number: int, values: Array) -> None:
+        """All or nothing."""
+        if self._files is None:
+            self._memory[number] = values
+        else:
+            self._files.save(f"{self._key}-{number}.npz", lambda path: write_npz(path, {"values": values}))
+
+
+_PARAMETERS = {"cpu": 2**19, "cuda": 2**24}
+"""Parameters of the runs of a block: what a processor's cache holds, or what keeps a GPU busy."""
+_NUMBERS = {"cpu": 2**27, "cuda": 2**28}
+"""Numbers that the rows of a batch which are computed together may take, in all runs of a block."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Runs [first, last), whose randomness is a function of the seed and `number`."""
+
+    number: int
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+
+def blocks_of(runs: int, parameters: int, device: torch.device) -> list[Block]:
+    """Blocks whose size depends on the model and the kind of device alone, as results depend on it."""
+    size = max(2, _PARAMETERS.get(device.type, _PARAMETERS["cpu"]) // parameters)
+    return [Block(i, first, min(first + size, runs)) for i, first in enumerate(range(0, runs, size))]
+
+
+def rows_at_once(runs: int, numbers_per_row: int, device: torch.device) -> int:
+    """How many rows of a batch are computed together for so many runs; at least one, whatever it takes."""
+    return max(1, _NUMBERS.get(device.type, _NUMBERS["cpu"]) // (runs * numbers_per_row))
+
+
+Tick = Callable[[float], None]
+"""Called with the share of a block that is done."""
+TrainBlock = Callable[[Block, torch.device, Tick], Array]
+
+
+def train_blocks(
+    blocks: Sequence[Block], train: TrainBlock, devices: Sequence[torch.device], store: FinishedRuns, progress: Progress
+) -> list[Array]:
+    """The numbers of each block: those that are not stored are trained in turn on the devices, with a thread for each
+    time that one is named; each is stored when it is finished.
+    """
+    found = {block: values for block in blocks if (values := store.load(block.number)) is not None}
+    missing = [block for block in blocks if block not in found]
+    shares = {block: float(block in found) for block in blocks}
+    total, lock = sum(map(len, blocks)), threading.Lock()
+
+    def tell(block: Block, share: float) -> None:
+        with lock:
+            shares[block] = share
+            progress("training", sum(len(b) * s for b, s in shares.items()), total)
+
+    def work(block: Block, device: torch.device) -> None:
+        found[block] = train(block, device, partial(tell, block))
+        store.save(block.number, found[block])
+        tell(block, 1.0)
+
+    tasks = [delayed(work)(block, devices[i % len(devices)]) for i, block in enumerate(missing)]
+    Parallel(min(len(devices), len(missing) or 1), backend="threading")(tasks)
+    return [found[block] for block in blocks]
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+TRAINERS = ("safexplain.audit.canaries.batched",)
 """Modules that train blocks: stored blocks are not used again when their code, or what it imports, has changed."""
 
 
