@@ -17,6 +17,7 @@ from results import POLICY, WHOLE, audited, of_targets
 from sklearn.datasets import load_digits
 from torch import nn
 
+import safexplain
 from safexplain import HardenedSaliency
 from safexplain._versions import RELEASE_FORMAT, VERSION, versions
 from safexplain.audit import Recipe
@@ -325,7 +326,9 @@ def test_a_guarantee_about_another_file_or_with_other_words_is_refused(
     (tmp_path / "other.pt").write_bytes(b"other weights")
     code, _, err = cli("verify", guaranteed.name, "--model", "other.pt")
     assert (code, "other.pt is not the" in err) == (1, True)
-    guaranteed.write_text(guaranteed.read_text().replace("The label of each", "No label of any"))
+    text = guaranteed.read_text().replace("The label of each", "No label of any")
+    assert '"safexplain": "0.1.0"' in text  # whose sentences are not compared
+    guaranteed.write_text(text.replace('"safexplain": "0.1.0"', f'"safexplain": "{safexplain.__version__}"'))
     code, _, err = cli("verify", guaranteed.name)
     assert (code, "guarantee.assumes" in err) == (1, True)
 
