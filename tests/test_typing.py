@@ -23,26 +23,28 @@ pytest.importorskip("mypy")
 ROOT = Path(__file__).parents[1]
 SNIPPETS = ROOT / "tests" / "typed" / "typed_snippets.py"
 PACKAGE = Path(safexplain.__file__).parent
+CACHE = ROOT / ".mypy_cache" / "typing"
+"""Torch takes its time, once."""
 ERROR = re.compile(r"# error: (?P<code>[a-z-]+): (?P<says>.+)$")
 OPTIONS = ("--strict", "--ignore-missing-imports", "--config-file=", "--no-color-output", "--no-error-summary")
 FOUND = re.compile(r"^.*typed_snippets\.py:(?P<line>\d+): error: (?P<says>.*)  \[(?P<code>[a-z-]+)\]$")
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package where pip would put it, with the stubs that the wheel has, and the user's script elsewhere."""
+def installed() -> Path:
+    """The package where pip would put it, with the wheel's stubs; always in one place, for the sake of mypy's cache."""
     for library in ("alibi", "aix360", "lime", "shap"):
         pytest.importorskip(library)
-    site = tmp_path_factory.mktemp("site-packages")
+    site = CACHE / "site-packages"
+    shutil.rmtree(site, ignore_errors=True)
     shutil.copytree(PACKAGE, site / "safexplain", ignore=shutil.ignore_patterns("__pycache__", "*.pyi"))
     write_stubs(site / "safexplain")
     return site
 
 
 def of_mypy(site: Path, script: Path) -> list[str]:
-    cache = ROOT / ".mypy_cache" / "typing"  # torch takes its time, once
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *OPTIONS, f"--cache-dir={cache}", script.name],
+        [sys.executable, "-m", "mypy", *OPTIONS, f"--cache-dir={CACHE}", script.name],
         cwd=script.parent,
         env={**os.environ, "PYTHONPATH": str(site), "MYPYPATH": ""},
         capture_output=True,

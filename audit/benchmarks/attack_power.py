@@ -47,7 +47,7 @@ from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import roc
 
 from ..shared.run import Progress, finish
-from .harness import at_least, at_most, parser, started, written
+from .harness import Benchmark, at_least, at_most
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -236,7 +236,13 @@ def targets(by_problem: dict[str, Any]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when every target is met, 1 otherwise."""
-    options = started(parser("attack_power", __doc__, rounds=1), argv)
+    run = Benchmark(
+        "attack_power",
+        __doc__,
+        argv,
+        rounds=1,
+    )
+    options = run.options
     by_problem = measure(1 if options.quick else SEEDS, 2_000 if options.quick else EXAMPLES)
     report = {
         "references": REFERENCES,
@@ -246,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "by_references": by_references(options.quick),
         "calibration": calibration(options.quick),
     }
-    return written(options, report, targets(by_problem))
+    return run.conclude(report, targets(by_problem))
 
 
 if __name__ == "__main__":

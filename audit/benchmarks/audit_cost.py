@@ -36,14 +36,11 @@ from safexplain.audit.references.training import train_one
 
 from ..shared.run import (
     ROOT,
+    Run,
     Unusable,
     concluded,
-    destination,
-    earlier,
     finish,
     load,
-    parser,
-    provenance,
     revision,
     rounded,
     write_json,
@@ -296,25 +293,23 @@ def missed(results: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the rows that are not finished, or those that are named."""
-    p = parser("audit_cost", __doc__)
-    p.add_argument("--rows", nargs="+", choices=ROWS, help="these anew; default: all that are not finished")
-    options = p.parse_args(argv)
-    out = destination(options)
-    results = earlier(out, options.quick)
+    rows = {"nargs": "+", "choices": ROWS, "help": "rows to run again; default: all that are not finished"}
+    run = Run("audit_cost", __doc__, argv, rows=rows)
+    results = run.earlier()
     now = str(revision()).removesuffix("-dirty")  # as it becomes with the first row that is written
     done = [n for n, r in results.items() if "failed" not in r and str(r["revision"]).removesuffix("-dirty") == now]
-    for name in options.rows or [name for name in ROWS if name not in done]:
-        start = time.perf_counter()
+    for name in run.options.rows or [name for name in ROWS if name not in done]:
+        run.seconds()
         try:
-            found = measured(ROWS[name], options)
+            found = measured(ROWS[name], run.options)
         except Unusable as reason:
             print(f"skipped {name}: {reason}", flush=True)
             continue
-        results[name] = rounded({**found, **provenance(time.perf_counter() - start)})
+        results[name] = rounded({**found, **run.provenance()})
         ordered = {each: results[each] for each in ROWS if each in results}
-        write_json(out, {"benchmark": "audit_cost", "quick": options.quick, "longest": LONGEST, "results": ordered})
+        write_json(run.out, {"benchmark": "audit_cost", "quick": run.quick, "longest": LONGEST, "results": ordered})
         print(name, json.dumps({key: found.get(key) for key in ("plan", "run", "failed")}), flush=True)
-    return concluded(missed(results), out)
+    return concluded(missed(results), run.out)
 
 
 if __name__ == "__main__":

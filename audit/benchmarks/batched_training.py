@@ -20,7 +20,7 @@ from safexplain.audit import Population, Recipe
 from safexplain.audit.references.training import train_one, train_together
 
 from ..shared.run import finish
-from .harness import Turns, at_most, parser, started, written
+from .harness import Benchmark, Turns, at_most
 
 POOL = 600
 SAME = 1e-3
@@ -71,10 +71,15 @@ class Trainings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when both ways give the same models, 1 otherwise."""
-    p = parser("batched_training", __doc__, rounds=5)
-    p.add_argument("--models", type=int, default=32)
-    p.add_argument("--epochs", type=int, default=20)
-    options = started(p, argv)
+    run = Benchmark(
+        "batched_training",
+        __doc__,
+        argv,
+        rounds=5,
+        models={"type": int, "default": 32},
+        epochs={"type": int, "default": 20},
+    )
+    options = run.options
     if options.quick:
         options.models, options.epochs = 4, 2
     both = Trainings(options.models, options.epochs)
@@ -89,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "largest_weight_difference": difference,
     }
     print(f"times as fast together: {report['ratio_median']}")
-    return written(options, report, {"largest difference of a weight": at_most(SAME, difference)})
+    return run.conclude(report, {"largest difference of a weight": at_most(SAME, difference)})
 
 
 if __name__ == "__main__":

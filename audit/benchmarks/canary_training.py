@@ -33,7 +33,7 @@ from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
 from ..shared.run import finish
-from .harness import Call, Turns, at_least, at_most, parser, started, written
+from .harness import Benchmark, Call, Turns, at_least, at_most
 
 RECORDS, FEATURES, SIGMA, LR, BOUND, RATE = 500, 768, 5.5728, 0.001, 2.0, 0.25
 OPACUS = "Opacus PrivacyEngine"
@@ -143,10 +143,16 @@ def targets(report: dict[str, Any], cases: dict[str, Case]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when all targets are met, 1 otherwise; a quick run has none."""
-    p = parser("canary_training", __doc__, rounds=3)
-    p.add_argument("--steps", type=int, default=500)
-    p.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that share the runs (default: cores)")
-    options, cases = started(p, argv), CASES
+    run = Benchmark(
+        "canary_training",
+        __doc__,
+        argv,
+        rounds=3,
+        steps={"type": int, "default": 500},
+        workers={"type": int, "default": os.cpu_count(), "help": "threads that share the runs (default: cores)"},
+    )
+    options = run.options
+    cases = CASES
     if options.quick:
         options.steps = 4
         cases = {name: replace(case, runs=8) for name, case in CASES.items()}
@@ -157,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "noise_multiplier": SIGMA, "opacus": version("opacus"),
         "results": {name: measure(case, options) for name, case in cases.items()},
     }  # fmt: skip
-    return written(options, report, targets(report, cases))
+    return run.conclude(report, targets(report, cases))
 
 
 if __name__ == "__main__":

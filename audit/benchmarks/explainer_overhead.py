@@ -17,7 +17,6 @@ docs/evidence/captum-gradient.md.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -29,8 +28,8 @@ from safexplain.explain import CATALOG
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 
-from ..shared.run import destination, finish, provenance, write_json
-from .harness import Call, Turns, at_most, in_fresh_process, parser, peak_mib, started, timed, written
+from ..shared.run import finish, write_json
+from .harness import Benchmark, Call, Turns, at_most, in_fresh_process, peak_mib, timed
 
 TARGETS = {"gradient": 1.05, "perturbation": 1.02}
 LARGE_TARGETS = {"IG": 1.02, "Saliency": 1.10}
@@ -160,22 +159,26 @@ def peak_of(name: str, which: str, batch: int, device: str) -> float | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when every target is met, 1 otherwise. What a run does not measure stays in the result."""
-    p = parser("explainer_overhead", __doc__, rounds=15)
-    p.add_argument("--all", action="store_true", help="every method of the catalog, not those of a single pass and IG")
-    p.add_argument("--large", action="store_true", help="IG and Saliency of ResNet-50 at 224")
-    p.add_argument("--gradients", action="store_true", help="gradients as safexplain and as Captum takes them")
-    p.add_argument("--memory", action="store_true", help="measure memory as well, in processes of its own")
-    p.add_argument("--limit", type=float, default=60.0, help="seconds for one method, after which rounds end")
-    p.add_argument("--batch", type=int, default=32)
-    options = started(p, argv)
+    run = Benchmark(
+        "explainer_overhead",
+        __doc__,
+        argv,
+        rounds=15,
+        all={"action": "store_true", "help": "every method of the catalog, not those of a single pass and IG"},
+        large={"action": "store_true", "help": "IG and Saliency of ResNet-50 at 224"},
+        gradients={"action": "store_true", "help": "gradients as safexplain and as Captum takes them"},
+        memory={"action": "store_true", "help": "measure memory as well, in processes of its own"},
+        limit={"type": float, "default": 60.0, "help": "seconds for one method, after which rounds end"},
+        batch={"type": int, "default": 32},
+    )
+    options = run.options
     if options.quick:
         options.batch, options.limit = 2, 1.0
-    out = destination(options)
-    before = json.loads(out.read_text()) if out.is_file() else {}
+    before = json.loads(run.out.read_text()) if run.out.is_file() else {}
     if options.gradients:
         own: dict[str, Any] = {"results": compare_gradients(options.rounds, options.limit)}
-        own |= provenance(time.perf_counter() - options.began, options.device)
-        write_json(out, {**before, "gradients": own})
+        own |= run.provenance()
+        write_json(run.out, {**before, "gradients": own})
         return 0 if all(r["equal_bits"] for r in own["results"].values()) else 1
     results = {}
     for name in LARGE_TARGETS if options.large else methods(options.all):
@@ -193,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         **{name: before[name] for name in ("gradients",) if name in before},
     }
     targets = {name: at_most(most, results[name]["ratio_median"]) for name, most in limits.items() if most}
-    return written(options, report, targets)
+    return run.conclude(report, targets)
 
 
 if __name__ == "__main__":

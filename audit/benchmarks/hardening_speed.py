@@ -29,7 +29,7 @@ from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
 
 from ..shared.run import finish
-from .harness import Call, Turns, at_most, in_fresh_process, parser, peak_mib, started, written
+from .harness import Benchmark, Call, Turns, at_most, in_fresh_process, peak_mib
 
 NOISE = GaussianNoise(Relative(0.3), key=bytes(32))
 CONFIGURATIONS = {
@@ -129,10 +129,15 @@ def memory(name: str, n: int, side: int, device: str, repeats: int) -> dict[str,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when all targets are met, 1 otherwise."""
-    p = parser("hardening_speed", __doc__, rounds=15)
-    p.add_argument("--batch", type=int, default=256, help="maps of 3 x 32 x 32; of 3 x 224 x 224, a 64th")
-    p.add_argument("--repeats", type=int, default=3, help="processes in which memory is measured")
-    options = started(p, argv)
+    run = Benchmark(
+        "hardening_speed",
+        __doc__,
+        argv,
+        rounds=15,
+        batch={"type": int, "default": 256, "help": "maps of 3 x 32 x 32; of 3 x 224 x 224, a 64th"},
+        repeats={"type": int, "default": 3, "help": "processes in which memory is measured"},
+    )
+    options = run.options
     if options.quick:
         options.batch, options.repeats = 16, 1
     results: dict[str, Any] = {}
@@ -151,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if multiples := [r["memory"]["multiple"] for r in results.values() if r["memory"]]:
         targets["memory, in attributions"] = at_most(MEMORY, max(multiples))
     hardenings = {name: hardening.to_dict() for name, hardening in CONFIGURATIONS.items()}
-    return written(options, {"results": results, "hardenings": hardenings}, targets)
+    return run.conclude({"results": results, "hardenings": hardenings}, targets)
 
 
 if __name__ == "__main__":

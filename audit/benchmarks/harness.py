@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, calls in turns, ratios within a round, peak memory, targets, the written result.
+"""Shared by the benchmarks: a run with targets, calls in turns, ratios within a round, and peak memory.
 
 Other work on the machine disturbs processor time less than time on the clock, and the ratio of two times of one round
 less than either. So calls take turns (A B C, C B A, ...) on one thread, figures are medians over rounds, and a ratio is
@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 import warnings
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -23,32 +22,58 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from ..shared import run as shared
-from ..shared.run import concluded, destination, peak_bytes, provenance, write_json
+from ..shared.run import Run, peak_bytes, write_json
 
 Call = Callable[[], object]
 LEAST_ROUNDS = 3
 
 
-def parser(name: str, doc: str | None, rounds: int) -> ArgumentParser:
-    """The options of every benchmark; `rounds` is the default of a full run."""
-    p = shared.parser(name, doc)
-    p.add_argument("--rounds", type=int, default=rounds)
-    p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--device", default="cpu")
-    return p
+class Benchmark(Run):
+    """One run of a benchmark from the command line, on limited threads; a quick run has three rounds and no targets.
 
+    Args:
+        name, doc, argv, flags: as for `Run`; every benchmark also has --rounds, --threads and --device.
+        rounds: default of a full run.
+    """
 
-def started(p: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
-    """The options, with `began` (seconds of the clock), once threads are limited; quick runs have three rounds."""
-    options = p.parse_args(argv)
-    if options.quick:
-        options.rounds = min(options.rounds, LEAST_ROUNDS)
-    use_threads(options.threads)
-    warnings.filterwarnings("ignore", module="opacus|captum")
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    options.began = time.perf_counter()
-    return options
+    def __init__(
+        self, name: str, doc: str | None, argv: Sequence[str] | None, rounds: int, **flags: dict[str, Any]
+    ) -> None:
+        common = {
+            "rounds": {"type": int, "default": rounds},
+            "threads": {"type": int, "default": 1},
+            "device": {"default": "cpu"},
+        }
+        super().__init__(name, doc, argv, **common, **flags)
+        if self.quick:
+            self.options.rounds = min(self.options.rounds, LEAST_ROUNDS)
+        use_threads(self.options.threads)
+        warnings.filterwarnings("ignore", module="opacus|captum")
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+    def conclude(self, report: Mapping[str, Any], targets: Mapping[str, dict[str, Any]]) -> int:
+        """Write the result with hardware, versions and date, and print its tables as the page shows them.
+
+        Args:
+            report: what was measured.
+            targets: name -> `at_most(...)` or `at_least(...)`.
+
+        Returns:
+            The exit code: 1 if a full run missed a target.
+        """
+        options = self.options
+        content = {
+            "benchmark": options.name, "quick": self.quick, "rounds": options.rounds, **report, "targets": targets,
+            **self.provenance(),
+        }  # fmt: skip
+        write_json(self.out, content)
+        tables = importlib.import_module("audit.benchmarks.tables").TABLES
+        for name, (result, table) in tables.items():
+            if result == options.name:
+                print(f"{name}\n\n{table(content)}\n")
+        missed = [f"{name}: {t['found']:.4g}, target {t['target']:.4g}" for name, t in targets.items() if not t["met"]]
+        met = f"{len(targets) - len(missed)} of {len(targets)} targets met"
+        return self.end(missed, "a quick run has no targets" if self.quick else met)
 
 
 def use_threads(threads: int) -> None:
@@ -163,7 +188,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-# --------------------------------------------------------------------------------------------------------------- result
+# -------------------------------------------------------------------------------------------------------------- targets
 
 
 def at_most(target: float, found: float) -> dict[str, Any]:
@@ -174,29 +199,3 @@ def at_most(target: float, found: float) -> dict[str, Any]:
 def at_least(target: float, found: float) -> dict[str, Any]:
     """A target that is met from above."""
     return {"target": target, "found": found, "met": found >= target}
-
-
-def written(options: Namespace, report: Mapping[str, Any], targets: Mapping[str, dict[str, Any]]) -> int:
-    """Write the result with hardware, versions and date, and print its tables as the page has them.
-
-    Args:
-        options: of `started`.
-        report: what was measured.
-        targets: name -> `at_most(...)` or `at_least(...)`; a quick run has none.
-
-    Returns:
-        The exit code: 1 if a target was missed.
-    """
-    content = {
-        "benchmark": options.name, "quick": options.quick, "rounds": options.rounds, **report, "targets": targets,
-        **provenance(time.perf_counter() - options.began, options.device),
-    }  # fmt: skip
-    out = destination(options)
-    write_json(out, content)
-    tables = importlib.import_module("audit.benchmarks.tables").TABLES
-    for name, (result, table) in tables.items():
-        if result == options.name:
-            print(f"{name}\n\n{table(content)}\n")
-    missed = [f"{name}: {t['found']:.4g}, target {t['target']:.4g}" for name, t in targets.items() if not t["met"]]
-    met = f"{len(targets) - len(missed)} of {len(targets)} targets met"
-    return concluded([] if options.quick else missed, out, "a quick run has no targets" if options.quick else met)

@@ -26,7 +26,7 @@ from safexplain.dp.sgd.sampling import PoissonSampler, gaussian
 from safexplain.recourse import LaplaceScore
 
 from ..shared.run import finish
-from .harness import Call, Turns, parser, started, written
+from .harness import Benchmark, Call, Turns
 
 Pair = tuple[str, Call, str, Call, int]
 """What is measured; what draws now and what it is compared with, by name; how often a round calls each."""
@@ -164,13 +164,19 @@ def measure(rounds: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; there is no target."""
-    options = started(parser("noise", __doc__, rounds=9), argv)
+    run = Benchmark(
+        "noise",
+        __doc__,
+        argv,
+        rounds=9,
+    )
+    options = run.options
     try:
         opendp = version("opendp")
     except PackageNotFoundError:
         opendp = None
     results = measure(options.rounds)
-    return written(options, {"cryptography": version("cryptography"), "opendp": opendp, "results": results}, {})
+    return run.conclude({"cryptography": version("cryptography"), "opendp": opendp, "results": results}, {})
 
 
 if __name__ == "__main__":

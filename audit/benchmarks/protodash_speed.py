@@ -28,7 +28,7 @@ from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, Ha
 from safexplain.hardening.hardening import Hardening
 
 from ..shared.run import finish, table
-from .harness import Call, Turns, at_most, parser, started, timed, written
+from .harness import Benchmark, Call, Turns, at_most, timed
 
 TARGET = 10.0
 PROTOTYPES = 10
@@ -129,10 +129,15 @@ def ratio(native: Call, hardened: Call, rounds: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when every call answered within the target, 1 otherwise."""
-    p = parser("protodash_speed", __doc__, rounds=15)
-    p.add_argument("--candidates", type=int, default=10_000)
-    p.add_argument("--skip-slow", action="store_true", help="leave out the cells that take minutes")
-    options = started(p, argv)
+    run = Benchmark(
+        "protodash_speed",
+        __doc__,
+        argv,
+        rounds=15,
+        candidates={"type": int, "default": 10_000},
+        skip_slow={"action": "store_true", "help": "leave out the cells that take minutes"},
+    )
+    options = run.options
     if options.quick:
         options.candidates = 200
     warnings.simplefilter("ignore")
@@ -146,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     columns = ("data", "kernel", "optimizer", "explained", "native_seconds", "hardened_seconds")
     print(table(columns, [[c.get(k, "-") for k in columns] for c in found]))
     slowest = max(c["hardened_seconds"] for c in found)
-    return written(options, report, {"seconds of the slowest call": at_most(TARGET, slowest)})
+    return run.conclude(report, {"seconds of the slowest call": at_most(TARGET, slowest)})
 
 
 if __name__ == "__main__":

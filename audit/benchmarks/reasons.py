@@ -38,7 +38,7 @@ from safexplain.explain.shap import HardenedLinearExplainer, HardenedTreeExplain
 from safexplain.outputs import EstimatorModule
 
 from ..shared.run import finish, load
-from .harness import at_least, at_most, parser, started, written
+from .harness import Benchmark, at_least, at_most
 
 K = 4
 PATHS = ("drop-in", "service", "audit")
@@ -167,9 +167,14 @@ def measure(case: Case, x: Rows, rows: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0 where at least 99 % of the reasons are right in every cell."""
-    p = parser("reasons", __doc__, rounds=1)
-    p.add_argument("--rows", type=int, default=500, help="of each predicted class")
-    options = started(p, argv)
+    run = Benchmark(
+        "reasons",
+        __doc__,
+        argv,
+        rounds=1,
+        rows={"type": int, "default": 500, "help": "of each predicted class"},
+    )
+    options = run.options
     warnings.filterwarnings("ignore")
     rows, trained_on = (20, 1000) if options.quick else (options.rows, 6000)
     results = {}
@@ -185,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "least share of right reasons": at_least(0.99, min(shares)),
         "models for which audit and service differ": at_most(0, sum(not r["same_bytes"] for r in results.values())),
     }
-    return written(options, {"k": K, "results": results}, targets)
+    return run.conclude({"k": K, "results": results}, targets)
 
 
 if __name__ == "__main__":

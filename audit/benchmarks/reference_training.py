@@ -33,7 +33,7 @@ from safexplain.audit.references.recipe import forget
 from safexplain.audit.references.training import train_models
 
 from ..shared.run import finish
-from .harness import LEAST_ROUNDS, Turns, at_most, parser, started, written
+from .harness import LEAST_ROUNDS, Benchmark, Turns, at_most
 
 MODELS, MEMBERS, EPOCHS = 256, 10_000, 30
 GOALS = {"ResNet-18": 30.0, "airbench-sized": 10.0}
@@ -171,12 +171,17 @@ def minutes_of_all(rate: float) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when every goal is met by some setting or none applies, 1 otherwise."""
-    p = parser("reference_training", __doc__, rounds=0)
-    p.add_argument("--network", action="append", choices=tuple(NETWORKS), help="default: those that suit the device")
-    p.add_argument("--minutes", type=float, default=4.0, help="for all networks; at least three rounds are run")
-    p.add_argument("--batch", type=int, default=128)
-    p.add_argument("--augmentation", default="flip", choices=("none", "flip", "crop-flip"))
-    options = started(p, argv)
+    run = Benchmark(
+        "reference_training",
+        __doc__,
+        argv,
+        rounds=0,
+        network={"action": "append", "choices": tuple(NETWORKS), "help": "default: those that suit the device"},
+        minutes={"type": float, "default": 4.0, "help": "for all networks; at least three rounds are run"},
+        batch={"type": int, "default": 128},
+        augmentation={"default": "flip", "choices": ("none", "flip", "crop-flip")},
+    )
+    options = run.options
     on_gpu = options.device == "cuda"
     members, epochs = (MEMBERS, 5) if on_gpu and not options.quick else (1024, 1)
     recipe = Recipe(
@@ -202,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             **minutes,
         },
     }
-    return written(options, report, goals)
+    return run.conclude(report, goals)
 
 
 if __name__ == "__main__":

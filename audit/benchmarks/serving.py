@@ -52,7 +52,7 @@ from safexplain.serve.service import Answer, Problem, Service, problem_of
 from safexplain.serve.telemetry import Metrics
 
 from ..shared.run import ROOT, finish
-from .harness import at_least, parser, started, use_threads, written
+from .harness import Benchmark, at_least, use_threads
 
 CLIENTS = (1, 8, 64)
 KINDS = ("captum", "hardened", "echo")
@@ -347,14 +347,19 @@ def judged(results: dict[str, Any]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the targets are met, 1 otherwise."""
-    p = parser("serving", __doc__, rounds=4)
-    p.add_argument("--seconds", type=float, default=1.5, help="of one window; of those of a large model twice that")
-    p.add_argument("--only", choices=SETTINGS, help="one setting")
-    p.add_argument("--before", type=Path, metavar="PATH", help="checkout of an earlier version, to run beside")
-    p.add_argument("--serve", choices=KINDS, help=SUPPRESS)
-    p.add_argument("--port", type=int, help=SUPPRESS)
-    p.add_argument("--folder", default=".", help=SUPPRESS)
-    options = started(p, argv)
+    run = Benchmark(
+        "serving",
+        __doc__,
+        argv,
+        rounds=4,
+        seconds={"type": float, "default": 1.5, "help": "of one window; of those of a large model twice that"},
+        only={"choices": SETTINGS, "help": "one setting"},
+        before={"type": Path, "metavar": "PATH", "help": "checkout of an earlier version, to run beside"},
+        serve={"choices": KINDS, "help": SUPPRESS},
+        port={"type": int, "help": SUPPRESS},
+        folder={"default": ".", "help": SUPPRESS},
+    )
+    options = run.options
     if options.serve:
         serve(options.serve, options.only, options.port, options.folder)
         return 0
@@ -365,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in ([options.only] if options.only else SETTINGS)
     }
     what = "Hardening.recommended(), one thread, one worker, micro-batches of at most 32 rows"
-    return written(options, {"what": what, "seconds_each": options.seconds, "results": results}, judged(results))
+    return run.conclude({"what": what, "seconds_each": options.seconds, "results": results}, judged(results))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def _suite(module: str, shows: str, needs: str, time: str, result: str = "") -> 
 
 
 def _benchmark(name: str, shows: str, time: str, needs: str = "nothing") -> Suite:
-    return Suite(f"audit.benchmarks.{name}", shows, needs, time, name)
+    return Suite(f"audit.benchmarks.{name}", shows, needs, time, name.replace(".", "_"))
 
 
 PAGES = (
@@ -173,18 +173,18 @@ PAGES = (
         _benchmark("batched_training", "reference MLPs as one batched computation against a loop", "1 min"),
         _benchmark("reference_training", "reference models one after the other: float32, bfloat16, channels last,"
                    " compiled, beside the loop of before", "7 min, and 12 on a GPU"),
-        _benchmark("dp_epsilons", "epsilon under both adjacencies and calibration, beside dp-accounting's PLD"
+        _benchmark("dp.epsilons", "epsilon under both adjacencies and calibration, beside dp-accounting's PLD"
                    " accountant", "1 min"),
-        _benchmark("dp_finetuning", "a DP-SGD step of a whole vision transformer in each mode, beside Opacus; peak"
+        _benchmark("dp.finetuning", "a DP-SGD step of a whole vision transformer in each mode, beside Opacus; peak"
                    " memory", "3 min"),
-        _benchmark("dp_head", "heads on fixed features in closed form, beside Opacus' PrivacyEngine", "6 min"),
+        _benchmark("dp.head", "heads on fixed features in closed form, beside Opacus' PrivacyEngine", "6 min"),
         _benchmark("noise", "cryptographic noise, beside NumPy's and torch's generators and OpenDP's samplers; what it"
                    " adds to trainings and answers", "2 min"),
         _benchmark("canary_training", "all runs of an audit by canaries side by side, beside a loop of Opacus"
                    " trainings", "5 min"),
-        _benchmark("ledger_speed", "charges by four processes at once, and a million recorded releases", "2 min",
+        _benchmark("ledger.speed", "charges by four processes at once, and a million recorded releases", "2 min",
                    "PostgreSQL for its half"),
-        _benchmark("ledger_kills", "four processes that charge one ledger and are killed inside charges: what is lost,"
+        _benchmark("ledger.kills", "four processes that charge one ledger and are killed inside charges: what is lost,"
                    " doubled or overspent", "3 min", "`pgserver` and `psycopg`"),
         _benchmark("serving", "the service of hardened explanations beside the same service with plain Captum, for 1, 8"
                    " and 64 clients; remembered answers; HTTP and JSON alone", "10 min", "the extra `serve`"),

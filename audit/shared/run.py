@@ -37,26 +37,6 @@ class Unusable(Exception):
     """Something that the suite needs is missing; the message is one line that says what to do."""
 
 
-def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """The arguments that every suite has."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safexplain" / "audit"
-    data = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
-    p = argparse.ArgumentParser(prog=started_as(sys.argv[0]), description=(doc or "").partition("\n")[0])
-    p.add_argument("--data", type=Path, default=data, help="folder of the .npz files (default: $SAFEXPLAIN_DATA)")
-    p.add_argument("--out", type=Path, help=f"default: audit/results/{name}.json; with --quick, in the cache folder")
-    p.add_argument("--cache", type=Path, default=cache, help="finished models and parts, from which a run resumes")
-    p.add_argument("--quick", action="store_true", help="a small run that shows that everything works; proves nothing")
-    p.set_defaults(name=name)
-    return p
-
-
-def destination(options: argparse.Namespace) -> Path:
-    """Where the JSON goes; a quick run never overwrites committed results unasked."""
-    if options.out:
-        return Path(options.out)
-    return options.cache / f"{options.name}.quick.json" if options.quick else RESULTS / f"{options.name}.json"
-
-
 class Run:
     """One run of a suite from the command line: its options, what earlier runs left, its clock and its JSON.
 
@@ -68,7 +48,14 @@ class Run:
     """
 
     def __init__(self, name: str, doc: str | None, argv: Sequence[str] | None, **flags: dict[str, Any]) -> None:
-        p = parser(name, doc)
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safexplain" / "audit"
+        data = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
+        p = argparse.ArgumentParser(prog=started_as(sys.argv[0]), description=(doc or "").partition("\n")[0])
+        p.add_argument("--data", type=Path, default=data, help="folder of the .npz files (default: $SAFEXPLAIN_DATA)")
+        p.add_argument("--out", type=Path, help=f"default: audit/results/{name}.json; if --quick, in the cache folder")
+        p.add_argument("--cache", type=Path, default=cache, help="finished models and parts; a run resumes from them")
+        p.add_argument("--quick", action="store_true", help="a small run that shows that all works; proves nothing")
+        p.set_defaults(name=name)
         for flag, given in flags.items():
             p.add_argument(f"--{flag.replace('_', '-')}", **given)
         self.options, self.began = p.parse_args(argv), time.perf_counter()
@@ -76,8 +63,10 @@ class Run:
 
     @property
     def out(self) -> Path:
-        """Where the JSON goes."""
-        return destination(self.options)
+        """Where the JSON goes; a quick run only overwrites committed results if --out says so."""
+        options = self.options
+        quick = options.cache / f"{options.name}.quick.json"
+        return Path(options.out or (quick if self.quick else RESULTS / f"{options.name}.json"))
 
     def parts(self, package: str | None, *modules: str) -> Parts:
         """Finished parts of earlier runs, kept as in `Parts`."""

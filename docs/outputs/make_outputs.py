@@ -213,7 +213,7 @@ def _dp_epsilons(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "Computing epsilon under both adjacencies, and calibrating noise to it (500 to 1,500 steps, one core)",
             f"{min(pair):.0f} to {max(pair):.0f} ms, and {min(calibration):.0f} to {max(calibration):.0f} ms",
-            "python -m audit.benchmarks.dp_epsilons",
+            "python -m audit.benchmarks.dp.epsilons",
         )
     ]
 
@@ -226,7 +226,7 @@ def _dp_finetuning(found: dict[str, Any]) -> list[tuple[str, str, str]]:
             " ghost clipping",
             f"{ours['ratio_to_opacus_ghost']:.2f} of its time; {ours['peak_mib']:.0f} MiB instead of"
             f" {found['results']['Opacus, ghost']['peak_mib']:.0f} MiB",
-            "python -m audit.benchmarks.dp_finetuning",
+            "python -m audit.benchmarks.dp.finetuning",
         )
     ]
 
@@ -239,7 +239,7 @@ def _dp_head(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "DP training of a head on cached features (500 x 768 x 10), compared with Opacus' PrivacyEngine",
             f"{one:.0f} times as fast alone, {many:.0f} times as one of 17",
-            "python -m audit.benchmarks.dp_head",
+            "python -m audit.benchmarks.dp.head",
         )
     ]
 
@@ -353,7 +353,7 @@ def _ledger_speed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "Durable charges a second to a ledger by four processes; time to add up a million releases",
             f"SQLite {rates[0]:,.0f}, PostgreSQL {rates[1]:,.0f}; {slowest:.0f} ms",
-            "python -m audit.benchmarks.ledger_speed",
+            "python -m audit.benchmarks.ledger.speed",
         )
     ]
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from safexplain.cli import _run
+
+
+@pytest.fixture(autouse=True)
+def brief_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans measure their rates in half a second."""
+    from safexplain.audit.planning import plan
+
+    monkeypatch.setattr(plan, "planned", partial(plan.planned, budget=0.5))
 
 
 @pytest.fixture

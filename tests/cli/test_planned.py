@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from torch import nn
 from safexplain.audit import AuditOptions, Policy, Recipe
 from safexplain.audit.planning import Plan, Stage
 from safexplain.audit.planning.plan import Rates
-from safexplain.audit.planning.plan import planned as measured
 from safexplain.audit.references.training import train_one
 from safexplain.cli.run import preview
 from safexplain.cli.run.preview import FEWEST, quick_changes
@@ -58,12 +56,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suite = '["Threshold", "LikelihoodRatio", "Stacked"]'
     (folder / "policy.toml").write_text(f"fpr = 0.1\nmax_tpr = 0.2\npatience = [1, 20]\nsuite = {suite}\n")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates are measured as fast as they can be."""
-    monkeypatch.setattr("safexplain.audit.planning.plan.planned", partial(measured, budget=0.5))
 
 
 def files(folder: Path) -> list[str]:

@@ -431,6 +431,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("file", ["model.pt2", pytest.param("state.pt", marks=pytest.mark.slow)])
 def test_what_was_audited_is_verified_and_served(
     folder: Path, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -155,9 +155,8 @@ def test_no_path_of_the_machine_is_recorded(monkeypatch):
 
 
 def test_a_quick_run_does_not_overwrite_committed_results(tmp_path):
-    options = common.parser("paper_a", "").parse_args(["--quick", "--cache", str(tmp_path)])
-    assert common.destination(options).parent == tmp_path
-    assert common.destination(common.parser("paper_a", "").parse_args([])).parent == ROOT / "audit" / "results"
+    assert common.Run("paper_a", "", ["--quick", "--cache", str(tmp_path)]).out.parent == tmp_path
+    assert common.Run("paper_a", "", []).out.parent == ROOT / "audit" / "results"
 
 
 def test_calls_take_turns_and_a_ratio_is_of_two_times_of_one_round(monkeypatch):
@@ -173,16 +172,16 @@ def test_calls_take_turns_and_a_ratio_is_of_two_times_of_one_round(monkeypatch):
 def test_a_missed_target_is_named_and_the_exit_code_of_a_full_run(tmp_path, capsys):
     for quick, code in ((False, 1), (True, 0)):
         given = ["--out", str(tmp_path / "out.json"), *(["--quick"] if quick else [])]
-        options = harness.started(harness.parser("noise", "", rounds=9), given)
+        benchmark = harness.Benchmark("noise", "", given, rounds=9)
         targets = {"fast": harness.at_most(1.0, 2.0), "strong": harness.at_least(1.0, 2.0)}
-        assert harness.written(options, {"results": {}}, targets) == code
+        assert benchmark.conclude({"results": {}}, targets) == code
         assert ("MISSED: fast: 2, target 1" in capsys.readouterr().err) == (not quick)
         report = json.loads((tmp_path / "out.json").read_text())
         assert (report["rounds"], report["targets"]["fast"]["met"]) == (3 if quick else 9, False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["batched_training", "dp_epsilons", "dp_head", "hardening_speed"])
+@pytest.mark.parametrize("name", ["batched_training", "dp.epsilons", "dp.head", "hardening_speed"])
 def test_benchmarks_run(tmp_path, name):
     done, report = run(f"audit.benchmarks.{name}", "--quick", out=tmp_path / "out.json")
     assert done.returncode == 0, done.stderr

@@ -73,9 +73,9 @@ def equal(a, b):
 @pytest.mark.parametrize(
     ("train", "build"),
     [
-        (RECIPE, mlp),
+        pytest.param(RECIPE, mlp, marks=pytest.mark.slow),
         pytest.param(RECIPE, dropping, marks=pytest.mark.slow),
-        (of_ones_own, mlp),
+        pytest.param(of_ones_own, mlp, marks=pytest.mark.slow),
         pytest.param(of_ones_own, None, marks=pytest.mark.slow),
         pytest.param(DecisionTreeClassifier(), None, marks=pytest.mark.slow),
         pytest.param(PRIVATE, same_below_the_head, marks=pytest.mark.slow),
@@ -96,6 +96,7 @@ def test_whatever_trains_gives_the_models_of_one_process(tmp_path, train, build)
     assert equal(train_shadows(POOL, train, **options, cache=tmp_path), found)
 
 
+@pytest.mark.slow
 def test_heads_and_networks_are_fine_tuned_as_in_one_process(tmp_path):
     pretrained = train_shadows(POOL, RECIPE, build=dropping, models=6)
     for trainable in ("head", "all"):
@@ -126,8 +127,17 @@ class AtHome(nn.Module):
 
 
 @pytest.mark.parametrize("at_home", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_signals_are_those_of_one_process(tmp_path, at_home):
-    models = train_shadows(POOL, RECIPE, build=mlp, models=5)
+def test_models_fine_tuned_models_and_signals_are_those_of_one_process(tmp_path, at_home):
+    """One test, since workers take long to start."""
+    how = FineTune(POOL, RECIPE, trainable="head")
+    for train in (RECIPE, of_ones_own):
+        models = train_shadows(POOL, train, build=mlp, models=5)
+        tuned = fine_tune(models, how, seed=2)
+        with joblib.parallel_config("loky", n_jobs=2):
+            found = train_shadows(POOL, train, build=mlp, models=5, cache=tmp_path / "models")
+            assert equal(found, models)
+            assert equal(fine_tune(found, how, seed=2, cache=tmp_path / "heads"), tuned)
+        assert equal(train_shadows(POOL, train, build=mlp, models=5, cache=tmp_path / "models"), models)
     if at_home:
         models = Shadows((AtHome(models.models[0]), *models.models[1:]), models.membership)
     asked = {"patience": (1, 6), "classes": (0, 2), "targets": (0,)}

@@ -5,7 +5,7 @@ to Opacus' ghost clipping is the median over rounds of the ratio within a round.
 its own: on the GPU as torch counts it, on the CPU the resident size. "plain noise" draws one number where `float_safe`
 draws four, as Opacus does without its secure mode. The target is a ratio of at most 1.05 for ghost.
 
-    python -m audit.benchmarks.dp_finetuning [--device cuda] [--batch 32] [--rounds 9] [--out FILE]
+    python -m audit.benchmarks.dp.finetuning [--device cuda] [--batch 32] [--rounds 9] [--out FILE]
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from safexplain.dp.models.prepare import prepare
 from safexplain.dp.sgd.plan import cross_entropy
 from safexplain.dp.sgd.steps import make_step
 
-from ..shared.run import finish
-from .harness import Turns, at_most, in_fresh_process, parser, started, written
+from ...shared.run import finish
+from ..harness import Benchmark, Turns, at_most, in_fresh_process
 
 TARGET = 1.05
 REFERENCE = "Opacus, ghost"
@@ -121,9 +121,14 @@ def memory(way: str, size: int, device: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the target is met, 1 otherwise."""
-    p = parser("dp_finetuning", __doc__, rounds=9)
-    p.add_argument("--batch", type=int, default=32)
-    options = started(p, argv)
+    run = Benchmark(
+        "dp_finetuning",
+        __doc__,
+        argv,
+        rounds=9,
+        batch={"type": int, "default": 32},
+    )
+    options = run.options
     peak = {way: in_fresh_process(memory, way, options.batch, options.device) for way in WAYS}
     steps = {way: make(options.batch, options.device) for way, make in WAYS.items()}
     turns = Turns(steps, options.rounds, device=options.device)
@@ -139,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     ratio = results["safexplain, ghost"]["ratio_to_opacus_ghost"]
     report = {"model": "ViT 192 x 6, 65 tokens, 2.7 M parameters", "batch": options.batch, "results": results}
-    return written(options, report, {"ghost, over that of Opacus": at_most(TARGET, ratio)})
+    return run.conclude(report, {"ghost, over that of Opacus": at_most(TARGET, ratio)})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ refuses everybody, and the records are compared with what was acknowledged, atte
 was told of, which is counted; the rest came after the acknowledgement. `repeats_free` are questions that were asked
 again after such a kill and cost nothing more.
 
-    python -m audit.benchmarks.ledger_kills [--kills 200] [--database postgres|sqlite] [--out FILE]
+    python -m audit.benchmarks.ledger.kills [--kills 200] [--database postgres|sqlite] [--out FILE]
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from typing import Any
 from safexplain.errors import BudgetExhausted
 from safexplain.ledger import Ledger, Pure
 
-from ..shared.run import Unusable, finish
-from .harness import at_most, parser, started, written
-from .ledger_speed import postgres, schema
+from ...shared.run import Unusable, finish
+from ..harness import Benchmark, at_most
+from .speed import postgres, schema
 
 WORKERS, BLOCK, LATEST = 4, 20, 0.015
 EPSILON, TOTAL, EACH = 12.5, 31.25, 1 / 64
@@ -149,10 +149,15 @@ def place(database: str) -> Iterator[Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0 when nothing was lost, doubled or overspent and every ledger was filled, 1 otherwise."""
-    p = parser("ledger_kills", __doc__, rounds=1)
-    p.add_argument("--kills", type=int, default=200)
-    p.add_argument("--database", choices=("postgres", "sqlite"), default="postgres")
-    options = started(p, argv)
+    run = Benchmark(
+        "ledger_kills",
+        __doc__,
+        argv,
+        rounds=1,
+        kills={"type": int, "default": 200},
+        database={"choices": ("postgres", "sqlite"), "default": "postgres"},
+    )
+    options = run.options
     draw, blocks = random.Random(0), list[Counter[str]]()
     kills = BLOCK if options.quick else options.kills
     with place(options.database) as url:
@@ -163,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     targets = {name: at_most(0, total[name]) for name in ("lost", "unasked", "doubled", "overspent")}
     targets |= {f"ledgers not {name}": at_most(0, len(blocks) - total[name]) for name in ("verified", "full")}
     results = {"database": options.database, "workers": WORKERS, "ledgers": len(blocks), **total}
-    return written(options, {"results": results}, targets)
+    return run.conclude({"results": results}, targets)
 
 
 if __name__ == "__main__":

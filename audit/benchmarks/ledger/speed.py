@@ -13,7 +13,7 @@ that is opened, asked what is spent and charged once, and, side by side, the sam
 compose them with dp-accounting's Renyi accountant. A round measures each once; figures are medians over rounds. Every
 round ends with `Ledger.verify`.
 
-    python -m audit.benchmarks.ledger_speed [--rounds 3] [--seconds 4] [--out FILE]
+    python -m audit.benchmarks.ledger.speed [--rounds 3] [--seconds 4] [--out FILE]
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import Release, from_json, to_json
 from safexplain.ledger.storage.sqlite import SqliteStorage
 
-from ..shared.run import ROOT, finish
-from .harness import at_least, at_most, parser, started, written
+from ...shared.run import ROOT, finish
+from ..harness import Benchmark, at_least, at_most
 
 PROCESSES, RECORDS = 4, 1_000_000
 TARGETS = {"SQLite": 2000.0, "PostgreSQL": 500.0}
@@ -145,7 +145,7 @@ def syncs_a_charge(folder: str, journal: str, count: int = 100) -> float | None:
     calls = []
     for charges in (0, count):
         url, trace = f"sqlite:///{folder}/syncs{journal}{charges}.db", f"{folder}/trace{journal}{charges}"
-        code = f"from audit.benchmarks.ledger_speed import charge; charge({url!r}, {journal!r}, {charges})"
+        code = f"from audit.benchmarks.ledger.speed import charge; charge({url!r}, {journal!r}, {charges})"
         command = [strace, "-f", "-e", "trace=fsync,fdatasync", "-o", trace, sys.executable, "-c", code]
         subprocess.run(command, check=True, cwd=ROOT)
         calls.append(sum("sync(" in line for line in Path(trace).read_text().splitlines()))
@@ -297,10 +297,15 @@ def judged(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the targets are met, 1 otherwise."""
-    p = parser("ledger_speed", __doc__, rounds=3)
-    p.add_argument("--seconds", type=float, default=4.0)
-    p.add_argument("--folder", type=Path, help="on the disk to measure (default: that of temporary files)")
-    options = started(p, argv)
+    run = Benchmark(
+        "ledger_speed",
+        __doc__,
+        argv,
+        rounds=3,
+        seconds={"type": float, "default": 4.0},
+        folder={"type": Path, "help": "on the disk to measure (default: that of temporary files)"},
+    )
+    options = run.options
     if options.quick:
         options.seconds, options.rounds = 0.2, 1
     results = measure(options)
@@ -308,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "processes": PROCESSES, "records": RECORDS, "seconds_each": options.seconds, "sqlite": sqlite3.sqlite_version,
         "results": results,
     }  # fmt: skip
-    return written(options, report, judged(results))
+    return run.conclude(report, judged(results))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ For each setting, epsilon under add/remove and under substitution, computed anew
 the sharper. Targets: 60 ms for a pair and 1 s for a calibration, at the settings of the table behind "Beyond
 Membership" (500 steps) and of ordinary fine-tuning.
 
-    python -m audit.benchmarks.dp_epsilons [--rounds 9] [--out FILE]
+    python -m audit.benchmarks.dp.epsilons [--rounds 9] [--out FILE]
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dp_accounting.pld import PLDAccountant
 from safexplain._privacy_loss.steps import _loss
 from safexplain.dp import epsilons, noise_multiplier
 
-from ..shared.run import finish
-from .harness import Turns, at_most, parser, started, written
+from ...shared.run import finish
+from ..harness import Benchmark, Turns, at_most
 
 SETTINGS = {
     "q 1, 500 steps": (22.3557, 1.0, 500),
@@ -77,14 +77,20 @@ def measure(sigma: float, q: float, steps: int, rounds: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the targets are met at every setting but the last, 1 otherwise."""
-    options = started(parser("dp_epsilons", __doc__, rounds=9), argv)
+    run = Benchmark(
+        "dp_epsilons",
+        __doc__,
+        argv,
+        rounds=9,
+    )
+    options = run.options
     results = {name: measure(*setting, options.rounds) for name, setting in SETTINGS.items()}
     held = list(results.values())[:-1]
     targets = {
         "a pair, ms": at_most(PAIR_MS, max(r["pair_ms"] for r in held)),
         "a calibration, ms": at_most(CALIBRATION_MS, max(r["calibration_ms"] for r in held)),
     }
-    return written(options, {"delta": DELTA, "results": results}, targets)
+    return run.conclude({"delta": DELTA, "results": results}, targets)
 
 
 if __name__ == "__main__":

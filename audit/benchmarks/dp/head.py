@@ -7,7 +7,7 @@ beside it, runs that share their batches, and noise that is safe against floatin
 is not. Figures are medians over rounds, for each run. That both ways compute the same is tested in
 tests/dp/heads. The target, 15 times faster, is for runs that share batches.
 
-    python -m audit.benchmarks.dp_head [--rounds 5] [--steps 500] [--device cpu] [--out FILE]
+    python -m audit.benchmarks.dp.head [--rounds 5] [--steps 500] [--device cpu] [--out FILE]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain.dp.heads.closed_form import HeadRecipe, train_heads
 from safexplain.dp.sgd.clipping import FlatClipping
 
-from ..shared.run import finish
-from .harness import Call, Turns, at_least, parser, started, written
+from ...shared.run import finish
+from ..harness import Benchmark, Call, Turns, at_least
 
 ROWS, COLUMNS, CLASSES = 500, 768, 10
 SIGMA, LR, MOMENTUM, RATE = 5.5728, 0.1, 0.9, 0.25
@@ -74,10 +74,15 @@ def batched(x: Tensor, y: Tensor, steps: int, runs: int, shared: bool, float_saf
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the target is met, 1 otherwise."""
-    p = parser("dp_head", __doc__, rounds=5)
-    p.add_argument("--steps", type=int, default=500)
-    p.add_argument("--runs", type=int, nargs="+", default=(1, 17, 200), help="how many at once (default 1 17 200)")
-    options = started(p, argv)
+    run = Benchmark(
+        "dp_head",
+        __doc__,
+        argv,
+        rounds=5,
+        steps={"type": int, "default": 500},
+        runs={"type": int, "nargs": "+", "default": (1, 17, 200), "help": "how many at once (default 1 17 200)"},
+    )
+    options = run.options
     if options.quick:
         options.steps, options.runs = 20, (2,)
     x, y = data(options.device)
@@ -104,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "noise_multiplier": SIGMA, "opacus": version("opacus"), "results": results,
     }  # fmt: skip
     slowest = min(results[name]["times_faster_median"] for name in sharing)
-    return written(options, report, {"shared batches, times as fast": at_least(TARGET, slowest)})
+    return run.conclude(report, {"shared batches, times as fast": at_least(TARGET, slowest)})
 
 
 if __name__ == "__main__":

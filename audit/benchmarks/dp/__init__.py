@@ -1,0 +1,1 @@
+"""Benchmarks of training with differential privacy: epsilons, steps of fine-tuning, and heads."""

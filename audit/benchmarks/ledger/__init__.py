@@ -1,0 +1,1 @@
+"""Benchmarks of ledgers: how fast they are, and what is left after processes were killed."""
