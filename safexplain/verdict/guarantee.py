@@ -44,47 +44,45 @@ SOURCES = get_args(Source)
 
 SAYS = {
     "public models": (
-        "Given the class that is explained, an explanation is computed from the query, and from models of public data"
-        " alone. The private training records enter through the label of the query, and through nothing else."
+        "Given the explained class, an explanation is computed from the query and from models of public data alone. The"
+        " private training records enter only through the label of the query."
     ),
     "student": (
-        "Given the class that is explained, an explanation is computed from the query, and from a model of public"
-        " inputs and their labels. The private training records enter through these labels and that of the query,"
-        " which the label API tells anyway, and through nothing else."
+        "Given the explained class, an explanation is computed from the query and from a model of public inputs and"
+        " their labels. The private training records enter only through these labels and that of the query, which the"
+        " label API releases anyway."
     ),
 }
 POST_PROCESSING = (
-    "So labels and explanations of any queries tell about these records what the labels tell, and no more, to every"
-    " attacker, however patient, and whatever is known and computed. No attack has to be run to show it."
+    "So labels and explanations together reveal no more about these records than the labels alone, for any queries and"
+    " any attacker, with any knowledge and computing power. No attack has to be run to show this."
 )
 ASSUMES = (
     "The label of each explained query is released anyway, to the same client.",
-    "The data on which the explaining models were trained is public: no private training record, nor a copy of one, is"
-    " in it, and it was not chosen by looking at them.",
+    "The training data of the explaining models is public: it contains no private training record and no copy of one,"
+    " and it was chosen without looking at them.",
     "Architecture, training and seed of these models, the explainer and its options were chosen without looking at the"
     " private records.",
 )
-ASSUMES_OF_STUDENT = "The labels of the public inputs may be asked for: they count as released."
+ASSUMES_OF_STUDENT = "The labels of the public inputs may be queried: they count as released."
 
 WORDS = ("sentence", "says", "assumes", "does_not_say")
-"""What `Guarantee.to_dict` writes in words."""
+"""Names of the texts that `Guarantee.to_dict` writes."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A guarantee by post-processing: what it says, what it assumes, and what it does not say.
-
-    The words follow from the facts given here, and are compared when a guarantee is read.
+    """A guarantee by post-processing, with its assumptions and what it does not cover. The texts follow from the facts.
 
     Args:
         source: "public models": trained on public data and its own labels; "student": trained on public inputs and the
-            labels that the explained model gave them.
+            explained model's labels for them.
         method: class of the explainer.
         models: `safexplain.model_digest` of each explaining model, 64 hexadecimal digits.
-        public_inputs: SHA-256 of the inputs whose labels a student learned from; else "".
-        labels_asked: how many they are; else 0.
+        public_inputs: SHA-256 of a student's public inputs; else "".
+        labels_asked: number of these inputs; else 0.
 
     Raises:
         ConfigurationError: the facts contradict each other.
@@ -97,21 +95,21 @@ class Guarantee:
     labels_asked: int = 0
 
     kind: ClassVar[str] = "by construction"
-    """Nothing was audited; a certificate of an audit is "by audit"."""
+    """As opposed to "by audit"."""
 
     does_not_say: ClassVar[tuple[str, ...]] = (
-        "What the labels themselves tell about the private records: a client who asks patiently learns from labels"
+        "What the labels themselves reveal about the private records: a client with many queries learns from labels"
         " alone.",
-        "Anything about the public records: the explanations may tell who is among them.",
-        "That the explained model decides as the explaining models do: how far they agree is measured, see `measured`.",
+        "The public records: explanations may reveal who is among them.",
+        "Agreement of the explaining models with the explained model: it is measured, see `measured`.",
     )
-    """What a reader might take it for, and it is not."""
+    """What the guarantee does not cover."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ConfigurationError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r:.60}")
         if not self.method:
-            raise ConfigurationError("method: expected the name of an explainer's class, got none")
+            raise ConfigurationError('method: expected the name of an explainer\'s class, got ""')
         digests = self.models
         if not digests or not isinstance(digests, tuple) or not all(map(_DIGEST.fullmatch, digests)):
             raise ConfigurationError(
@@ -121,23 +119,23 @@ class Guarantee:
         student = self.source == "student"
         if student and not (_DIGEST.fullmatch(self.public_inputs) and self.labels_asked and len(digests) == 1):
             raise ConfigurationError(
-                "a student is one model, with the digest of the public inputs that it learned from, and how many they"
-                f" are; got {len(digests)} models, public_inputs {self.public_inputs!r:.80} and {self.labels_asked}"
+                "a student is one model with the digest and the number of its public inputs; got"
+                f" {len(digests)} models, public_inputs {self.public_inputs!r:.80}, labels_asked {self.labels_asked}"
             )
         if not student and (self.public_inputs or self.labels_asked):
-            raise ConfigurationError("public models ask for no labels: leave out public_inputs and labels_asked")
+            raise ConfigurationError("public models use no labels: leave out public_inputs and labels_asked")
 
     @property
     def sentence(self) -> str:
         """The guarantee in one sentence."""
         return (
-            f"By construction: {self.method} of {self.explaining} tells nothing about the private training records that"
-            " the labels do not tell; nothing was audited, and it rests on its assumptions."
+            f"By construction: {self.method} of {self.explaining} reveals nothing about the private training records"
+            " beyond the labels; nothing was audited, and it rests on its assumptions."
         )
 
     @property
     def explaining(self) -> str:
-        """Which models explain, in words."""
+        """The explaining models in words."""
         if self.source == "student":
             return f"a student of the labels of {self.labels_asked:,} public inputs"
         return f"{len(self.models)} models of public data" if len(self.models) > 1 else "a model of public data"
@@ -149,21 +147,21 @@ class Guarantee:
 
     @property
     def assumes(self) -> tuple[str, ...]:
-        """What must hold for it, which nobody can see in a file."""
+        """The assumptions, which no file can prove."""
         return (*ASSUMES, ASSUMES_OF_STUDENT) if self.source == "student" else ASSUMES
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, words included; `from_dict` reads and compares them."""
+        """Plain JSON types, texts included."""
         words = {name: list(getattr(self, name)) for name in WORDS if name != "sentence"}
         return {"kind": self.kind, **asdict(self), "models": list(self.models), "sentence": self.sentence, **words}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], *, compare_words: bool = True) -> Guarantee:
-        """The guarantee that `to_dict` wrote; words of another version may differ and need not be compared.
+        """The guarantee that `to_dict` wrote. Another version may phrase its texts differently (`compare_words`).
 
         Raises:
             ConfigurationError: facts are missing or contradict each other.
-            InputError: something does not follow from them.
+            InputError: a text does not follow from them.
         """
         names = {f.name for f in fields(cls)}
         found = from_table(cls, {name: value for name, value in content.items() if name in names}, "guarantee")
@@ -194,21 +192,21 @@ class Estimate:
 
     @classmethod
     def of_share(cls, successes: int, trials: int, confidence: float = 0.95) -> Estimate:
-        """Of a proportion, by `clopper_pearson`: exact, coverage at least `confidence`."""
+        """Estimate of a proportion, by `clopper_pearson`."""
         low, high = clopper_pearson(successes, trials, confidence)
         return cls(successes / trials, low, high)
 
     @classmethod
     def of_mean(cls, values: ArrayLike, confidence: float = 0.95) -> Estimate:
-        """Of the mean of independent numbers in [-1, 1], by Student's t; [-1, 1] of a single one.
+        """Estimate of the mean of independent numbers in [-1, 1], by Student's t; for a single number, [-1, 1].
 
         Raises:
-            InputError: no number, or one that is not finite.
+            InputError: no numbers, or one is not finite.
         """
         check_confidence(confidence)
         numbers = np.asarray(values, dtype=np.float64).ravel()
         if not len(numbers) or not np.isfinite(numbers).all():
-            raise InputError(f"expected finite numbers, at least one; got {numbers!r:.60}")
+            raise InputError(f"expected at least one number, all finite; got {numbers!r:.60}")
         mean = float(np.clip(numbers.mean(), -1, 1))
         if len(numbers) == 1:
             return cls(mean, -1.0, 1.0)
@@ -221,24 +219,22 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Measured:
-    """What explanations by other models are worth, each with an interval.
+    """Agreement and faithfulness of explanations by other models, each with an interval.
 
-    Deletion is how far the explained model's probability of its label falls when the features that a map names are
-    deleted; insertion how far it rises when only they are kept; see `safexplain.faithfulness`.
+    Deletion is the fall of the explained model's probability of its label when the features that a map names are
+    deleted; insertion is its rise when only they are kept; see `safexplain.faithfulness`.
 
     Args:
-        examples: on which it was measured.
+        examples: number of examples.
         confidence: of each interval.
-        fraction: of the features that a map names at most.
-        agreement: share of the examples of which the explaining models predict the explained model's label.
-        deletion: mean over the examples, of these explanations; None: the model gives labels only.
-        insertion: likewise.
-        native_deletion: of explanations of the model itself.
-        native_insertion: likewise.
+        fraction: largest share of the features that a map names.
+        agreement: share of the examples for which the explaining models predict the explained model's label.
+        deletion, insertion: means of these explanations; None: the model returns labels only.
+        native_deletion, native_insertion: means of explanations of the model itself.
         deletion_difference: mean of deletion minus native deletion of the same example.
 
     Raises:
-        ConfigurationError: a number that is none.
+        ConfigurationError: a number is out of range.
     """
 
     examples: int
@@ -257,21 +253,21 @@ class Measured:
             object.__setattr__(self, name, check_number(name, getattr(self, name), above=0.0))
         if self.confidence >= 1 or self.fraction > 1:
             raise ConfigurationError(
-                f"confidence lies in (0, 1) and fraction in (0, 1], got {self.confidence}, {self.fraction}"
+                f"expected confidence in (0, 1) and fraction in (0, 1], got {self.confidence}, {self.fraction}"
             )
 
     def rows(self) -> dict[str, str]:
-        """What a reader asks, by name."""
+        """Name -> figure with its meaning."""
         share = self.agreement
         agree = f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of {self.examples:,} inputs"
         rows = {"agreement": f"the models predict the explained model's label for {agree}"}
-        for name, does in (("deletion", "deleting"), ("insertion", "keeping only")):
-            own, native = getattr(self, name), getattr(self, f"native_{name}")
-            if own is not None:
-                beside = "" if native is None else f"; explanations of the model itself: {native}"
-                rows[name] = f"{does} the top {self.fraction:.0%} of the features: {own}{beside}"
+        for name, action in (("deletion", "deleting"), ("insertion", "keeping only")):
+            found, native = getattr(self, name), getattr(self, f"native_{name}")
+            if found is not None:
+                compared = "" if native is None else f"; explanations of the model itself: {native}"
+                rows[name] = f"{action} the top {self.fraction:.0%} of the features: {found}{compared}"
         if self.deletion_difference is not None:
-            rows["difference"] = f"in deletion, to explanations of the model itself: {self.deletion_difference}"
+            rows["difference"] = f"deletion minus that of explanations of the model itself: {self.deletion_difference}"
         return rows
 
     def __str__(self) -> str:
@@ -281,14 +277,14 @@ class Measured:
 Array = NDArray[np.float64]
 
 DELTAS = 24
-"""Small deltas, and as many large ones, at which epsilon is computed: each pair bounds by itself, more only tighten."""
+"""Number of small deltas, and of large ones, at which epsilon is computed: each is a valid bound by itself."""
 
 CELLS = 20_000
-"""Of the midpoint rule for the area, which is never below that of a concave curve."""
+"""Cells of the midpoint rule for the area, which is never below that of a concave curve."""
 
 
 def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
-    """() or (n,) most members that any attack finds at these false-positive rates, by one pair (epsilon, delta)."""
+    """() or (n,) largest true-positive rates of any attack at these false-positive rates, by one (epsilon, delta)."""
     rates = np.asarray(fpr, dtype=np.float64)
     if not epsilon < math.inf:
         return np.ones_like(rates)
@@ -299,7 +295,7 @@ def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class RocBound:
-    """No attack's ROC curve lies above it: (k,) epsilons at (k,) deltas, which all hold."""
+    """An upper bound on every attack's ROC curve, from (k,) epsilons at (k,) deltas, which all hold."""
 
     epsilons: Array
     deltas: Array
@@ -307,7 +303,7 @@ class RocBound:
     @classmethod
     @lru_cache(maxsize=16)
     def of(cls, statement: PrivacyStatement, adjacency: Adjacency = "add_remove") -> RocBound:
-        """Of a training; infinite epsilons are left out, so that it may be no bound at all."""
+        """The bound of a training; without any finite epsilon it is 1 everywhere."""
         deltas = [0.0]
         if statement.phases:
             deltas = [*np.geomspace(statement.delta, 0.1, DELTAS), *np.linspace(0.1, 0.98, DELTAS)[1:]]
@@ -316,30 +312,29 @@ class RocBound:
         return cls(finite[:, 0], finite[:, 1])
 
     def __call__(self, fpr: ArrayLike, /) -> Array:
-        """Most members that any attack finds at these false-positive rates: () or (n,)."""
+        """() or (n,) largest true-positive rates of any attack at these false-positive rates."""
         rates = np.asarray(fpr, dtype=np.float64)
         bounds = [tpr_bound(rates, e, d) for e, d in zip(self.epsilons, self.deltas, strict=True)]
         return np.minimum.reduce(bounds, initial=1.0) if bounds else np.ones_like(rates)
 
     @property
     def auc(self) -> float:
-        """The area below, which no attack's is above; at most 1e-4 more than the exact one."""
+        """Upper bound on every attack's AUC; at most 1e-4 above the exact area."""
         return min(1.0, float(self((np.arange(CELLS) + 0.5) / CELLS).mean()))
 
 
 @dataclass(frozen=True)
 class Implied:
-    """What a training's statement implies for the rate that a policy names.
+    """What a training's privacy statement implies at a policy's false-positive rate.
 
     Args:
-        epsilon: for one record added or removed, as stated.
-        delta: of it.
+        epsilon, delta: as stated for one record added or removed.
         fpr: the policy's false-positive rate.
-        by_epsilon: most members that any attack finds there, by epsilon and delta alone.
+        by_epsilon: largest true-positive rate of any attack there, by epsilon and delta alone.
         tpr: the same by the mechanism's whole trade-off curve; at most `by_epsilon`.
-        auc: no attack's area under the ROC curve is larger.
-        pretrained: whether the starting weights had seen other data, of which nothing is implied.
-        seeded: whether batches and noise came from a seed that a user gave.
+        auc: upper bound on every attack's AUC.
+        pretrained: whether the starting weights had seen other data, about which nothing is implied.
+        seeded: whether batches and noise came from a user's seed.
     """
 
     epsilon: float
@@ -353,7 +348,7 @@ class Implied:
 
     @classmethod
     def of(cls, statement: PrivacyStatement, fpr: float) -> Implied | None:
-        """Of a training; None where its epsilon is infinite and nothing is implied."""
+        """From a training's statement; None: its epsilon is infinite, so nothing is implied."""
         epsilon, delta = statement.epsilons.add_remove, statement.delta
         if not epsilon < math.inf:
             return None
@@ -363,26 +358,26 @@ class Implied:
 
     @property
     def sentence(self) -> str:
-        """What is implied, in words."""
+        """The implication in words, without a capital and a full stop."""
         text = (
-            "as its privacy statement says, the training is differentially private with epsilon"
-            f" {self.epsilon:.3g} (one record added or removed) at delta {self.delta:g}, so that no attack, however"
-            f" patient, is expected to find more than {self.tpr:.1%} of the members at a false-positive rate of"
+            "according to its privacy statement, the training is differentially private with epsilon"
+            f" {self.epsilon:.3g} (one record added or removed) at delta {self.delta:g}, so no attack, with any number"
+            f" of queries, is expected to find more than {self.tpr:.1%} of the members at a false-positive rate of"
             f" {self.fpr:.1%}, or to reach an AUC above {self.auc:.3f}"
         )
         if self.pretrained:
-            text += "; nothing of this holds for the data on which the starting weights were trained"
+            text += "; this does not cover the data on which the starting weights were trained"
         if self.seeded:
-            text += "; nor towards anyone who knows the seed of its noise"
+            text += "; it does not hold against anyone who knows the seed of the noise"
         return text
 
     def check(self, statement: PrivacyStatement | None) -> None:
-        """Compare with what follows from the statement; versions of the accountant differ a little.
+        """Compare with what follows from the statement, up to differences between versions of the accountant.
 
         Raises:
             InputError: there is no statement, or something else follows from it.
         """
         follows = None if statement is None else Implied.of(statement, self.fpr)
         if follows is None:
-            raise InputError("implied: no finite epsilon is stated from which it could follow")
+            raise InputError("implied: expected a privacy statement with a finite epsilon, from which it follows")
         check_follows(asdict(self), asdict(follows), "implied", "the privacy statement", (TOLERANCE, TOLERANCE))

@@ -1,4 +1,4 @@
-"""What a training run guarantees, to whom, and under which assumptions: for certificates, model cards and auditors."""
+"""The privacy guarantee of a training run and its assumptions, for certificates, model cards and auditors."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ OWN_LOOP = (
     "all steps that shaped the weights are counted here; weights of an earlier training that came in without its count"
     " are not",
 )
-"""What only the loop itself shows: `safexplain.audit.canaries.WhiteBox` watches one, `safexplain canaries` runs it."""
+"""Assumptions about a user's own loop; `safexplain.audit.canaries.WhiteBox` and `safexplain canaries` test them."""
 PERSONS_PROTECTED: dict[Adjacency, str] = {
     "add_remove": "whether a person, with all of their rows, was in the training data",
     "substitute": "what all rows of a person are and how many, though it be known that the person was there",
     "zero_out": "whether a person's rows or empty ones stood in their place, the number of persons being known",
 }
-"""What an observer of the model cannot tell where persons are the records."""
+"""What an observer of the model cannot tell if persons are the unit."""
 SAMPLED = {
     "poisson": "each record joined each batch by its own coin, and batches stay hidden",
     "fixed-size": "each batch was a uniformly random subset of fixed size, and batches stay hidden",
@@ -62,19 +62,19 @@ SEEDED = (
 RANDOMNESS = "noise comes from a pseudo-random generator whose seed stays secret, in floating-point numbers"
 SECURE = "noise and random batches come from {}, in {} numbers"
 Unit = Literal["record", "person"]
-"""What neighbouring data sets differ in."""
+"""Neighbouring data sets differ in one of these."""
 
 _LATER = frozenset({"unit", "rows_per_person", "own_loop", "generator"})
-"""Fields that came later: left out of JSON at their defaults, so that what was written before keeps its digest."""
+"""Newer fields: left out of JSON at their defaults, so that older statements keep their digest."""
 
 MOST_PHASES = 1000
 
 TOLERANCE = 2e-3
-"""Versions of the accountant may differ by so much in a stated epsilon, absolutely and relatively."""
+"""Absolute and relative difference of a stated epsilon that is allowed between versions of the accountant."""
 
 
 def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
-    """Where noise comes from, as an assumption: a cryptographic generator in words ("": another), or a user's seed."""
+    """The assumption about the source of noise: a cryptographic generator in words ("": another), or a user's seed."""
     if seeded:
         return SEEDED
     return SECURE.format(generator, "whole" if whole else "floating-point") if generator else RANDOMNESS
@@ -84,11 +84,11 @@ def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
 class PrivacyStatement:
     """A differential privacy guarantee: mechanism, parameters, and what follows from them.
 
-    Epsilons are computed from the parameters, never stored beside them, so that they cannot disagree.
+    Epsilons are always computed from the parameters, so that they cannot disagree.
 
     Args:
         mechanism: its name and source.
-        records: n, of the data actually trained on; of persons, where they are the unit.
+        records: n, the number of records (or persons) actually trained on.
         delta: in [1e-12, 1) for the Gaussian mechanism; 0 for a pure guarantee.
         phases: the steps of the Gaussian mechanism, one after another, on the same records.
         pure_epsilon: of a mechanism without delta, under substitution; or None.
@@ -97,14 +97,14 @@ class PrivacyStatement:
         expected_batch_size: the public constant that sums were divided by; sample rates must be this over `records`.
         trained: which parameters were trained.
         pretrained: whether training started from weights that had seen other data.
-        seeded: whether batches and noise came from a seed that the user gave.
-        count_noised: whether `records` is n with noise that the epsilons pay for, and nothing else depends on n: what
-            hides whether a record was there at all. False: n is public.
-        weights: `safexplain._digest.trained_digest` of the trained model; "" before training, when it is about none.
-        unit: what neighbouring data sets differ in: one "record", or one "person" with all of their rows. A batch is
-            then one of persons, and `clipping` bounds what all rows of a person give together.
-        rows_per_person: most rows of a person that were trained on; with unit "person" only.
-        own_loop: whether the loop was the user's own, of which only the accountant's history is known.
+        seeded: whether batches and noise came from a user's seed.
+        count_noised: whether `records` is n with noise that the epsilons account for, and nothing else depends on n, so
+            that even a record's presence is hidden. False: n is public.
+        weights: `safexplain._digest.trained_digest` of the trained model; "" before training.
+        unit: neighbouring data sets differ in one "record", or in one "person" with all of their rows. Batches are then
+            batches of persons, and `clipping` bounds the sum over all rows of a person.
+        rows_per_person: largest number of rows of a person; with unit "person" only.
+        own_loop: whether the loop was the user's own, known only from the accountant's history.
         generator: the cryptographic generator of noise and batches, in words; "" for any other, or a seed.
 
     Raises:
@@ -150,11 +150,11 @@ class PrivacyStatement:
             check_number("expected_batch_size", self.expected_batch_size, above=0.0)
         if self.pure_epsilon is not None and (self.delta != 0 or not 0 < self.pure_epsilon < math.inf):
             raise ConfigurationError(
-                f"a pure guarantee has a finite epsilon above 0 and delta 0, got {self.pure_epsilon}, {self.delta}"
+                f"a pure guarantee needs a finite epsilon above 0 and delta 0, got {self.pure_epsilon}, {self.delta}"
             )
         if self.pure_add_remove is not None and not 0 < self.pure_add_remove <= (self.pure_epsilon or 0):
             raise ConfigurationError(
-                f"pure_add_remove: expected above 0 and at most pure_epsilon {self.pure_epsilon}, got"
+                f"pure_add_remove: expected a number above 0 and at most pure_epsilon {self.pure_epsilon}, got"
                 f" {self.pure_add_remove}"
             )
         if self.phases:
@@ -163,20 +163,20 @@ class PrivacyStatement:
         for phase in self.phases:
             if size is not None and not math.isclose(phase.sample_rate, size / self.records, rel_tol=1e-9):
                 raise ConfigurationError(
-                    f"sample_rate {phase.sample_rate:g} is not expected_batch_size / records ="
-                    f" {size:g} / {self.records} = {size / self.records:g}; it comes from the data trained on"
+                    f"sample_rate: expected expected_batch_size / records = {size:g} / {self.records} ="
+                    f" {size / self.records:g}, of the data trained on, got {phase.sample_rate:g}"
                 )
 
     @cached_property
     def epsilons(self) -> Epsilons:
-        """Under every adjacency, computed from the parameters."""
+        """Epsilons under every adjacency, computed from the parameters."""
         if self.pure_epsilon is None:
             return composed(self.phases, self.delta)
         present = self.pure_add_remove or self.pure_epsilon
         return Epsilons(present, self.pure_epsilon, present, 0.0)
 
     def check_model(self, model: Any) -> None:
-        """Raise unless this is the statement of this very model, a torch module or a fitted estimator.
+        """Raise unless the statement is about the weights of this model, a torch module or a fitted estimator.
 
         Raises:
             RefusedError: it is about other weights, or about none.
@@ -184,19 +184,19 @@ class PrivacyStatement:
         """
         if not self.weights:
             raise RefusedError(
-                "the privacy statement names no weights, so that nothing binds it to this model: give the one that the"
-                " finished training wrote (`privacy_`, `trained.statement`), or, for a training of your own, vouch for"
-                " it: statement.bound_to(model)"
+                "the privacy statement names no weights, so nothing binds it to this model. Pass the statement of the"
+                " finished training (`privacy_`, `trained.statement`), or vouch for a training of your own:"
+                " statement.bound_to(model)"
             )
         if (found := trained_digest(model)) != self.weights:
             raise RefusedError(
-                f"the privacy statement is about other weights than the {type(model).__name__} has: stated are"
-                f" {self.weights[:16]}..., found {found[:16]}...; the model was trained or changed since, or the"
-                " statement is another model's. Give the statement that the training of this model wrote"
+                f"the privacy statement is about other weights than this {type(model).__name__}'s: expected"
+                f" {self.weights[:16]}..., got {found[:16]}...; the model was changed since, or the statement is about"
+                " another model. Pass the statement that the training of this model wrote"
             )
 
     def bound_to(self, model: Any) -> PrivacyStatement:
-        """The same about the weights of a model that its user has trained as stated; nothing checks that it was.
+        """This statement, bound to the weights of a model. You vouch that it was trained as stated; nothing checks it.
 
         Raises:
             RefusedError: this is about another model already.
@@ -208,7 +208,7 @@ class PrivacyStatement:
 
     @property
     def not_protected(self) -> tuple[str, ...]:
-        """What the guarantee does not speak about."""
+        """What the guarantee does not cover."""
         several = OTHER_NAMES if self.unit == "person" else SEVERAL
         return (IN_COMMON, several, CHOICES, *NEVER, *((PRETRAINED,) if self.pretrained else ()))
 
@@ -228,7 +228,7 @@ class PrivacyStatement:
         return lines + (OWN_LOOP if self.own_loop else ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, epsilons and words included; `from_dict` reads and checks them."""
+        """Plain JSON types, epsilons and texts included; `from_dict` checks the epsilons."""
         stated = {**asdict(self), "phases": [p.to_dict() for p in self.phases]}
         for later in fields(self):
             if later.name in _LATER and stated[later.name] == later.default:
@@ -257,8 +257,8 @@ class PrivacyStatement:
         """
         if isinstance(content, Mapping) and "selection" in content:
             raise InputError(
-                "privacy statement: it is about the best of several trainings, which this version does not account for;"
-                " read it with safexplain 0.2"
+                "privacy statement: it is about the best of several trainings, which this version does not account"
+                " for; read it with safexplain 0.2"
             )
         names = {f.name for f in fields(cls)}
         derived = {"epsilon", "protects", "not_protected", "assumptions", "accountant"}
@@ -274,12 +274,12 @@ class PrivacyStatement:
         return found
 
     def save(self, path: str | Path) -> Path:
-        """Write it as JSON; raises `InputError` where it cannot be written."""
+        """Write it as JSON; raises `InputError` if it cannot be written."""
         return write_atomically(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> PrivacyStatement:
-        """Read what `save` wrote, and compute its epsilons again.
+        """Read what `save` wrote, and recompute its epsilons.
 
         Raises:
             InputError: it cannot be read, is not a statement, or contradicts itself.
@@ -287,7 +287,7 @@ class PrivacyStatement:
         return cls.from_dict(strict_json.load(path, "privacy statement"))
 
     def rows(self) -> dict[str, str]:
-        """What a reader asks first, by name."""
+        """The most important facts, by name."""
         spent = self.epsilons
         rows = {
             "Mechanism": self.mechanism,
@@ -318,8 +318,8 @@ class PrivacyStatement:
         return f"## Differential privacy\n\n| | |\n|---|---|\n{table}\n\n{lists}\n"
 
     def __str__(self) -> str:
-        told = str(self.epsilons)
-        return f"{self.mechanism} on {self.records:,} {self.unit}s: {told.replace('one record', f'one {self.unit}')}"
+        spent = str(self.epsilons).replace("one record", f"one {self.unit}")
+        return f"{self.mechanism} on {self.records:,} {self.unit}s: {spent}"
 
 
 def _steps(phase: Steps) -> str:

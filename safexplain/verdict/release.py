@@ -1,7 +1,6 @@
-"""What is released, in words: a hardening and its utility, from the plain JSON that certificates hold.
+"""A hardening and its utility in words, from the plain JSON of certificates.
 
-Report, terminal and `safexplain verify` say the same, and nothing is said of noise or keys where there are none. A kind
-that is not known here is written as it stands.
+Report, terminal and `safexplain verify` use the same words. A kind that is unknown here is written as Python code.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _SLOTS = ("clip", "mask", "noise")
 
 
 def as_written(hardening: Mapping[str, Any]) -> str:
-    """As it would be written in Python, without what is not there.
+    """A hardening as Python code, without empty slots.
 
     >>> as_written({"clip": {"kind": "TopKSet", "k": 4, "fraction": None}, "mask": None, "noise": None, "grid": None})
     'Hardening(clip=TopKSet(k=4))'
@@ -26,10 +25,10 @@ def as_written(hardening: Mapping[str, Any]) -> str:
 
 
 def in_words(hardening: Mapping[str, Any]) -> str:
-    """What becomes of an explanation, without a full stop; "" where there are slots that are not known.
+    """What is released, without a full stop; "" if the hardening has unknown slots.
 
     >>> in_words({"clip": {"kind": "TopKSet", "k": 4, "fraction": None, "positive": True}})
-    'which 4 features count most for the class, all with one value'
+    'the 4 features that count most for the class, unranked'
     >>> in_words({})
     'the explanation as it is'
     """
@@ -44,21 +43,21 @@ def in_words(hardening: Mapping[str, Any]) -> str:
         steps.insert(0, "the explanation")
     features = hardening.get("features") or {}
     if groups := features.get("groups"):
-        steps.append(f"of the columns of the form ({', '.join(groups)} added up from several)")
+        steps.append(f"by column of the form ({', '.join(groups)} summed over several)")
     if prohibited := features.get("prohibited"):
-        steps.append(f"and no answer where {' or '.join(prohibited)} is among them")
+        steps.append(f"and no answer if {' or '.join(prohibited)} is among them")
     return ", ".join(steps)
 
 
 def utility_in_words(utility: Mapping[str, float]) -> list[str]:
-    """Figures of a utility that people ask for first, one sentence each: whatever of them was measured."""
-    said = []
+    """The main figures of a utility that were measured, one sentence each."""
+    found = []
     if "top_overlap" in utility:
         top = f"{100 * utility.get('top_fraction', 0.1):.3g}%"
-        said.append(f"{utility['top_overlap']:.0%} of the {top} strongest features are still among them")
+        found.append(f"{utility['top_overlap']:.0%} of the {top} strongest features are kept")
     if "sign_errors" in utility:
         errors, of_top = utility["sign_errors"], utility.get("sign_errors_top", 0.0)
-        said.append(
+        found.append(
             f"{errors:.1%} of the released signs are wrong, and in {of_top:.1%} of the maps one of the strongest"
             if errors
             else "no released sign is wrong"
@@ -66,28 +65,28 @@ def utility_in_words(utility: Mapping[str, float]) -> list[str]:
     if "deletion" in utility:
         native = f" (native: {utility['native_deletion']:.2f})" if "native_deletion" in utility else ""
         falls = f"{utility['deletion']:.2f}{native}"
-        said.append(f"without the features that it names the probability of the class falls by {falls}")
+        found.append(f"deleting the named features lowers the probability of the class by {falls}")
     if "prohibited" in utility:
-        said.append(f"{utility['prohibited']:.1%} of the explanations name a prohibited column, and are refused")
-    return said
+        found.append(f"{utility['prohibited']:.1%} of the explanations name a prohibited column, and are refused")
+    return found
 
 
 def _top_k_set(step: Mapping[str, Any]) -> str:
     k, fraction = step.get("k"), step.get("fraction")
-    share = "" if fraction is None else f"{100 * fraction:.3g}% of "
+    share = "" if fraction is None else f"{100 * fraction:.3g}%"
     if k is None:
-        which = f"which {share}the features count"
-    elif fraction is None:
-        which = "which feature counts" if k == 1 else f"which {k} features count"
+        features = f"the {share} of features that count"
+    elif k == 1 and not share:
+        features = "the feature that counts"
     else:
-        which = f"which {k} feature{'s' if k > 1 else ''}, or {share}all if these are more, count"
-    how = "from the strongest on" if step.get("ordered") else "all with one value"
-    return f"{which} most {'for' if step.get('positive', True) else 'for or against'} the class, {how}"
+        features = f"the {k} feature{'s' if k > 1 else ''}{f' (or top {share}, if more)' if share else ''} that count"
+    order = "strongest first" if step.get("ordered") else "unranked"
+    return f"{features} most {'for' if step.get('positive', True) else 'for or against'} the class, {order}"
 
 
 def _levels(step: Mapping[str, Any]) -> str:
     n, balanced = step["n"], ", as many for the class as against it" if step.get("balanced", True) else ""
-    return f"how much features count in {n} step{'s' if n > 1 else ''}{balanced}"
+    return f"the importance of the features in {n} step{'s' if n > 1 else ''}{balanced}"
 
 
 def _rank_norm(step: Mapping[str, Any]) -> str:
@@ -104,7 +103,7 @@ _CLIPS_AND_MORE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "NormClip": lambda s: f"the explanation scaled down to a length of at most {s['max_norm']:g}",
     "UnitNorm": lambda s: f"the explanation scaled to a length of {s.get('norm', 1.0):g}",
     "ThresholdMask": lambda s: f"without numbers below {_amount(s['threshold'])}",
-    "TopKMask": lambda s: f"without all but the {100 * s['fraction']:.3g}% largest numbers",
+    "TopKMask": lambda s: f"reduced to the {100 * s['fraction']:.3g}% largest numbers",
     "GaussianNoise": lambda s: f"with keyed Gaussian noise of standard deviation {_amount(s['std'])} on every number",
 }
 

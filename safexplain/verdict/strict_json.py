@@ -1,8 +1,8 @@
-"""JSON in which nothing can hide: one meaning for every reader, and one text for every meaning. No torch here.
+"""JSON with one meaning for every reader, and one canonical text for every meaning. No torch.
 
-What parsers disagree about (RFC 8259, sections 4 and 6) is refused: names given twice, NaN and infinities, numbers that
-no float64 holds, text that is not UTF-8. So is what only costs its reader time and memory: too many values,
-too deep nesting, integers without end.
+It refuses what parsers disagree about (RFC 8259, sections 4 and 6): duplicate names, NaN and infinities, numbers that
+no float64 holds, text that is not UTF-8. It also refuses what exhausts a reader: too many values, too deep nesting,
+huge integers.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from safexplain.errors import CertificateError, InputError, SafexplainError
 __all__ = ["LARGEST", "canonical", "inside", "load", "parse", "read_limited"]
 
 LARGEST = 8 << 20
-"""Bytes of a file that is read; certificates of large audits have a few hundred kilobytes."""
+"""Largest file in bytes; certificates of large audits have a few hundred kilobytes."""
 
 DEEPEST = 32
 
 MOST_VALUES = 500_000
-"""Values in one file, counted before anything is made of them; a certificate of 17 targets has a tenth of it."""
+"""Largest number of values, counted before parsing; a certificate of 17 targets has a tenth of it."""
 
 LARGEST_INTEGER = 2**53
 
 
 def load(path: str | Path, what: str, error: type[SafexplainError] = InputError) -> dict[str, Any]:
-    """The object in a file, which messages call `what`; `error` at anything that the module refuses."""
+    """The object in a file, called `what` in messages; raises `error` at anything that the module refuses."""
     return parse(read_limited(path, what, error), f"the {what} {path}", error)
 
 
 def read_limited(path: str | Path, what: str, error: type[SafexplainError] = CertificateError) -> bytes:
-    """A file's bytes: `InputError` if it cannot be read, `error` if it is larger than `LARGEST`."""
+    """A file's bytes; raises `InputError` if it cannot be read, `error` if it is larger than `LARGEST`."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(LARGEST + 1)
@@ -42,12 +42,12 @@ def read_limited(path: str | Path, what: str, error: type[SafexplainError] = Cer
         reason = getattr(cause, "strerror", None) or cause
         raise InputError(f"the {what} {path} cannot be read: {reason}; check the path") from None
     if len(raw) > LARGEST:
-        raise error(f"{path} is no {what}: it has more than {LARGEST >> 20} MiB")
+        raise error(f"{path} is not a {what}: expected at most {LARGEST >> 20} MiB")
     return raw
 
 
 def parse(raw: bytes, where: str, error: type[SafexplainError] = CertificateError) -> dict[str, Any]:
-    """One JSON object in UTF-8, which messages call `where`; `error` at anything that the module refuses."""
+    """One JSON object in UTF-8, called `where` in messages; raises `error` at anything that the module refuses."""
 
     def refuse(why: str) -> NoReturn:
         raise error(f"{where} cannot be read as JSON: {why}")
@@ -66,34 +66,34 @@ def parse(raw: bytes, where: str, error: type[SafexplainError] = CertificateErro
 
     values = 1 + sum(map(raw.count, (b",", b"[", b"{")))  # one of these stands before each
     if values > MOST_VALUES:
-        refuse(f"it holds up to {values:,} values, and no certificate has more than {MOST_VALUES:,}")
+        refuse(f"it holds up to {values:,} values; expected at most {MOST_VALUES:,}")
     try:
         content = json.loads(
             raw.decode("utf-8"),
             object_pairs_hook=unique,
             parse_float=number,
-            parse_constant=lambda text: refuse(f"{text} is not a number of JSON"),
+            parse_constant=lambda text: refuse(f"{text} is not a JSON number"),
         )
     except SafexplainError:
         raise
     except RecursionError:
-        refuse("it is nested too deep")
+        refuse("it is nested too deeply")
     except ValueError as cause:  # bad UTF-8, bad JSON, an integer of thousands of digits
         refuse(str(cause).splitlines()[0][:160])
     if not isinstance(content, dict):
         refuse(f"expected an object, got a {type(content).__name__}")
     for depth, value in inside(content):
         if depth > DEEPEST:
-            refuse(f"it is nested deeper than {DEEPEST} levels")
+            refuse(f"it is nested more than {DEEPEST} levels deep")
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-            refuse(f"an integer beyond 2^53 ({value!s:.20}...)")
+            refuse(f"it holds an integer beyond 2^53 ({value!s:.20}...)")
         if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-            refuse("half of a surrogate pair in a text")
+            refuse("a text holds half of a surrogate pair")
     return content
 
 
 def inside(content: Any) -> Iterator[tuple[int, Any]]:
-    """(depth, value) of everything in parsed JSON, names of objects included."""
+    """(depth, value) of every part of parsed JSON, names of objects included."""
     waiting: list[tuple[int, Any]] = [(0, content)]
     while waiting:
         depth, value = waiting.pop()
@@ -105,7 +105,7 @@ def inside(content: Any) -> Iterator[tuple[int, Any]]:
 
 
 def canonical(content: Any) -> bytes:
-    """The one text of a value: sorted names, no spaces, ASCII; 1.0 is 1, as some JSON tools write it."""
+    """The canonical text of a value: sorted names, no spaces, ASCII; 1.0 becomes 1, as some JSON tools write it."""
     return json.dumps(_plain(content), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

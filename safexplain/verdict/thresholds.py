@@ -1,4 +1,4 @@
-"""Above which scores members are counted, so that bounds hold with the threshold's own uncertainty.
+"""Thresholds above which members are counted, so that bounds include the threshold's own uncertainty.
 
 NumPy and SciPy only. Let t(k) be the k-th highest of n0 independent non-member scores without ties. The true
 false-positive rate at t(k) has the distribution Beta(k, n0 - k + 1) whatever the scores are (the probability integral
@@ -9,22 +9,21 @@ transform and order statistics: David & Nagaraja, Order Statistics, 3rd ed., sec
 
 An upper bound of the true-positive rate counts the members above the first, which is loose enough, a lower bound those
 above the second, which is strict enough; each count gets a one-sided Clopper-Pearson limit, and the two risks add up.
-Ties are broken at random, which an attacker may do too: it makes the receiver operating characteristic of a score with
-ties the straight line between its points.
+Ties are broken at random, which an attacker may do too: the ROC curve of a score with ties is then the straight line
+between its points.
 
 **Groups.** Examples of one person, or near-copies, are not independent; groups are. Each group is one unit a side: an
-example weighs 1 / (examples of its group on its side), the count above a threshold is the sum of the shares of each
-group that stand above it, and n0 and n1 are numbers of groups. What is bounded is the mean over groups of the share of
-a group that is found. Where each group is one example, nothing changes. Otherwise the count S at a fixed threshold is
-a sum of independent shares in [0, 1] instead of zeros and ones. It is below the binomial count B of the same mean in
-convex order (Hoeffding, Annals of Mathematical Statistics 27, 1956, theorem 3): E f(S) <= E f(B) for each convex f. So
-it has no larger variance, and its tails are at most e times those of B, log-concave between whole numbers (Bentkus,
-Annals of Probability 32, 2004, theorem 1.2). That factor is not reached: the two ends that matter are shares that are
-all 0 or 1, as of copies with equal scores, where S is binomial and all limits are exact, and shares that are alike,
-where S hardly varies. Ranks are chosen on the safe side of a step: with N the weighted non-members above the true
-threshold t, the threshold of an upper bound is above t only if N >= rank, that of a lower bound below t only if N <=
-rank - 1 (`found_above`). Members and non-members of one group may depend on each other: the risks of threshold and
-count add up whatever they do. Error rates at sizes of 1 to 50 are measured: docs/statistics.md.
+example weighs 1 / (examples of its group on its side), the count above a threshold is the sum of each group's share
+above it, and n0 and n1 are numbers of groups. The bounds are on the mean share of a group that is found. If each group
+is one example, nothing changes. Otherwise the count S at a fixed threshold is a sum of independent shares in [0, 1]. It
+is below the binomial count B of the same mean in convex order (Hoeffding, Annals of Mathematical Statistics 27, 1956,
+theorem 3), so its variance is no larger, and its tails are at most e times those of B, log-concave between whole
+numbers (Bentkus, Annals of Probability 32, 2004, theorem 1.2). That factor is not reached in the two extreme cases: if
+all shares are 0 or 1 (copies with equal scores), S is binomial and all limits are exact; if all shares are alike, S
+hardly varies. Ranks are on the safe side of a step: with N the weighted non-members above the true threshold t, the
+threshold of an upper bound is above t only if N >= rank, that of a lower bound below t only if N <= rank - 1
+(`found_above`). Members and non-members of one group may be dependent: the risks of threshold and count add up under
+any dependence. Error rates at group sizes of 1 to 50 are measured: docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from safexplain.verdict.stats.roc import checked
 def upper_bound_rank(non_members: int, fpr: float, risk: float) -> int | None:
     """Lowest rank at which the true false-positive rate is below `fpr` with a probability of at most `risk`.
 
-    None where there is no such rank, because there are too few non-members: every score then counts as found.
+    None: there are too few non-members for such a rank, and every member counts as found.
     """
     if distributions.binom.sf(non_members - 1, non_members, fpr) > risk:
         return None
@@ -62,9 +61,8 @@ def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, fl
     """Highest rank at which the true false-positive rate is above `fpr` with a probability of at most `risk`.
 
     Returns:
-        The rank, and the share of it that an attacker with a budget of `fpr` may use: 1, or, where even the highest
-        non-member score is not surely strict enough, fpr / (upper limit of the rate there). Accepting only that share
-        of the examples above the threshold, at random, keeps to the budget.
+        The rank, and the share of the examples above it that an attacker accepts, at random, to keep to `fpr`: 1, or
+        fpr / (upper limit of the rate) if even the highest non-member score may not be strict enough.
     """
     rank = int(distributions.binom.ppf(risk, non_members, fpr))
     while rank < non_members and distributions.binom.cdf(rank, non_members, fpr) <= risk:
@@ -77,7 +75,7 @@ def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, fl
 
 
 def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0) -> NDArray[np.bool_]:
-    """(n,) bool: who is a member, from the highest score to the lowest, ties in random order.
+    """(n,) bool membership from the highest score to the lowest, ties in random order.
 
     Raises:
         InputError: shapes differ, NaN scores, or one of the two groups is empty.
@@ -110,19 +108,19 @@ def weights_of(member: NDArray[np.bool_], groups: NDArray[np.integer[Any]] | Non
 
 
 def units_of(weights: NDArray[np.float64]) -> int:
-    """How many independent units (groups) the examples of one side are: the sum of their weights."""
+    """Number of independent units (groups) of one side: the sum of the examples' weights."""
     return round(float(weights.sum()))
 
 
 def found_above(
     order: NDArray[np.bool_], rank: int | None, weights: NDArray[np.float64] | None = None, *, strict: bool = False
 ) -> float:
-    """Weighted members above the threshold of a rank among the non-members; all of them for None.
+    """Weighted members above the threshold of a rank among the non-members; all members for None.
 
-    `order` (s,) says who is a member, from the highest score to the lowest, and `weights` (s,) how much each weighs.
-    Without weights this is the number of members above the rank-th highest non-member. With weights the threshold is
-    the first non-member with which the weights from the highest on add up to `rank`: the one for an upper bound; or,
-    `strict`, with which they are above rank - 1: the one for a lower bound. Where all weights are 1 they are the same.
+    `order` (s,) is membership from the highest score to the lowest, with (s,) `weights`. Without weights, the result is
+    the number of members above the rank-th highest non-member. With weights, the threshold is the first non-member at
+    which the cumulative weight from the top reaches `rank` (for upper bounds) or, if `strict`, exceeds rank - 1 (for
+    lower bounds). With weights of 1 these are the same.
     """
     if weights is None:
         return int(order.sum()) if rank is None else int(np.flatnonzero(~order)[rank - 1]) - (rank - 1)
@@ -141,11 +139,11 @@ ROUNDING = 1e-9
 def upper_bound(found: float, members: int, risk: float) -> float:
     """One-sided Clopper-Pearson limit: the true rate is above it with a probability of at most `risk`.
 
-    Members found are counted in units, so that it need not be a whole number (see the module).
+    `found` counts units and need not be a whole number (see the module).
     """
     return clopper_pearson(found, members, 1 - 2 * risk)[1]
 
 
 def lower_bound(found: float, members: int, risk: float) -> float:
-    """The same, with the true rate below it."""
+    """One-sided Clopper-Pearson limit: the true rate is below it with a probability of at most `risk`."""
     return clopper_pearson(found, members, 1 - 2 * risk)[0]

@@ -252,7 +252,7 @@ def test_a_release_is_measured_on_the_model_and_said_in_words(run):
     assert (kept.sign_errors, kept.sign_errors_top) == (0, 0)
     assert None not in (kept.deletion, kept.insertion, kept.native_deletion, kept.native_insertion)
     assert result.to_dict()["utility"] == kept.to_dict()
-    assert result.judged.says == "which 2 features count most for the class, all with one value"
+    assert result.judged.says == "the 2 features that count most for the class, unranked"
     assert result.judged.description == "Hardening(clip=TopKSet(k=2, positive=True))"
     assert result.findings == ()
     assert result.to_dict()["native_maps"] == []

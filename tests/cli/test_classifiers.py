@@ -132,7 +132,7 @@ def test_how_often_a_prohibited_column_is_a_reason_is_counted_and_the_certificat
     assert 0 < share < 1
     assert stated["utility"]["prohibited"] == pytest.approx(share)
     assert "Prohibited reasons" in (tmp_path / "run" / "report.html").read_text()
-    assert "no answer where home is among them" in out + (tmp_path / "run" / "report.html").read_text()
+    assert "no answer if home is among them" in out + (tmp_path / "run" / "report.html").read_text()
     for option, said in (("prohibited=sex", "'sex' is none of"), ("groups=home", "as JSON")):
         code, _, error = cli(*audit, "--option", option)
         assert (code, said in error) == (2, True), error

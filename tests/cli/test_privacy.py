@@ -118,7 +118,7 @@ def test_a_statement_about_no_weights_is_refused(
     planned = replace(PrivacyStatement.load(trained / "privacy.json"), weights="")
     path = planned.save(tmp_path / "planned.json")
     assert audit(trained, "model.pt2", tmp_path / "run", "--privacy", path) == 2
-    assert "names no weights, so that nothing binds it to this model" in capfd.readouterr().err
+    assert "names no weights, so nothing binds it to this model" in capfd.readouterr().err
 
 
 def test_canaries_of_another_training_or_against_the_statement_are_refused(

@@ -76,7 +76,7 @@ def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified
         "not signed",
         "IG of the predicted probability, n_steps=25",
         "Hardening(clip=TopKSet(k=4, fraction=0.1, positive=True))",
-        "which 4 features, or 10% of all if these are more, count most for the class",
+        "the 4 features (or top 10%, if more) that count most for the class",
         f"more than {audited().bound:.1%} of members beyond labels alone, at 10% false positives",
         "asked 200 times: labels alone ",
         "Leak proven: asking ",

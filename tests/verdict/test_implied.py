@@ -212,7 +212,7 @@ def test_forged_numbers_and_a_missing_statement_are_found(tmp_path: Path) -> Non
     weak = stated(0.5, weights="ab" * 32)
     with pytest.raises(CertificateError, match="follows from the privacy statement"):
         read_back(sealed(made(IMPLYING, privacy=weak.to_dict())), tmp_path)
-    with pytest.raises(CertificateError, match="no finite epsilon is stated"):
+    with pytest.raises(CertificateError, match="privacy statement with a finite epsilon"):
         read_back(sealed(made(IMPLYING)), tmp_path)
     content = made(IMPLYING, privacy=STATED.to_dict())
     content["predicate"]["audit"]["implied"]["tpr"] = 0.009

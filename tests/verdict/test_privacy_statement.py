@@ -71,7 +71,7 @@ def test_an_infinite_epsilon_survives_a_file(tmp_path):
         ("phases", [{"noise_multiplier": 9.0, "sample_rate": 0.25, "steps": 500, "sampling": "poisson"}], "follow"),
         ("phases", [{"noise_multiplier": 9.0}], "lacks sample_rate"),
         ("delta", "small", "delta"),
-        ("records", 5000, "not expected_batch_size / records"),
+        ("records", 5000, "expected expected_batch_size / records"),
         ("extra", 1, "expected the fields"),
     ],
 )

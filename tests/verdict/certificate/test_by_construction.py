@@ -101,7 +101,7 @@ CHANGES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("predicate", "guarantee", "source"), "student", "a student is one model"),
     (("predicate", "guarantee", "source"), "private", "source: expected"),
     (("predicate", "guarantee", "models"), [], "models"),
-    (("predicate", "guarantee", "labels_asked"), 7, "ask for no labels"),
+    (("predicate", "guarantee", "labels_asked"), 7, "use no labels"),
     (("predicate", "guarantee", "extra"), 7, "guarantee.extra is unknown"),
     (("predicate", "measured", "agreement"), None, "agreement must be"),
     (("predicate", "measured", "agreement", "low"), 0.99, "low <= value"),
@@ -177,8 +177,8 @@ def test_the_words_name_what_holds_what_is_assumed_and_what_is_not_said() -> Non
         assert any("labels themselves" in line for line in one.does_not_say)
     assert "2 models of public data" in str(PUBLIC)
     assert "597 public inputs" in str(STUDENT)
-    assert not any("may be asked" in line for line in PUBLIC.assumes)
-    assert any("may be asked" in line for line in STUDENT.assumes)
+    assert not any("may be queried" in line for line in PUBLIC.assumes)
+    assert any("may be queried" in line for line in STUDENT.assumes)
     with pytest.raises(ConfigurationError, match="guarantee lacks"):
         Guarantee.from_dict({})
 

@@ -372,7 +372,7 @@ NOT_JSON = {
     "a large integer": (b'{"a": 99999999999999999999}', "2^53"),
     "a name twice": (b'{"a": {"verdict": "leak", "verdict": "certified"}}', "'verdict' is given twice"),
     "deep nesting": (DEEP, "nested too deep"),
-    "rather deep nesting": (b'{"a":' * 60 + b"1" + b"}" * 60, "nested deeper"),
+    "rather deep nesting": (b'{"a":' * 60 + b"1" + b"}" * 60, "nested more than 32 levels"),
     "half a surrogate pair in a name": (b'{"\\ud800": 1}', "surrogate"),
     "many values": (b"[" + b"0," * strict_json.MOST_VALUES + b"0]", "values"),
     "a huge file": (b" " * (strict_json.LARGEST + 1), "MiB"),
