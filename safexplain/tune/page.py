@@ -16,7 +16,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from safexplain.audit.report.figures import INK, LABEL, LIMIT, MUTED, STRONG, drawn, heat_maps, photo, plain
+from safexplain.audit.report.figures import INK, LABEL, LIMIT, MUTED, STRONG, heat_maps, photo, style_axes, svg_of
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict import words
 from safexplain.verdict.release import as_written, in_words
@@ -128,7 +128,7 @@ def pareto_figure(study: Study, front: tuple[Point, ...], named: list[Row]) -> M
         room = max(0.04, 0.08 * (most - least))
         axes.set_xlim(least - room, most + room)
         axes.set_ylim(-12 * max(highest, 0.005), 108 * max(highest, 0.005))
-        plain(axes)
+        style_axes(axes)
         axes.set_xlabel("utility: agreement with the native explanation", color=INK, labelpad=6)
         axes.set_ylabel("leak, in points", color=INK, labelpad=4)
         axes.axhline(100 * study.allowance, color=LIMIT, linewidth=1.2, linestyle=(0, (4.5, 2)), zorder=2)
@@ -143,7 +143,7 @@ def pareto_figure(study: Study, front: tuple[Point, ...], named: list[Row]) -> M
         colours = [STRONG if row.chosen else LABEL for row in named]
         axes.legend(loc="best", frameon=False, fontsize=10, labelcolor=colours, handletextpad=0.3)
 
-    return drawn(draw, SIZE, PLACE, "pareto", "pareto")
+    return svg_of(draw, SIZE, PLACE, "pareto", "pareto")
 
 
 def pictured(shown: list[Row], examples: Examples | None) -> list[Picture]:

@@ -16,7 +16,7 @@ from safexplain.audit.attacks.likelihood import PooledDensityRatio
 from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained, unit
-from safexplain.audit.report.root_cause import drawn_targets
+from safexplain.audit.report.root_cause import draw_targets
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 
@@ -156,7 +156,7 @@ def lowest_mean(values: Sequence[float]) -> float:
 def attacked(signals: Signals, row: SuiteRow, seed: int = 0) -> dict[str, Any]:
     """Every example scored once, against one model drawn at random; beside it the same against a model that knows
     nothing of the target's members."""
-    target, n = drawn_targets(signals, seed), len(signals)
+    target, n = draw_targets(signals, seed), len(signals)
     member, nobody = signals.membership[target, np.arange(n)], np.zeros(n, dtype=bool)
     scores, of_null, models = np.zeros(n), np.zeros(n), signals.models
     for t in np.unique(target).tolist():

@@ -1,8 +1,8 @@
-"""Who is exposed most: members found in each part of the data, and the members that are found most surely.
+"""Who is exposed most: members found in each part of the data, and the most exposed members.
 
-Both describe one attack's scores; the verdict does not depend on them. The threshold is one for all: with a threshold
-for each part, an attacker would have to know non-members of each. A part whose non-members are also taken for members
-more often than elsewhere is one that models find easy, so both rates are shown side by side. Groups count once.
+Both describe one attack's scores and do not affect the verdict. All parts share one threshold, since an attacker would
+need non-members of each part to set one per part. False positives are shown as well: a part that has more of them is
+one that models find easy. Groups count once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.thresholds import by_score, units_of, weights_of
 
 FEWEST_MEMBERS = 20
-"""Members (in groups: groups) below which a part of the data has no line: its interval would say nothing."""
+"""Members (or groups) below which a part of the data has no row, as its interval would be too wide."""
 
 
 @dataclass(frozen=True)
 class SliceRow:
-    """One part of the data: members found (of a group that is found in part, that part), the interval of their share,
-    and non-members that score as high."""
+    """One part of the data: members found, the interval of their share, and false positives. A group that is found in
+    part counts in part."""
 
     value: str
     found: float
@@ -48,7 +48,7 @@ class SliceRow:
 
 @dataclass(frozen=True)
 class SliceTable:
-    """All parts that one slice, such as the class, divides the data into, the most exposed first."""
+    """All parts of the data by one column, such as the class, the most exposed first."""
 
     name: str
     fpr: float  # share of all non-members above the threshold, at most that of the policy
@@ -63,7 +63,8 @@ class SliceTable:
 
 @dataclass(frozen=True)
 class ExposedMember:
-    """A member that an attack finds: its index in the signals, and the share of the non-members that score as high."""
+    """A member that an attack finds: its index in the signals, its score, and the share of non-members that score as
+    high."""
 
     example: int
     score: float
@@ -83,11 +84,11 @@ def by_slice(
     groups: NDArray[np.integer[Any]] | None = None,
     seed: int = 0,
 ) -> tuple[SliceTable, ...]:
-    """Members found in each part of the data, (s,) scores above one threshold for all: the strictest at which the share
-    of false positives among all non-members is at most the policy's.
+    """Members found in each part of the data by (s,) scores, at one threshold: the lowest whose false-positive rate
+    over all non-members is at most the policy's.
 
-    Intervals are Clopper & Pearson's over the members of a part, at that threshold as it came out; Bonferroni's
-    correction makes those of one table hold together with the policy's confidence.
+    Intervals are Clopper & Pearson's over the members of a part, given that threshold; with Bonferroni's correction,
+    those of one table hold together with the policy's confidence.
 
     Raises:
         InputError: a column is not of shape (s,), or there are no members or no non-members.
@@ -101,7 +102,7 @@ def by_slice(
     fpr = float(weights[above & ~member].sum() / outside[-1])
 
     def found(part: NDArray[np.bool_]) -> tuple[float, int]:
-        """How many of a part stand above the threshold, and of how many."""
+        """How many of a part lie above the threshold, and its size."""
         each = weights_of(np.ones(int(part.sum()), dtype=bool), None if groups is None else groups[part])
         return min(float(each[above[part]].sum()), float(units_of(each))), units_of(each)
 
@@ -127,9 +128,9 @@ def most_exposed(
     at: NDArray[np.integer[Any]] | None = None,
     groups: NDArray[np.integer[Any]] | None = None,
 ) -> tuple[ExposedMember, ...]:
-    """The k members with the highest of (s,) scores, the most exposed first, by their indices `at` (s,) in the signals.
+    """The k members with the highest (s,) scores, the most exposed first; `at` (s,) are their indices in the signals.
 
-    Only for the owner of the data: it names members.
+    The list names members and is only for the owner of the data.
 
     Raises:
         InputError: there are no members or no non-members.

@@ -28,7 +28,7 @@ from safexplain.verdict.stats import RocCurve
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
 INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST, GOOD, BAD = (f"#0a0b{i:02x}" for i in range(1, 11))
-"""Stand-in colours: drawn with by matplotlib, replaced by CSS variables afterwards."""
+"""Stand-in colours for matplotlib, later replaced by CSS variables."""
 
 VARIABLES = {
     INK: "--figure-ink",
@@ -44,13 +44,13 @@ VARIABLES = {
 }
 SIZE = 4.7
 POINTS = 260
-"""Vertices kept of a curve: one for each pixel or two of the figure."""
+"""Vertices of a curve: one for every pixel or two of the figure."""
 
 BOUNDS = 60
-"""False-positive rates at which the bounds of the strongest attack are drawn, beside the policy's."""
+"""False-positive rates at which the bounds of the strongest attack are drawn, besides the policy's."""
 
 
-def lower_end(results: Sequence[AuditResult]) -> float:
+def smallest_rate(results: Sequence[AuditResult]) -> float:
     """Smallest rate shown on both axes: the power of ten below one non-member and below the policies' rates."""
     smallest = min(min(r.policy.fpr / 2, 1 / r.non_members) for r in results)
     return float(max(10 ** np.floor(np.log10(smallest)), 1e-5))
@@ -64,11 +64,12 @@ def roc_figure(
     bound: RocBound | None = None,
     salt: str = "roc",
 ) -> Markup:
-    """Log-log ROC curves of one configuration, an `<svg>` that refers to nothing outside of it but CSS variables.
+    """Log-log ROC curves of one configuration, a self-contained `<svg>` but for CSS variables.
 
     Every curve is the conservative step function: at x, the members found with a false-positive rate of at most x. The
-    strongest judged attack is emphasised, with the bounds of its rate at each false-positive rate; that of `compare` is
-    drawn faintly, and no attack's curve lies above `bound`. Axes begin at `least`; `salt` tells a page's figures apart.
+    strongest judged attack is emphasised, with its bounds at each false-positive rate; that of `compare` is drawn
+    faintly, and `bound` is the most that any attack is expected to find. Axes begin at `least`; `salt` makes the ids of
+    a page's figures differ.
     """
 
     def draw(axes: Axes) -> None:
@@ -78,17 +79,17 @@ def roc_figure(
             at = np.geomspace(least, 1.0, POINTS)
             axes.plot(at, bound(at), color=GOOD, linewidth=1.6, linestyle=(0, (7, 2, 1.5, 2)), zorder=4)
 
-    return drawn(draw, (SIZE, SIZE * 0.95), (0.165, 0.125, 0.795, 0.855), "roc", salt)
+    return svg_of(draw, (SIZE, SIZE * 0.95), (0.165, 0.125, 0.795, 0.855), "roc", salt)
 
 
-def drawn(
+def svg_of(
     draw: Callable[[Axes], None],
     size: tuple[float, float],
     place: tuple[float, float, float, float],
     name: str,
     salt: str,
 ) -> Markup:
-    """An `<svg class="name">` of what `draw` puts on the axes at `place` of a figure of `size` inches."""
+    """An `<svg class="name">` of `size` inches, drawn by `draw` on axes at `place` in it."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # not the user's style sheet: the same input must give the same bytes
         matplotlib.rcParams.update({"svg.hashsalt": salt, "svg.fonttype": "none", "font.size": 10})
@@ -105,13 +106,13 @@ def _draw(axes: Axes, result: AuditResult, least: float, compare: AuditResult | 
     for attack in result.judged:
         if attack is not best:
             axes.step(*_steps(attack.curve, least), where="post", color=MUTED, linewidth=1, zorder=3)
-    if (alone := alone_beside(result)) is not None:
+    if (alone := baseline_attack(result)) is not None:
         line = _steps(alone.curve, least)
         axes.step(*line, where="post", color=LABEL, linewidth=1.4, linestyle=(0, (4.5, 2)), zorder=4)
     if compare is not None:
         line = _steps(compare.strongest.curve, least)
         axes.step(*line, where="post", color=GHOST, linewidth=1.6, zorder=4)
-    if (shaded := band(result, least)) is not None:
+    if (shaded := confidence_band(result, least)) is not None:
         x, low, high = shaded
         axes.fill_between(x, low, high, color=STRONG, alpha=0.13, linewidth=0, zorder=1)
     axes.step(*_steps(best.curve, least), where="post", color=STRONG, linewidth=2.2, zorder=5)
@@ -120,8 +121,8 @@ def _draw(axes: Axes, result: AuditResult, least: float, compare: AuditResult | 
         axes.plot([policy.fpr], [policy.max_tpr], color=LIMIT, marker="D", markersize=7, zorder=7)
 
 
-def alone_beside(result: AuditResult) -> AttackResult | None:
-    """What is released anyway, of the same queries as the strongest attack asks; None where it was not attacked."""
+def baseline_attack(result: AuditResult) -> AttackResult | None:
+    """The attack on labels (or predictions) alone, with the queries of the strongest attack; None if none was run."""
     base = result.baseline(result.strongest.level)
     return next((a for a in result.attacks if a is base), None) or next(
         (a for a in result.attacks if a.role == "label" and a.level == result.strongest.level), None
@@ -139,13 +140,13 @@ def _frame(axes: Axes, least: float) -> None:
         axis.set_minor_locator(LogLocator(base=10, subs=tuple(np.arange(0.2, 1.0, 0.1)), numticks=12))
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g}%"))
         axis.set_minor_formatter(NullFormatter())
-    plain(axes)
+    style_axes(axes)
     axes.set_xlabel("non-members falsely identified as members (FPR)", color=INK, labelpad=6)
     axes.set_ylabel("members found (TPR)", color=INK, labelpad=4)
 
 
-def plain(axes: Axes) -> None:
-    """Grid, ticks and frame as all figures have them."""
+def style_axes(axes: Axes) -> None:
+    """Grid, ticks and frame of all figures."""
     axes.grid(which="major", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(which="both", length=0, colors=INK, pad=6)
@@ -155,18 +156,18 @@ def plain(axes: Axes) -> None:
 
 
 def _steps(curve: RocCurve, least: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The vertices that a step line of this resolution needs: the last one left of each grid point."""
+    """The vertices of a step line at this resolution: the last one left of each grid point."""
     at = np.unique(np.searchsorted(curve.fpr, np.geomspace(least, 1.0, POINTS), side="right") - 1)
     return np.maximum(curve.fpr[at], least), np.maximum(curve.tpr[at], least / 10)
 
 
-def band(
+def confidence_band(
     result: AuditResult, least: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None:
     """Bounds of the strongest attack's true-positive rate at any false-positive rate, as `Judgement.bounds` has them.
 
     Returns:
-        Rates, lower and upper bounds; None where the order of the members does not tell, as groups count and not they.
+        Rates, lower and upper bounds; None if groups count, for which the order of single members is not enough.
     """
     policy, n1, n0 = result.policy, result.members, result.non_members
     best = result.strongest
@@ -185,7 +186,7 @@ def band(
 
 
 def _inline(svg: str, name: str) -> str:
-    """Matplotlib's file as an element of a page: no prologue, metadata, style, namespaces or group names."""
+    """Matplotlib's SVG as an element of a page, without prologue, metadata, style, namespaces and group names."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
@@ -203,7 +204,7 @@ def _inline(svg: str, name: str) -> str:
 # -------------------------------------------------------------------------------------------------------- pictures
 
 SMALL, LARGE = 160, 192
-"""Pictures are enlarged by a whole factor to at least SMALL pixels, and thinned out to at most LARGE."""
+"""Pictures are enlarged by a whole factor to at least SMALL pixels, or thinned out to at most LARGE."""
 
 SIGNED, POSITIVE = "RdBu_r", "Reds"
 """Colour maps, white at zero: blue to red for maps with signs, white to red for maps without negative values."""
@@ -212,7 +213,7 @@ NO_METADATA: dict[str, Any] = {"Software": None}
 
 
 def strips(pictures: Pictures, released_name: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The caption of every example, and its pictures: what each shows and its data URI.
+    """The caption of every example, and its pictures as (label, data URI).
 
     Args:
         pictures: the arrays.
@@ -231,14 +232,14 @@ def strips(pictures: Pictures, released_name: str) -> list[tuple[str, list[tuple
 
 
 def has_signs(pictures: Pictures) -> tuple[bool, bool]:
-    """Whether some map is drawn on the signed colour map, and whether some is drawn on the other one."""
+    """Whether any map uses the signed colour map, and whether any uses the other one."""
     groups = [pictures.native] if pictures.released is None else [pictures.native, pictures.released]
     signed = [bool((_channel_sum(g) < 0).any()) for g in groups]
     return any(signed), not all(signed)
 
 
 def heat_maps(attributions: NDArray[np.floating[Any]]) -> list[str]:
-    """Maps (k, c, h, w), each on its own scale; all on one colour map, so that white is zero in all of them."""
+    """Maps (k, c, h, w), each on its own scale; all share one colour map, in which white is zero."""
     rows = _channel_sum(attributions)
     signed = bool((rows < 0).any())
     colours = matplotlib.colormaps[SIGNED if signed else POSITIVE]
@@ -263,7 +264,7 @@ def photo(image: NDArray[np.floating[Any]]) -> str:
 
 
 def _png(rgb: NDArray[np.floating[Any]]) -> str:
-    """(h, w, 3) in [0, 1] as a data URI; nearest-neighbour scaling only, so that no value is invented."""
+    """(h, w, 3) in [0, 1] as a data URI, scaled by nearest neighbours only."""
     longest = max(rgb.shape[:2])
     rgb = rgb[:: -(-longest // LARGE), :: -(-longest // LARGE)]
     factor = -(-SMALL // max(rgb.shape[:2]))

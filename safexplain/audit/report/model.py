@@ -1,4 +1,4 @@
-"""What a report is made of: attacked configurations, example pictures, provenance."""
+"""The contents of a report: attacked configurations, example pictures, provenance."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from safexplain.verdict.result import AuditResult
 from safexplain.verdict.words import limits
 
 NATIVE, ENDPOINT = "native", "endpoint"
-"""Names of releases: explanations as they are; what a service answers, of which no native explanation is known."""
+"""Names of releases: the native explanations; the answers of a service, whose native explanations are unknown."""
 
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """One way of releasing explanations, and what the attacks found in it."""
+    """A release of explanations, and what the attacks found in it."""
 
     name: str
-    """Short, such as "native", "recommended" or "custom"."""
+    """Such as "native", "recommended" or "custom"."""
     description: str
-    """The hardening as it would be written in Python."""
+    """The hardening in Python."""
     result: AuditResult
     utility: Utility | None = None
-    """Agreement with the native explanation; None for the native one."""
+    """Agreement with the native explanation; None for the native one itself."""
     says: str = ""
-    """What is released, in words."""
+    """The released content, in words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,32 +55,32 @@ class ReportData:
     title: str
     """What was audited, such as "digits MLP"."""
     explainer: str
-    """Which explanation is released, in words."""
+    """The released explanation, in words."""
     configurations: tuple[Configuration, ...]
-    """At least one; the verdict of the last one is that of the report, those before it are shown for comparison."""
+    """At least one. The last one is judged; the others are shown for comparison."""
     provenance: Mapping[str, str]
-    """Rows of that table, in order; one named "command" is also shown as the way to reproduce the audit."""
+    """Rows of that table, in order; the one named "command" reproduces the audit."""
     pictures: Pictures | None = None
     notes: tuple[str, ...] = ()
-    """Warnings and caveats, shown beside the verdict."""
+    """Warnings and caveats, shown with the verdict."""
     root_cause: tuple[Ablation, ...] = ()
     """What the attacks find in versions of the native map."""
     root_cause_sentence: str = ""
-    """What follows from these."""
+    """The conclusion from these."""
     privacy: PrivacyStatement | None = None
     """The guarantee of the model's training."""
     canaries: Finding | None = None
-    """What canaries found about that training."""
+    """The result of canaries on that training."""
     keyed: bool = False
-    """Whether the release has noise with a key, which reference models do not have."""
+    """Whether the release adds noise under a key that reference models do not have."""
     subject_data: str | None = None
-    """Whose membership was attacked, a name in `verdict.certificate.write.SUBJECT_DATA`; None: it was trained once."""
+    """The data whose members were attacked, a name in `verdict.certificate.write.SUBJECT_DATA`; None: trained once."""
     endpoint: str | None = None
-    """URL of the service whose answers were attacked, without its model being seen."""
+    """URL of the service whose answers were attacked without access to its model."""
 
     @property
     def audited(self) -> Configuration:
-        """The configuration whose verdict is the verdict of the report."""
+        """The configuration that is judged."""
         return self.configurations[-1]
 
     @property

@@ -1,4 +1,4 @@
-"""What an audit gives: the verdict on what is released, the native one beside it, and the files that say so."""
+"""The outcome of an audit: the verdict on the release, the native result, and the files that report them."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from safexplain.verdict.evidence import Verdict
 from safexplain.verdict.guarantee import RocBound
 from safexplain.verdict.result import AuditResult
 
-SHOWN = 6
+MAX_PICTURED = 6
 """Examples pictured in the report."""
 
 
 @dataclass(frozen=True, eq=False)
 class AuditRun:
-    """What an audit found, natively and hardened, with all that its files say.
+    """The results of an audit, native and hardened, with everything that its files state.
 
     Args:
-        signals: name of a configuration -> what was attacked.
-        report: what report.html shows, but for what is known only once the signals are written.
-        stated: arguments of `safexplain.verdict.certificate.write.statement` that the report does not have.
-        findings: native maps of the targets that cannot be right; the notes say so, too.
-        next_look: reference models, scored examples and seconds, about, of another look that may decide and was not
-            begun, because it would have ended too late (`AuditOptions.seconds`); None: there is none.
+        signals: name of a configuration -> the attacked signals.
+        report: contents of report.html; digests are added once the signals are written.
+        stated: further arguments of `safexplain.verdict.certificate.write.statement`.
+        findings: native maps of the targets that cannot be right, also listed in the notes.
+        next_look: approximate reference models, scored examples and seconds of a further look that was not started
+            because it would have ended too late (`AuditOptions.seconds`); None: there is none.
     """
 
     signals: Mapping[str, Signals]
@@ -57,28 +57,30 @@ class AuditRun:
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:
-        """What was released in each way, in the report's order; the last one is judged."""
+        """All releases, in the report's order; the last one is judged."""
         return self.report.configurations
 
     @property
     def judged(self) -> Configuration:
-        """The configuration whose verdict counts."""
+        """The configuration that is judged."""
         return self.report.audited
 
     @property
     def result(self) -> AuditResult:
-        """What the attacks found in what is released."""
+        """The result on the judged release."""
         return self.judged.result
 
     @property
     def native(self) -> AuditResult:
-        """What they found in the native explanations.
+        """The result on the native explanations.
 
         Raises:
-            RefusedError: an endpoint was audited, of which none are known.
+            RefusedError: an endpoint was audited; its native explanations are unknown.
         """
         if self.configurations[0].name == ENDPOINT:
-            raise RefusedError("the native explanations of an endpoint are not known: only what it answers was audited")
+            raise RefusedError(
+                "an endpoint has no known native explanations: only its answers were audited; read .result"
+            )
         return self.configurations[0].result
 
     @property
@@ -93,7 +95,7 @@ class AuditRun:
 
     @property
     def utility(self) -> Utility | None:
-        """How much of the native explanation is left in the released one; None where maps were not kept."""
+        """Agreement of the released with the native explanations; None if maps were not kept."""
         return self.judged.utility
 
     @property
@@ -103,18 +105,18 @@ class AuditRun:
 
     @property
     def files(self) -> dict[str, str]:
-        """What `save` writes: kind -> name."""
+        """Files that `save` writes: kind -> name."""
         certificate = {} if self.result.quick else {"certificate": "certificate.json"}
         files = {"report": "report.html", **certificate, "signals": "signals.npz"}
         return files | ({"native_signals": "native-signals.npz"} if len(self.configurations) > 1 else {})
 
     def save(self, folder: str | Path) -> Path:
-        """Write report.html, certificate.json, signals.npz and, of a hardened release, native-signals.npz.
+        """Write report.html, certificate.json, signals.npz and, for a hardened release, native-signals.npz.
 
-        Of a quick look there is no certificate.
+        A quick look has no certificate.
 
         Returns:
-            The folder, which is made where it is missing.
+            The folder, created if it is missing.
 
         Raises:
             InputError: a file cannot be written.
@@ -166,13 +168,13 @@ class AuditRun:
 
 
 def pictures(x: Tensor, member: NDArray[np.bool_], signals: Mapping[str, Signals], judged: str) -> Pictures | None:
-    """Members and non-members in turn, when the inputs are images and the maps have their shape."""
+    """Members and non-members in turn, if the inputs are images and the maps have their shape."""
     native = signals["native"]
     if x.dim() != 4 or x.shape[1] not in (1, 3) or native.attributions is None:
         return None
     if native.attributions.shape[2] != x[0].numel():
         return None
-    sides = [np.flatnonzero(member)[: SHOWN // 2], np.flatnonzero(~member)[: SHOWN // 2]]
+    sides = [np.flatnonzero(member)[: MAX_PICTURED // 2], np.flatnonzero(~member)[: MAX_PICTURED // 2]]
     chosen = np.array([i for pair in zip(*sides, strict=False) for i in pair])
 
     def maps(name: str) -> NDArray[Any]:
@@ -209,13 +211,13 @@ def environment(model: nn.Module, seed: int) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------- the page
 
 COMMAND = "command"
-"""Row of the provenance that is also shown as the way to reproduce the audit."""
+"""Row of the provenance that reproduces the audit."""
 
 
 def render(report: ReportData) -> str:
     """The report as one HTML document: no scripts, nothing loaded, the same text for the same input."""
     results = [c.result for c in report.configurations]
-    least = figures.lower_end(results)
+    least = figures.smallest_rate(results)
     curves = []
     bound = None if report.privacy is None or report.audited.result.implied is None else RocBound.of(report.privacy)
     for i, configuration in enumerate(report.configurations):
@@ -256,8 +258,7 @@ def render(report: ReportData) -> str:
 
 
 def write_report(path: str | Path, report: ReportData) -> Path:
-    """Render and write, all or nothing: an older report stays until the new one is complete; InputError if it cannot
-    be written (no such folder, no permission, disk full)."""
+    """Render and write atomically; InputError if the file cannot be written (no folder, no permission, disk full)."""
     raw = render(report).encode("utf-8", errors="replace")
     size = f"{len(raw) / 1e6:.1f} MB"
     hint = f"; name a file in an existing folder that this user may write to, with {size} free"

@@ -1,9 +1,8 @@
-"""Which property of a map carries the leak: the same attack on maps of which one property is kept, or taken away.
+"""Which property of a map carries the leak: the same attack on maps with one property kept or removed.
 
-Each row of `VERSIONS` is a likelihood-ratio attack (LiRA, arXiv 2112.03570, section IV) on what a transformation leaves
-of the native maps. A property carries the leak where most of the AUC above 1/2 is kept with it alone, and lost without
-it. This describes; nothing is certified here, so it looks at the examples outside of the certification split where it
-can.
+Each row of `VERSIONS` is a likelihood-ratio attack (LiRA, arXiv 2112.03570, section IV) on transformed native maps. A
+property carries the leak if most of the AUC above 1/2 remains with it alone and is lost without it. This describes and
+certifies nothing, so it uses examples outside the certification split if there are enough.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ Kind = Literal["native", "alone", "removed"]
 Property = Literal["norm", "signs", "magnitudes", "ranks", "sparsity", "strongest", ""]
 
 CONFIDENCE = 0.95
-"""Of each interval, and of the two statements that something is above chance (over all that were tried: Bonferroni)."""
+"""Of each interval, and of the two statements that an attack is above chance (with Bonferroni's correction)."""
 
 HALF = 0.5
-"""Share of the AUC above 1/2 that a property must keep alone, and cost when removed, to be named the carrier."""
+"""Share of the AUC above 1/2 that the carrier of a leak must keep alone, and cost when removed."""
 
 TOP = 0.1
 """Share of the coordinates that counts as the most sensitive ones."""
@@ -61,7 +60,7 @@ PLURAL = ("signs", "strongest")
 
 @dataclass(frozen=True)
 class Ablation:
-    """What the attack finds in one version of the maps: the native map as it is, or one property alone, or removed.
+    """What the attack finds in one version of the maps: the native map, one property alone, or one removed.
 
     Bounds of the AUC are DeLong's, those of the share of members found hold with the threshold's own uncertainty (see
     `thresholds`); each at 95 %.
@@ -96,7 +95,7 @@ class Version:
     make: Callable[[Maps, NDArray[np.bool_]], Maps]
     """(k, d) maps of one model and (k, d) which coordinates are the strongest -> (k,) or (k, d')."""
     scalar: str = ""
-    """Signal that is the same number, for where no maps are stored."""
+    """Stored signal with the same number, used if no maps are stored."""
 
 
 def _l1(a: Maps) -> Maps:
@@ -143,7 +142,7 @@ VERSIONS: tuple[Version, ...] = (
     Version("magnitudes removed", "signs times the RMS", "removed", "magnitudes", lambda a, top: np.sign(a) * _rms(a)),
     Version(f"strongest {TOP:.0%} removed", "all others", "removed", "strongest", lambda a, top: _rest(a, top)),
 )
-"""The versions that are attacked, fixed before anything is measured."""
+"""The versions that are attacked, fixed before measuring."""
 
 
 def sentence(ablations: Sequence[Ablation]) -> str:
@@ -157,7 +156,7 @@ def sentence(ablations: Sequence[Ablation]) -> str:
         hidden = max((a for a in alone if _above_chance(a, len(alone))), key=lambda a: a.auc, default=None)
         if hidden is None:
             return f"Nothing to explain: the attacks on the native map are at chance (AUC {native.auc:.2f})."
-        text = f"The attacks on the native map as it is are at chance (AUC {native.auc:.2f}), but that on"
+        text = f"The attacks on the whole native map are at chance (AUC {native.auc:.2f}), but the attack on"
         return f"{text} {NOUNS[hidden.of]} alone is not (AUC {hidden.auc:.2f})."
     kept = {
         p: max((a for a in alone if a.of == p), key=lambda a: a.auc) for p in NOUNS if any(a.of == p for a in alone)
@@ -172,26 +171,26 @@ def _carrier(native: Ablation, kept: dict[Property, Ablation], lost: dict[Proper
         p: (kept[p].excess / native.excess, 1 - max(lost[p].excess, 0.0) / native.excess) for p in kept if p in lost
     }
     carriers = [p for p, both in shares.items() if min(both) >= HALF]
-    as_it_is = f"the map as it is: {native.auc:.2f}"
+    whole = f"whole map: {native.auc:.2f}"
     if carriers:
         p = max(carriers, key=lambda p: sum(shares[p]))
         start = f"{NOUNS[p][0].upper()}{NOUNS[p][1:]} {'carry' if p in PLURAL else 'carries'} the leak"
-        return f"{start}: alone AUC {kept[p].auc:.2f}, without AUC {lost[p].auc:.2f} ({as_it_is})."
+        return f"{start}: AUC {kept[p].auc:.2f} alone, {lost[p].auc:.2f} when removed ({whole})."
     if not kept:
         return (
             f"The attack on the native map is above chance (AUC {native.auc:.2f}); no version of the map was compared."
         )
     most = max(kept.values(), key=lambda a: a.auc)
-    text = f"of what is kept alone, {NOUNS[most.of]} {'have' if most.of in PLURAL else 'has'} the highest AUC"
-    text += f" ({most.auc:.2f}; {as_it_is})"
+    text = f"alone, {NOUNS[most.of]} {'have' if most.of in PLURAL else 'has'} the highest AUC"
+    text += f" ({most.auc:.2f}; {whole})"
     if not lost:
-        return f"Whole maps were not stored, so nothing could be removed; {text}."
+        return f"Whole maps were not stored, so no property could be removed; {text}."
     least = min(lost.values(), key=lambda a: a.auc)
     return f"No single property carries the leak: {text}; removing {NOUNS[least.of]} costs most (AUC {least.auc:.2f})."
 
 
 def _above_chance(a: Ablation, tried: int) -> bool:
-    """Whether the AUC is surely above 1/2, when it is one of several that were tried."""
+    """Whether the AUC is significantly above 1/2, as one of several that were tried."""
     if a.auc_low <= 0.5 or a.auc == 1.0:
         return a.auc_low > 0.5
     middle, low = (math.log(p / (1 - p)) for p in (a.auc, a.auc_low))
@@ -199,40 +198,41 @@ def _above_chance(a: Ablation, tried: int) -> bool:
     return middle > (middle - low) * z(1 - (1 - CONFIDENCE) / (2 * tried)) / z((1 + CONFIDENCE) / 2)
 
 
-FEWEST = 100
-"""Members, and non-members, below which all examples are looked at rather than those outside of the certification."""
+MIN_EXAMPLES = 100
+"""Members, and non-members, outside the certification split below which all examples are used."""
 
-MOST_NUMBERS = 1 << 26
-"""Numbers in the maps of all models that are looked at; of more examples a part is drawn at random."""
+MAX_NUMBERS = 1 << 26
+"""Numbers in the maps of all models, at most; examples are drawn at random if there are more."""
 
-MOST_TARGETS = 64
-"""Most models that take turns as the target; more would only cost time, as each example is looked at once."""
+MAX_TARGETS = 64
+"""Models that take turns as the target, at most; more only cost time, as each example is attacked once."""
 
 
-def drawn_targets(signals: Signals, seed: int) -> NDArray[np.int64]:
-    """(n,) for each example the target that it is looked at with, drawn at random: what is found is their average."""
+def draw_targets(signals: Signals, seed: int) -> NDArray[np.int64]:
+    """(n,) the target for which each example is attacked, drawn at random, so that results are averages."""
     rng = np.random.default_rng([seed, 0xA551])
     targets = np.array(signals.targets)
-    if len(targets) > MOST_TARGETS:
-        targets = np.sort(rng.choice(targets, MOST_TARGETS, replace=False))
+    if len(targets) > MAX_TARGETS:
+        targets = np.sort(rng.choice(targets, MAX_TARGETS, replace=False))
     chosen: NDArray[np.int64] = targets[rng.integers(len(targets), size=len(signals))]
     return chosen
 
 
 def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int = 0) -> tuple[NDArray[np.bool_], str]:
-    """(n,) bool, the examples outside of the certification split, or all where these are too few, and a sentence on
-    which these are; `trains` says whether the audit trained something, an attack or a blind control."""
+    """(n,) bool, the examples outside the certification split (all, if these are too few), and a sentence that names
+    them; `trains` says whether the audit trained something, an attack or a blind control."""
     splits = Splits.of(signals, policy, trains=trains)
     outside = splits.selection | splits.training
-    member = signals.membership[drawn_targets(signals, seed), np.arange(len(signals))]
+    member = signals.membership[draw_targets(signals, seed), np.arange(len(signals))]
     members, others = int(member[outside].sum()), int((~member[outside]).sum())
-    if min(members, others) >= FEWEST:
-        says = f"Measured on {members:,} members and {others:,} non-members outside of the certification split."
+    if min(members, others) >= MIN_EXAMPLES:
+        says = f"Measured on {members:,} members and {others:,} non-members outside the certification split."
         return outside, says
     return (
         splits.certification | outside,
-        f"Measured on all examples, those of the verdict included, because fewer than {FEWEST} members or non-members"
-        " lie outside of the certification split: choose no hardening by it and certify on the same examples.",
+        f"Measured on all examples, including those of the verdict, because fewer than {MIN_EXAMPLES} members"
+        " or non-members lie outside the certification split: do not choose a hardening by this and then certify on the"
+        " same examples.",
     )
 
 
@@ -247,16 +247,16 @@ def root_cause(
 ) -> tuple[Ablation, ...]:
     """Attack the native maps, and versions of them with one property alone or without it.
 
-    Versions for which neither maps nor the scalar are stored are left out. Looked at are the (n,) `rows` (see `sample`;
-    None: all), each with the model that `target` (n,) names (None: one of the targets, drawn from the seed). One row a
-    version; none where there are fewer than two reference models.
+    Versions are skipped if neither maps nor their scalar are stored. The (n,) `rows` (see `sample`; None: all) are
+    attacked, each for the model in `target` (n,) (None: drawn from the targets). Returns one row per version, or none
+    with fewer than two reference models.
 
     Raises:
         InputError: the rows hold only members or only non-members.
     """
     if len(signals.models) < 3:
         return ()
-    target = drawn_targets(signals, seed) if target is None else target
+    target = draw_targets(signals, seed) if target is None else target
     chosen = _chosen(signals, np.ones(len(signals), dtype=bool) if rows is None else rows, seed)
     member = signals.membership[target, np.arange(len(signals))][chosen]
     if member.all() or not member.any():
@@ -277,17 +277,17 @@ def root_cause(
 
 
 def _chosen(signals: Signals, rows: NDArray[np.bool_], seed: int) -> NDArray[np.int64]:
-    """Indices of the examples looked at, in order, not too many."""
+    """Sorted indices of the attacked examples, at most so many that their maps fit `MAX_NUMBERS`."""
     chosen: NDArray[np.int64] = np.flatnonzero(rows)
     size = 0 if signals.attributions is None else len(signals.models) * signals.attributions.shape[2]
-    most = max(2 * FEWEST, MOST_NUMBERS // max(size, 1))
+    most = max(2 * MIN_EXAMPLES, MAX_NUMBERS // max(size, 1))
     if len(chosen) > most:
         chosen = np.sort(np.random.default_rng([seed, 0x0CA5]).choice(chosen, most, replace=False))
     return chosen
 
 
 def _groups(targets: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each target with the places in `chosen` of the examples looked at with it."""
+    """Each target with the places in `chosen` of the examples attacked for it."""
     for target in np.unique(targets[chosen]).tolist():
         yield target, np.flatnonzero(targets[chosen] == target)
 
@@ -322,7 +322,7 @@ def _scores(
 def _strongest(
     signals: Signals, maps: Maps, targets: NDArray[np.int64], chosen: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """(s, d) bool: per example the coordinates with the largest mean magnitude; the target is not looked at."""
+    """(s, d) bool, the coordinates with the largest mean magnitude per example over its reference models."""
     d = maps.shape[2]
     number = min(max(1, round(TOP * d)), max(d - 1, 1))
     top = np.zeros((len(chosen), d), dtype=bool)

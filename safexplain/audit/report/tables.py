@@ -1,8 +1,7 @@
 """The report's tables as rows of text, ready for the template.
 
-A `Scale` draws the small graphics inside the cells: an interval against chance and a limit, themed by the page's CSS.
-The rows of figures are those of `verdict.words`, with a bar beside each; then come parts of the members, the versions
-of the map, the utility, and facts beside the verdict.
+A `Scale` draws the bars inside the cells, an interval against chance and a limit, themed by the page's CSS. Rows of
+figures come from `verdict.words`; then parts of the members, versions of the map, utility, and facts on the verdict.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from safexplain.verdict.words import STANDINGS, Figure, Standing, percent, point
 WIDTH, HEIGHT, MARGIN = 170, 26, 7
 TOPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 LETTER = 6.2
-"""Width of a letter of the axis' text, about."""
+"""Approximate width of a letter of the axis' text."""
 
 Unit = Literal["rate", "difference", "auc"]
 
@@ -40,11 +39,11 @@ class Scale:
     """An axis.
 
     Args:
-        unit: "rate" from 0 on a square-root scale, which still separates 1 % from 3 %; "difference" of rates and "auc"
-            on a straight one.
+        unit: "rate" is drawn on a square-root scale from 0, which still separates 1 % from 3 %; "difference" of rates
+            and "auc" on a linear one.
         low, high: its ends.
-        chance: what guessing reaches.
-        limit: what the policy allows; None where it is not what these numbers are compared with.
+        chance: the value that guessing reaches.
+        limit: what the policy allows; None if these numbers are not compared with it.
     """
 
     unit: Unit
@@ -67,7 +66,7 @@ class Scale:
 
     @classmethod
     def of_claim(cls, result: Judgement, lowest: float, highest: float) -> Scale:
-        """The axis of what the claim is about, with the limit."""
+        """The axis of the claim, with its limit."""
         if result.claim == "whole":
             return cls.rates(highest, result.policy.fpr, result.limit)
         return cls.differences(lowest, highest, result.limit)
@@ -80,7 +79,7 @@ class Scale:
         )
 
     def x(self, value: float) -> float:
-        """Horizontal position of a number; beyond an end, that end."""
+        """Horizontal position of a number, clipped to the ends."""
         share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return MARGIN + (WIDTH - 2 * MARGIN) * (share**0.5 if self.unit == "rate" else share)
 
@@ -115,7 +114,7 @@ class Scale:
         return ends + _word(WIDTH - 1, HEIGHT - 2, "end", self.text(self.high, 3))
 
     def bar(self, value: float, low: float, high: float, standing: str) -> Markup:
-        """The interval as a bar and the number as a dot, coloured by the CSS class of how it stands."""
+        """The interval as a bar and the number as a dot, coloured by the CSS class of its standing."""
         left, right = self.x(low), self.x(high)
         says = f"{self.text(value)}, between {self.text(low)} and {self.text(high)}"
         limit = Markup("")
@@ -170,7 +169,7 @@ def _cell(figure: Figure, scale: Scale, tone: Standing) -> Cell:
 
 
 def tile(result: Judgement) -> tuple[str, str, str]:
-    """What one configuration gives away, in one number, what it is, and its bounds."""
+    """The headline number of a configuration, its unit in words, and its bounds."""
     figure = words.headline(result)
     says = "of the members found"
     if figure.signed:
@@ -179,7 +178,7 @@ def tile(result: Judgement) -> tuple[str, str, str]:
 
 
 class LevelCells(NamedTuple):
-    """What an attacker finds who asks so often; None where there is nothing to find it with."""
+    """What an attacker finds with so many queries; None where nothing was attacked."""
 
     times: str
     labels: Cell | None
@@ -188,7 +187,7 @@ class LevelCells(NamedTuple):
 
 
 class LevelTable(NamedTuple):
-    """Labels (or predictions) of the same queries, what the explanation adds, and both, at each level of patience."""
+    """Labels (or predictions) alone, what the explanation adds, and both together, for each number of queries."""
 
     rates: Markup
     differences: Markup
@@ -196,7 +195,7 @@ class LevelTable(NamedTuple):
 
 
 def level_table(result: Judgement) -> LevelTable:
-    """The three numbers of each level of the policy, bars on common axes."""
+    """The three numbers for each number of queries in the policy, with bars on common axes."""
     rows, chance, whole = words.level_rows(result), result.policy.fpr, result.claim == "whole"
     highest = max((f.high for row in rows for f in (row.labels, row.whole) if f), default=chance)
     rate = Scale.rates(highest, chance, result.limit if whole else None)
@@ -224,7 +223,7 @@ def level_table(result: Judgement) -> LevelTable:
 
 
 class TargetTable(NamedTuple):
-    """A line for each target, and the cell of what its deciding attack finds."""
+    """A row for each target, with the cell of its deciding attack."""
 
     axis: Markup
     unit: str
@@ -232,7 +231,7 @@ class TargetTable(NamedTuple):
 
 
 def target_table(result: Judgement) -> TargetTable | None:
-    """All targets, each with its verdict and the attack that decides it; None for one."""
+    """All targets, each with its verdict and its deciding attack; None if there is only one."""
     rows = words.target_rows(result)
     if not rows:
         return None
@@ -242,12 +241,12 @@ def target_table(result: Judgement) -> TargetTable | None:
     return TargetTable(scale.axis(), "TPR" if result.claim == "whole" else "Adds, in points", cells)
 
 
-JUDGED_FIRST, BESIDE_FIRST = 3, 1
-"""Attacks of a level shown at once, judged and not; the weaker ones are folded away."""
+MAX_JUDGED, MAX_UNJUDGED = 3, 1
+"""Judged and unjudged attacks of a level that are shown; the weaker ones are folded away."""
 
 
 class AttackRow(NamedTuple):
-    """One attack as a line of the table."""
+    """One attack as a row of the table."""
 
     name: str
     title: str
@@ -261,7 +260,7 @@ class AttackRow(NamedTuple):
 
 
 class LevelGroup(NamedTuple):
-    """The attacks of one level of patience: judged ones first, then the baseline, then others."""
+    """The attacks with one number of queries: judged ones first, then the baseline, then others."""
 
     level: int
     shown: tuple[AttackRow, ...]
@@ -270,7 +269,7 @@ class LevelGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class AttackTable:
-    """One configuration as a table, by level of patience; in each the strongest judged attack first."""
+    """The attacks on one configuration, by number of queries; the strongest judged attack comes first in each."""
 
     configuration: Configuration
     compares: bool
@@ -279,24 +278,24 @@ class AttackTable:
 
     @property
     def result(self) -> AuditResult:
-        """Of the configuration."""
+        """The result of the configuration."""
         return self.configuration.result
 
     @property
     def rows(self) -> tuple[AttackRow, ...]:
-        """All of them."""
+        """All rows, shown and folded."""
         return tuple(row for g in self.groups for row in (*g.shown, *g.folded))
 
     @property
     def folded_sentence(self) -> str:
-        """How many are folded away, and how they stand; "" for none."""
+        """How many rows are folded away, and their standings; "" for none."""
         counts: Counter[str] = Counter(row.standing for g in self.groups for row in g.folded)
         parts = [f"{counts[k]} {says}" for k, says in STANDINGS.items() if counts[k]]
         return f"{counts.total()} more attacks: {', '.join(parts)}" if counts else ""
 
 
 def attack_tables(configurations: Sequence[Configuration]) -> tuple[AttackTable, ...]:
-    """One table a configuration, all drawn on axes with common ends."""
+    """One table per configuration, all on axes with common ends."""
     bounds = [b for c in configurations for a in c.result.attacks if (b := c.result.claimed(a)) is not None]
     ends = min((low for low, _ in bounds), default=0.0), max((high for _, high in bounds), default=0.0)
     return tuple(_table(c, Scale.of_claim(c.result, *ends)) for c in configurations)
@@ -314,11 +313,11 @@ def _table(configuration: Configuration, scale: Scale) -> AttackTable:
 
 
 def _shown(rows: Sequence[AttackRow]) -> set[str]:
-    """Titles of the rows of a level that are shown at once; a single one is not worth folding away."""
+    """Titles of the rows of a level that are shown; a single row is never folded away."""
     judged = [r.title for r in rows if r.standing in ("above", "below", "open")]
     beside = [r.title for r in rows if r.standing in ("beyond", "unjudged")]
     baseline = {r.title for r in rows if r.standing == "baseline"}
-    return {*judged[: _split(judged, JUDGED_FIRST)], *baseline, *beside[: _split(beside, BESIDE_FIRST)]}
+    return {*judged[: _split(judged, MAX_JUDGED)], *baseline, *beside[: _split(beside, MAX_UNJUDGED)]}
 
 
 def _split(rows: Sequence[object], most: int) -> int:
@@ -342,8 +341,7 @@ def _row(result: AuditResult, attack: AttackResult, scale: Scale) -> AttackRow:
 
 
 class PartTable(NamedTuple):
-    """The parts that a column divides the data into, each with its cell, the most exposed first; `rest` are folded
-    away."""
+    """The parts of the data by one column, the most exposed first; those of `rest` are folded away."""
 
     of: SliceTable
     axis: Markup
@@ -351,19 +349,19 @@ class PartTable(NamedTuple):
     rest: tuple[tuple[SliceRow, Cell], ...]
 
 
-PARTS_FIRST = 10
-"""Parts shown at once."""
+MAX_PARTS = 10
+"""Parts that are shown."""
 
 
 def part_tables(result: AuditResult) -> tuple[PartTable, ...]:
-    """What the strongest attack finds in each part of the data."""
+    """What the strongest attack finds in each part of the data, a table per column."""
     return tuple(_parts(t, result.policy.fpr) for t in result.slices if t.rows)
 
 
 def _parts(table: SliceTable, chance: float) -> PartTable:
     scale = Scale.rates(max(row.high for row in table.rows), chance, None)
     rows = tuple((row, _cell(Figure(row.rate, row.low, row.high), scale, "unjudged")) for row in table.rows)
-    first = _split(rows, PARTS_FIRST)
+    first = _split(rows, MAX_PARTS)
     return PartTable(table, scale.axis(), rows[:first], rows[first:])
 
 
@@ -376,7 +374,7 @@ KINDS = {
 
 
 class CauseTable(NamedTuple):
-    """Versions of the map by kind, each with its bar and what it finds."""
+    """Versions of the map by kind, each with its bar and the members found in it."""
 
     fpr: str
     axis: Markup
@@ -421,24 +419,24 @@ CONTROLS = {
     "exact copies": "Is a copy of a member among the non-members?",
     "other source": "Can examples of the other source be recognised from the inputs alone?",
 }
-"""What each control asks."""
+"""The question of each control."""
 
 NUMBERS = {
     "auc": "AUC",
     "auc_low": "AUC at least",
     "tpr_low": "TPR at least",
     "expected_at_most": "expected at most",
-    "of_tolerated": "of what is tolerated",
-    "effect": "effect of membership, over theirs",
+    "of_tolerated": "deviation over tolerance",
+    "effect": "effect of membership, relative to the references",
 }
-"""Numbers behind a control."""
+"""Names of the numbers behind a control."""
 
 STATES = {True: "failed", False: "passed", None: "not run"}
 """A control's outcome."""
 
 
 def with_controls(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Whose controls are shown: the audited configuration, and others if one of theirs failed."""
+    """Configurations whose controls are shown: the audited one, and others with a failed control."""
     audited = configurations[-1]
     shown = [audited, *(c for c in configurations[:-1] if c.result.failed)]
     return [c for c in shown if c.result.controls]
@@ -450,29 +448,33 @@ def control_numbers(control: Control) -> str:
 
 
 def measures(utility: Utility) -> list[tuple[str, str, str]]:
-    """Field in `Utility`, name and meaning of each measure that there is, the share of top features in words."""
+    """Field in `Utility`, name and meaning of each measure that was computed."""
     top = percent(utility.top_fraction, 3)
     rows = (
         ("top_overlap", "Top-feature overlap", f"share of the {top} strongest features that remain among them"),
-        ("rank_correlation", "Rank correlation", "Spearman, of the magnitudes: is the order of the features kept?"),
+        ("rank_correlation", "Rank correlation", "Spearman correlation of the magnitudes with the native ones"),
         ("cosine", "Cosine similarity", "of the whole map: 1 is the same direction, 0 is unrelated"),
         ("sign_agreement", "Sign agreement", "share of the strongest features that keep their sign"),
         ("sign_errors", "Wrong signs", "share of released signs that differ from the native ones, zeros aside"),
         ("sign_errors_top", "Maps with a wrong sign", f"among the {top} strongest features, at least {FEWEST_TOP}"),
-        ("deletion", "Deletion", f"fall of the class's probability when the {top} highest named features are set to 0"),
-        ("insertion", "Insertion", "its rise when all others are set to 0"),
+        (
+            "deletion",
+            "Deletion",
+            f"drop in the class's probability when the {top} highest-ranked features are set to 0",
+        ),
+        ("insertion", "Insertion", "rise in that probability when all others are set to 0"),
         ("prohibited", "Prohibited reasons", "share of explanations with a prohibited column among the reasons"),
     )
     return [row for row in rows if getattr(utility, row[0]) is not None]
 
 
-def measured(field: str, value: float) -> str:
-    """A figure of a measure, errors as percentages."""
+def format_measure(field: str, value: float) -> str:
+    """The value of a measure as text, errors as percentages."""
     return percent(value) if field.startswith(("sign_errors", "prohibited")) else f"{value:.2f}"
 
 
 class Fact(NamedTuple):
-    """A number beside the verdict."""
+    """A number shown with the verdict."""
 
     name: str
     value: str
@@ -481,7 +483,7 @@ class Fact(NamedTuple):
 
 
 def facts(configuration: Configuration) -> tuple[Fact, ...]:
-    """What was set aside, what the sample could decide, and how often it was used."""
+    """How many examples were set aside, what the sample could decide, and how often it was used."""
     result = configuration.result
     found = [
         Fact(f"Set aside for {name}", f"{n:,}", "examples that were not scored")
@@ -497,7 +499,7 @@ def facts(configuration: Configuration) -> tuple[Fact, ...]:
 def _uses(result: AuditResult, native: bool) -> Fact:
     uses, warns = result.uses, False
     if result.split != "certification":
-        value, says = "selection split", "may be looked at as often as you like; nothing is decided"
+        value, says = "selection split", "for choosing a hardening, as often as you like; it decides nothing"
     elif native and uses is None and result.policy.release != "prediction":
         value, says = "not counted", "for the native explanation: there is no hardening to choose"
     elif uses is None:
@@ -508,5 +510,7 @@ def _uses(result: AuditResult, native: bool) -> Fact:
         value, says = "first use", "no other configuration was judged on them before"
     else:
         value, warns = f"{uses:,}", True
-        says = "configurations were judged on them, including this one: each choice by a verdict weakens the next"
+        says = (
+            "configurations were judged on them, including this one: choosing by a verdict weakens every later verdict"
+        )
     return Fact("Uses of these examples", value, says, warns)

@@ -364,9 +364,9 @@ def test_parts_of_the_members_are_shown_with_intervals_the_most_exposed_first() 
 
 def test_members_are_listed_only_where_they_were_asked_for() -> None:
     text = text_of(audited(LEAK, parts=4, exposed=3))
-    assert "3 members that are found most surely" in text
-    assert "for the owner of the data alone" in text
-    assert "found most surely" not in text_of(audited(LEAK, parts=4))
+    assert "3 most exposed members" in text
+    assert "only the owner of the data should see it" in text
+    assert "most exposed member" not in text_of(audited(LEAK, parts=4))
 
 
 def test_no_string_from_outside_can_inject_html() -> None:
@@ -591,7 +591,7 @@ def test_what_the_sample_could_certify_and_what_would_decide_are_given() -> None
 @pytest.mark.parametrize("policy", [POLICY, WHOLE])
 def test_the_shaded_band_is_what_the_verdict_compares(policy: Policy) -> None:
     found = audited(INCONCLUSIVE, policy)
-    shaded = figures.band(found, 1e-3)
+    shaded = figures.confidence_band(found, 1e-3)
     assert shaded is not None
     fpr, low, high = shaded
     at = int(np.flatnonzero(fpr == policy.fpr)[0])
@@ -606,7 +606,9 @@ def test_the_shaded_band_is_what_the_verdict_compares(policy: Policy) -> None:
         assert high[i] == pytest.approx(upper_bound(found_above(order, upper), found.members, 0.025))
         below = lower_bound(found_above(order, rank), found.members, each / 2) * share
         assert low[i] == pytest.approx(max(below, 1e-4))
-    assert figures.band(audited(INCONCLUSIVE, policy, group=5), 1e-3) is None  # groups count, not who stands where
+    assert (
+        figures.confidence_band(audited(INCONCLUSIVE, policy, group=5), 1e-3) is None
+    )  # groups count, not who stands where
 
 
 ABLATIONS = (
@@ -620,7 +622,7 @@ ABLATIONS = (
 
 def test_the_root_cause_is_shown_with_its_sentence_and_left_out_without() -> None:
     page = Page(render(report(native(), root_cause=ABLATIONS, root_cause_sentence=sentence(ABLATIONS))))
-    assert "The norm carries the leak: alone AUC 0.70, without AUC 0.53" in page.text
+    assert "The norm carries the leak: AUC 0.70 alone, 0.53 when removed" in page.text
     for a in ABLATIONS:
         numbers = (a.name, f"{a.auc:.3f}", f"{a.auc_low:.3f}–{a.auc_high:.3f}", f"{a.tpr:.1%}")
         assert [r for r in page.rows if all(n in r for n in numbers)]
