@@ -8,6 +8,7 @@ class is written nowhere, so that none can be forgotten.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,18 @@ def public_names(package: griffe.Module, entry: str | dict[str, list[str]]) -> l
     return [(entry, n) for n in names if not n.startswith("_")]
 
 
+def _entries(package: griffe.Module, listed: list[str | dict[str, list[str]]]) -> Iterator[str | dict[str, list[str]]]:
+    """Entries of a page; "folder.*" stands for the modules of a folder that have `__all__` and no other entry."""
+    named = {entry if isinstance(entry, str) else next(iter(entry)) for entry in listed}
+    for entry in listed:
+        if not isinstance(entry, str) or not entry.endswith(".*"):
+            yield entry
+            continue
+        folder = package[entry.removeprefix(f"{PACKAGE}.").removesuffix(".*")]
+        modules = (m for m in folder.members.values() if not m.is_alias and m.is_module and m.exports)
+        yield from (m.path for m in modules if m.path not in named)
+
+
 def topics() -> list[Topic]:
     """Every page of docs/api with its names; a name that several pages could have is on the first."""
     extensions = griffe.load_extensions(str(ROOT / "docs" / "site_generated.py"))
@@ -114,7 +127,7 @@ def topics() -> list[Topic]:
             continue
         title = re.search(r"^# (.+)$", text, re.MULTILINE)
         topic = Topic(f"api/{source.name}", title[1] if title else source.stem)
-        for module, name in (pair for entry in head["api"] for pair in public_names(package, entry)):
+        for module, name in (pair for entry in _entries(package, head["api"]) for pair in public_names(package, entry)):
             found = find(package, f"{module}.{name}")
             known = (found.path if found and module not in DROP_IN else module, name)
             if found is None or found.is_module or known in seen:

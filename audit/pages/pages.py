@@ -1,7 +1,8 @@
-"""The pages of docs/evidence and the index in audit/README.md: which suite stands where, and what a page is made of.
+"""The pages of docs/evidence and the index in audit/README.md: the suites of each page, and how a page is made.
 
-A page is `page.md` beside its suites (prose, with `{{ NAME }}` where a table of `tables.TABLES` goes), the docstring of
-each suite, and what its committed result says about the run.
+A page consists of the `page.md` beside its suites (prose, with `{{ NAME }}` in place of a table of `tables.TABLES`),
+the docstring of each suite, and the provenance of its result. A suite needs no entry here if its `page.md` begins with
+its title and its row in the index.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shared.run import RESULTS, ROOT, markdown
-from .tables import TABLES
+from .tables import HEAD, TABLES, pages_with_head
 
 README = ROOT / "audit" / "README.md"
 DOCS = ROOT / "docs"
@@ -50,7 +51,8 @@ class Suite:
     def source(self) -> Path:
         """The file whose docstring says how it is done."""
         path = ROOT.joinpath(*self.module.split("."))
-        return path / "suite.py" if path.is_dir() else path.with_suffix(".py")
+        files = path / "suite.py", path / "__main__.py", path.with_suffix(".py")
+        return next(file for file in files if file.is_file())
 
     def protocol(self) -> str:
         """The docstring."""
@@ -78,6 +80,10 @@ class Page:
         """The prose."""
         return ROOT / "audit" / (self.folder or f"suites/{self.name}") / "page.md"
 
+    def prose(self) -> str:
+        """The text of its `page.md`, without the head."""
+        return re.sub(HEAD, "", self.source.read_text(), count=1)
+
     @property
     def path(self) -> Path:
         """The page itself."""
@@ -92,7 +98,16 @@ def _benchmark(name: str, shows: str, time: str, needs: str = "nothing") -> Suit
     return Suite(f"audit.benchmarks.{name}", shows, needs, time, name.replace(".", "_"))
 
 
-PAGES = (
+def _page_with_head(source: Path) -> Page:
+    """The page of the suite in a folder, from the head of its `page.md`: title, shows, needs and time."""
+    head = re.match(HEAD, source.read_text())
+    assert head is not None
+    about = dict(line.split(": ", 1) for line in head[1].splitlines())
+    name = source.parent.name
+    return Page(name, about.pop("title"), (_suite(name, **about),))
+
+
+_LISTED = (
     Page("explainers", "Every explainer", (_suite(
         "explainers", "members found from each explainer of the catalog, natively and hardened, beside the label alone,"
         " and what the hardened answer is worth, on one small task each", "`heloc.npz`", "20 min"),)),
@@ -197,6 +212,8 @@ PAGES = (
         "`cifar10.npz`, `heloc.npz`, `weights/`; installs the peers", "60 min", "frozen/peers", "e73fbe75"),),
         "benchmarks/peers"),
 )  # fmt: skip
+
+PAGES = (*_LISTED, *map(_page_with_head, pages_with_head()))
 """In the order of the index."""
 
 
@@ -214,7 +231,7 @@ def page(p: Page, results: Path = RESULTS) -> str:
     if p.suites:
         commands = [(s.command, s.shows, s.needs, s.time) for s in p.suites]
         parts.append(markdown(("command", "what it shows", "needs", "time on 2 cores"), commands, left=4))
-    parts.append(_filled(p.source.read_text(), results).strip())
+    parts.append(_filled(p.prose(), results).strip())
     if p.folder != "benchmarks" and not all(s.frozen for s in p.suites):
         parts.append("## How it is done")
         for s in p.suites:

@@ -1,8 +1,11 @@
-"""The tables and lists of results on the pages of docs/evidence, made from audit/results/*.json."""
+"""The tables on the pages of docs/evidence, made from audit/results/*.json."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from ..benchmarks import tables as benchmark_tables
@@ -11,18 +14,17 @@ from ..shared.run import markdown
 from ..suites.attack_table import tables as attack_tables
 from ..suites.bound_errors import tables as bound_tables
 from ..suites.broken_trainers import tables as trainer_tables
-from ..suites.dithering import tables as dithering_tables
-from ..suites.dp_attacks import tables as dp_tables
-from ..suites.dp_defaults import tables as default_tables
-from ..suites.explainers import tables as explainer_tables
 from ..suites.fuzzed_files import tables as fuzz_tables
-from ..suites.paper_a import tables as paper_a_tables
 from ..suites.paper_b_recourse import tables as recourse_tables
 from ..suites.paper_c_canaries import tables as canary_tables
-from ..suites.paper_d import tables as paper_d_tables
-from ..suites.paper_e_tmi import tables as tmi_tables
 from ..suites.releases import tables as release_tables
-from ..suites.verdict_errors import tables as verdict_tables
+
+Table = Callable[[dict[str, Any]], str]
+"""Makes a table from a result."""
+
+SUITES = Path(__file__).parents[1] / "suites"
+HEAD = r"---\n((?:\w+: .*\n)+)---\n"
+"""Head of the `page.md` of a suite that is found by it: title, shows, needs and time, a line each."""
 
 
 def red_team(found: dict[str, Any]) -> str:
@@ -31,8 +33,22 @@ def red_team(found: dict[str, Any]) -> str:
     return markdown(("attack", "version 0.1", "now"), rows, left=3)
 
 
-TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    **{name: ("explainers", make) for name, make in explainer_tables.TABLES.items()},
+def pages_with_head() -> list[Path]:
+    """Each `page.md` that begins with a head."""
+    return [path for path in sorted(SUITES.glob("*/page.md")) if re.match(HEAD, path.read_text())]
+
+
+def _of_suites() -> Iterator[tuple[str, tuple[str, Table]]]:
+    """The tables of every suite that has `TABLES` in its `tables.py`, or in the `__main__.py` of a single file."""
+    for page in sorted(SUITES.glob("*/page.md")):
+        single = page in pages_with_head() and not (page.parent / "tables.py").is_file()
+        if single or (page.parent / "tables.py").is_file():
+            module = import_module(f"audit.suites.{page.parent.name}.{'__main__' if single else 'tables'}")
+            yield from ((name, (page.parent.name, make)) for name, make in getattr(module, "TABLES", {}).items())
+
+
+TABLES: dict[str, tuple[str, Table]] = {
+    **dict(_of_suites()),
     **{f"attack_table: {name}": ("attack_table", getattr(attack_tables, name)) for name in ("scores", "changes")},
     "red_team": ("red_team", red_team),
     "fuzzed_files": ("fuzzed_files", fuzz_tables.fuzzed_files),
@@ -45,16 +61,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "canary_training": ("canary_training", canary_tables.training),
     **benchmark_tables.TABLES,
     **{name: ("frozen/peers", make) for name, make in peer_tables.TABLES.items()},
-    **{name: ("paper_a", make) for name, make in paper_a_tables.TABLES.items()},
-    **{name: ("dp_attacks", make) for name, make in dp_tables.TABLES.items()},
-    **{name: ("dp_defaults", make) for name, make in default_tables.TABLES.items()},
-    **{name: ("dithering", make) for name, make in dithering_tables.TABLES.items()},
-    **{name: ("releases", make) for name, make in release_tables.TABLES.items()},
     "releases: order": ("releases_order", release_tables.order),
-    **{name: ("paper_e_tmi", make) for name, make in tmi_tables.TABLES.items()},
-    **{name: ("paper_d", make) for name, make in paper_d_tables.TABLES.items()},
-    **{name: ("verdict_errors", make) for name, make in verdict_tables.TABLES.items()},
     **{name: ("recourse_evidence", make) for name, make in recourse_tables.TABLES.items()},
     "recourse: networks": ("recourse_networks", recourse_tables.networks),
 }
-"""Name in a page's prose -> (result, what makes the table from it)."""
+"""Name in the prose of a page -> its result, and the function that makes the table from it."""

@@ -1,6 +1,6 @@
 """What happens to an attribution before it leaves: `clips` (or `formats`), `masks`, `noise`, joined by `hardening`.
 
-A new clip, mask or noise is one class, and its name in `hardening.SLOTS`.
+A new clip or mask is one class, and its name in `clips.CLIPS` or `masks.MASKS`.
 """
 
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm

@@ -198,6 +198,10 @@ class RankNorm:
         return released.copysign_(rows).masked_fill_(rows == 0, 0.0)
 
 
+CLIPS = (RangeClip, NormClip, UnitNorm, RankNorm)
+"""All clips, as JSON and certificates name them; `formats` has more."""
+
+
 @lru_cache(maxsize=8)
 def _totals(clip: RankNorm, d: int, balanced: bool, device: torch.device) -> Tensor:
     """(d + 1,) sums of the first 0, 1, ..., d magnitudes, or balanced values, in increasing order, float64."""

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
+from safexplain.hardening.clips import CLIPS, Clip, RangeClip, RankNorm, Relative, UnitNorm, absolute
 from safexplain.hardening.features import Features
 from safexplain.hardening.formats import Levels, TopKSet
-from safexplain.hardening.masks import ThresholdMask, TopKMask
+from safexplain.hardening.masks import MASKS, ThresholdMask, TopKMask
 from safexplain.hardening.noise import (
     GaussianNoise,
     check_key,
@@ -36,8 +36,8 @@ from safexplain.hardening.noise import (
 )
 
 SLOTS: dict[str, tuple[type, ...]] = {
-    "clip": (RangeClip, NormClip, UnitNorm, RankNorm, TopKSet, Levels),
-    "mask": (ThresholdMask, TopKMask),
+    "clip": (*CLIPS, TopKSet, Levels),
+    "mask": MASKS,
     "noise": (GaussianNoise,),
 }
 """What may stand in each slot, in the order in which they are applied."""

@@ -54,6 +54,10 @@ class TopKMask:
         return rows.mul_(largest(rows.abs(), max(1, round(self.fraction * rows.shape[1]))))
 
 
+MASKS = (ThresholdMask, TopKMask)
+"""All masks, as JSON and certificates name them."""
+
+
 def keep_fraction(step: Any) -> None:
     """Check that the field `fraction` of a step is in (0, 1]; see `keep_number`."""
     keep_number(step, "fraction", above=0.0)

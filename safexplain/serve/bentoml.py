@@ -20,6 +20,8 @@ from safexplain.serve.inputs import numbers
 from safexplain.serve.protocol import Intake, Operation, Reply, Strict, checked, explain_v1, predict_v1
 from safexplain.serve.service import Service
 
+__all__ = ["service_class"]
+
 with needs_extra("bentoml"):
     from bentoml import Context, IODescriptor, api
 

@@ -33,6 +33,8 @@ from safexplain.serve.inputs import ANONYMOUS, numbers
 from safexplain.serve.loading import Options
 from safexplain.serve.service import Service
 
+__all__ = ["log_model", "save_model"]
+
 with needs_extra("mlflow"):
     from mlflow import pyfunc
     from mlflow.models import Model, ModelSignature

@@ -19,6 +19,8 @@ from typing import Any
 from safexplain.errors import ConfigurationError, needs_extra
 from safexplain.hardening.noise import KEY_VARIABLE
 
+__all__ = ["deployment"]
+
 with needs_extra("ray"):
     from ray import serve
 

@@ -19,7 +19,7 @@ from safexplain.audit.question import Method
 from safexplain.explain.catalog import Row
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.formats import Levels, TopKSet
-from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.hardening import SLOTS, Hardening
 from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
 
@@ -53,7 +53,7 @@ def _amount(factor: float, space: Space, clip: Any) -> float | Relative:
 
 NONE = Kind({}, lambda v, space, clip: None)
 
-STEPS: Mapping[str, Mapping[str, Kind]] = {
+_KINDS: Mapping[str, Mapping[str, Kind]] = {
     "clip": {
         "none": NONE,
         "TopKSet": Kind(
@@ -94,6 +94,18 @@ STEPS: Mapping[str, Mapping[str, Kind]] = {
     },
 }
 """Slot of a hardening -> name of a kind -> the kind; masks and noise are in units of the clip."""
+
+
+def _with_defaults(step: Callable[[], Any]) -> Kind:
+    """A kind of step that is only tried with its default numbers."""
+    return Kind({}, lambda v, space, clip: step())
+
+
+STEPS: Mapping[str, Mapping[str, Kind]] = {
+    slot: {**kinds, **{k.__name__: _with_defaults(k) for k in SLOTS[slot] if k.__name__ not in kinds}}
+    for slot, kinds in _KINDS.items()
+}
+"""The same, with every step that has no row; its numbers need defaults."""
 
 _PLAIN = {"mask": "none", "noise": "none", "grid": False}
 
