@@ -1,14 +1,14 @@
-"""The privacy loss of training, and the epsilons that follow from it, without torch:
+"""The privacy loss of training and its epsilons, without torch:
 
 pairs          the pair of distributions that dominates one step
-distributions  privacy losses on a grid: made, composed, read
-steps          a number of steps, and what they spend under every adjacency
+distributions  distributions of privacy losses on a grid, and their composition
+steps          the epsilons of a number of steps under every adjacency
 """
 
 from safexplain._privacy_loss.distributions import VACUOUS as VACUOUS
 from safexplain._privacy_loss.steps import ERROR as ERROR
-from safexplain._privacy_loss.steps import MOST_KINDS as MOST_KINDS
-from safexplain._privacy_loss.steps import MOST_RECORDS as MOST_RECORDS
+from safexplain._privacy_loss.steps import MAX_KINDS as MAX_KINDS
+from safexplain._privacy_loss.steps import MAX_RECORDS as MAX_RECORDS
 from safexplain._privacy_loss.steps import PROTECTS as PROTECTS
 from safexplain._privacy_loss.steps import ROUNDING as ROUNDING
 from safexplain._privacy_loss.steps import SMALLEST_DELTA as SMALLEST_DELTA

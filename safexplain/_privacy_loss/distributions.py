@@ -1,11 +1,11 @@
-"""Distributions of privacy losses on a grid: made from a privacy profile, composed, coarsened, and read.
+"""Distributions of privacy losses on a grid: from a privacy profile, and their composition.
 
-A loss is log(P / Q) under P, for a pair of distributions. The mass of a loss between two grid points goes to both, so
-that its probabilities under P and under Q stay the same ("connect the dots", Doroshenko et al. 2022, arXiv 2207.04380);
-every delta(epsilon) can only grow by that, and is exact on the grid before anything is composed. The same holds when a
-distribution is moved to a coarser grid (`coarser`). Losses of independent mechanisms add up: one Fourier transform for
-each kind of step, its power, and one transform back (`compose`), on a grid as long as all but 1e-15 of the mass needs
-by Chernoff's bound; what is beyond counts as an infinite loss.
+A loss is log(P / Q) under P, for a pair of distributions. The mass of a loss between two grid points is split between
+both so that its probabilities under P and under Q stay the same ("connect the dots", Doroshenko et al. 2022, arXiv
+2207.04380). This can only increase delta(epsilon), which is exact on the grid before composition. The same holds for
+moving a distribution to a coarser grid (`coarser`). Losses of independent mechanisms add up: `compose` takes one
+Fourier transform for each kind of step, its power, and one transform back. Its grid covers all but 1e-15 of the mass by
+Chernoff's bound; mass above counts as an infinite loss.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from scipy import fft
 Array = NDArray[np.float64]
 
 CELLS = 1 << 20
-"""Most grid points of one distribution, composed or not; about 100 MB while it is composed."""
+"""Largest number of grid points of a distribution; about 100 MB while it is composed."""
 
 VACUOUS = 500.0
-"""Epsilons above are given as infinite: they would promise nothing, and their exponentials overflow."""
+"""Larger epsilons are reported as infinite: they guarantee nothing, and their exponentials overflow."""
 
-FARTHEST = VACUOUS + 20
-"""Losses above count as infinite, and losses below minus this as this."""
+LARGEST_LOSS = VACUOUS + 20
+"""Larger losses count as infinite; losses below its negative count as its negative."""
 
 CUT_OFF = 1e-15
 """Mass of a composition that may lie above its grid; it counts as an infinite loss."""
@@ -37,7 +37,7 @@ ORDERS = np.geomspace(0.02, 24.0, 14)
 """Orders of Chernoff's bound, over the standard deviation."""
 
 BLOCK = 16
-"""Grid points that are taken as their worst in Chernoff's bound, where there are many."""
+"""Grid points that are merged into their worst for Chernoff's bound, if there are many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Losses:
     Args:
         width: of the grid, in nats.
         first: the lowest loss, in widths.
-        mass: (k,) probabilities under P of losses first, first + 1, ... widths; rounding may leave tiny negative ones.
+        mass: (k,) probabilities under P of losses first, first + 1, ... widths; may be slightly negative by rounding.
         infinite: probability of an infinite loss.
     """
 
@@ -58,16 +58,16 @@ class Losses:
 
     @classmethod
     def of_profile(cls, divergence: Callable[[Array], Array], low: float, high: float, width: float) -> Losses:
-        """The distribution with a privacy profile, all of whose finite losses are taken to lie between two.
+        """The distribution with a privacy profile.
 
         Args:
             divergence: (k,) epsilons -> hockey-stick divergences of order e^epsilon.
-            low: lower end; losses below count as this.
-            high: upper end; losses above count as infinite.
+            low: smaller losses count as this.
+            high: larger losses count as infinite.
             width: of the grid.
         """
-        first = math.floor(max(low, -FARTHEST) / width) - 1
-        last = max(math.ceil(min(high, FARTHEST) / width) + 1, first + 2)
+        first = math.floor(max(low, -LARGEST_LOSS) / width) - 1
+        last = max(math.ceil(min(high, LARGEST_LOSS) / width) + 1, first + 2)
         grid = np.arange(first, last + 1, dtype=np.float64) * width
         deltas = np.nan_to_num(divergence(grid), nan=1.0)  # 1 wherever it overflowed
         deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
@@ -91,7 +91,7 @@ class Losses:
         return mean, math.sqrt(max(float(self.mass @ (self.values - mean) ** 2), 0.0))
 
     def coarser(self, width: float) -> Losses:
-        """The same mechanism on a grid of another, larger width; each delta(epsilon) is at least as large."""
+        """The same mechanism on a grid of larger width; each delta(epsilon) is at least as large."""
         if width <= self.width:
             return self
         values = self.values
@@ -104,7 +104,7 @@ class Losses:
         return Losses(width, first, np.asarray(mass, dtype=np.float64), self.infinite)
 
     def log_moment(self, order: float) -> float:
-        """An upper bound on log E exp(order * loss) of the finite losses, that is hardly larger."""
+        """A tight upper bound on log E exp(order * loss) of the finite losses."""
         values, mass = self.values, np.maximum(self.mass, 0.0)
         if len(mass) > 4096:
             pad = -len(mass) % BLOCK
@@ -115,9 +115,9 @@ class Losses:
         return top + math.log(max(float(np.exp(exponents - top) @ mass), 1e-300))
 
     @cached_property
-    def _above(self) -> tuple[Array, Array]:
-        """(k + 1,) sums of mass and of mass times exp(-loss), over grid points from each on."""
-        shrunk = self.mass * np.exp(-np.clip(self.values, -FARTHEST, FARTHEST + 100))
+    def _tail_sums(self) -> tuple[Array, Array]:
+        """(k + 1,) sums of mass and of mass times exp(-loss), from each grid point on."""
+        shrunk = self.mass * np.exp(-np.clip(self.values, -LARGEST_LOSS, LARGEST_LOSS + 100))
         under_p, under_q = (np.append(np.cumsum(m[::-1])[::-1], 0.0) for m in (self.mass, shrunk))
         return under_p, under_q
 
@@ -125,21 +125,21 @@ class Losses:
         """(n,) or () delta at each epsilon."""
         epsilon = np.asarray(epsilon, dtype=np.float64)
         at = np.clip(np.floor(epsilon / self.width).astype(np.int64) + 1 - self.first, 0, len(self.mass))
-        under_p, under_q = self._above
-        deltas = self.infinite + under_p[at] - np.exp(np.minimum(epsilon, FARTHEST + 100)) * under_q[at]
+        under_p, under_q = self._tail_sums
+        deltas = self.infinite + under_p[at] - np.exp(np.minimum(epsilon, LARGEST_LOSS + 100)) * under_q[at]
         return np.asarray(np.clip(deltas, self.infinite, 1.0))
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon of at least 0 at a delta; infinite where there is none."""
+        """The smallest epsilon of at least 0 at a delta; infinite if there is none."""
         if self.infinite >= delta:
             return math.inf
-        under_p, under_q = self._above
+        under_p, under_q = self._tail_sums
         start = max(-self.first, 0)  # grid points from 0 on
         points = self.values[start:]
         if not len(points):
             return 0.0
         deltas = (
-            self.infinite + under_p[start + 1 :] - np.exp(np.minimum(points, FARTHEST + 100)) * under_q[start + 1 :]
+            self.infinite + under_p[start + 1 :] - np.exp(np.minimum(points, LARGEST_LOSS + 100)) * under_q[start + 1 :]
         )
         if self.first > 0:  # the lowest loss is above 0
             at_zero = self.infinite + float(under_p[0] - under_q[0])
@@ -158,16 +158,16 @@ class Losses:
 
 
 def compose(parts: Sequence[tuple[Losses, int]], cells: int = CELLS) -> Losses:
-    """The losses of all mechanisms together, each so many times; on a coarser grid if they need more than `cells`.
+    """The distribution of the sum of all losses; on a coarser grid if it needs more than `cells`.
 
     Args:
-        parts: distributions on one grid, and how often each is composed.
-        cells: most grid points.
+        parts: distributions on one grid, each with the number of times that it is composed.
+        cells: largest number of grid points.
     """
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     width = parts[0][0].width
-    low, high = _ends(parts)
+    low, high = _support(parts)
     needed = max(math.ceil((high - low) / width) + 2, *(len(p.mass) for p, _ in parts))
     if needed > cells:
         coarse = width * max(2.0, 1.05 * needed / cells)
@@ -179,16 +179,15 @@ def compose(parts: Sequence[tuple[Losses, int]], cells: int = CELLS) -> Losses:
         product *= _power(fft.rfft(part.mass, length), times)
         offset += part.first * times
         finite += times * math.log1p(-min(part.infinite, 1 - 1e-16))
-    whole = fft.irfft(product, length)
     first = math.floor(low / width)
-    mass = np.roll(whole, (offset - first) % length)
+    mass = np.roll(fft.irfft(product, length), (offset - first) % length)
     if not np.isfinite(mass).all():
         return Losses(width, 0, np.zeros(1), 1.0)
     return Losses(width, first, mass[:needed], 2 * CUT_OFF - math.expm1(finite))
 
 
 def _power(base: NDArray[np.complex128], times: int) -> NDArray[np.complex128]:
-    """base ** times by squaring: as accurate as NumPy's, and faster."""
+    """base ** times by squaring, as accurate as NumPy's and faster."""
     result: NDArray[np.complex128] | None = None
     while True:
         if times & 1:
@@ -199,10 +198,10 @@ def _power(base: NDArray[np.complex128], times: int) -> NDArray[np.complex128]:
         base = base * base
 
 
-def _ends(parts: Sequence[tuple[Losses, int]]) -> tuple[float, float]:
-    """Two losses outside of which the composition has at most `CUT_OFF` of its mass, by Chernoff's bound.
+def _support(parts: Sequence[tuple[Losses, int]]) -> tuple[float, float]:
+    """Two losses outside which the composition has at most `CUT_OFF` of its mass, by Chernoff's bound.
 
-    Mass below the lower end comes back at the upper one, where it counts for more.
+    Mass below the lower end wraps around to the upper one, where it counts for more.
     """
     low = sum(p.first * p.width * n for p, n in parts)
     high = sum((p.first + len(p.mass) - 1) * p.width * n for p, n in parts)

@@ -1,8 +1,8 @@
 """The pair of distributions that dominates one step of the sampled Gaussian mechanism.
 
-The sum of clipped gradients and its noise are measured along the worst direction, in units of the noise's standard
-deviation. The record in which neighbours differ joins a batch with probability q. With d = 1 / noise_multiplier and the
-mixture M(v) = (1 - q) N(0) + q N(v):
+The noisy sum of clipped gradients is measured along the worst direction, in units of the noise's standard deviation.
+The record in which neighbours differ joins a batch with probability q. With d = 1 / noise_multiplier and the mixture
+M(v) = (1 - q) N(0) + q N(v):
 
 | sampling | add_remove, zero_out | substitute |
 |---|---|---|
@@ -13,21 +13,21 @@ mixture M(v) = (1 - q) N(0) + q N(v):
 Proof for Poisson. Given the other records' batch, the record joins with the same probability q under both data sets,
 and its clipped gradient is v under D and w under D', both of norm at most 1. An order a >= 0 and a set A of outputs
 give (1 - q) (1 - a) N(0)(A) + q (N(v)(A) - a N(w)(A)). Let N(0)(A) = Phi(z). By the Neyman-Pearson lemma
-N(v)(A) <= Phi(z + |v| d) and N(w)(A) >= Phi(z - |w| d), so that this is at most
-(1 - q) (1 - a) Phi(z) + q (Phi(z + d) - a Phi(z - d)). All these inequalities are equations at once for a half-space A
-along e and gradients e under D, -e under D', so the pair is attained, and no other gives more at any order. A pair that
-is the largest at all orders a >= 0 dominates the composition of adaptive steps (Zhu, Dong and Wang 2022, arXiv
-2106.08567, Theorem 10). For add/remove w = 0 (or v = 0), and the same holds with N(0) on one side.
+N(v)(A) <= Phi(z + |v| d) and N(w)(A) >= Phi(z - |w| d), so this is at most
+(1 - q) (1 - a) Phi(z) + q (Phi(z + d) - a Phi(z - d)). All these inequalities are equalities for a half-space A along e
+and gradients e under D, -e under D', so the pair is attained, and no other is larger at any order. A pair that is the
+largest at all orders a >= 0 dominates the composition of adaptive steps (Zhu, Dong and Wang 2022, arXiv 2106.08567,
+Theorem 10). For add/remove w = 0 (or v = 0), and the same holds with N(0) on one side.
 
-Fixed size. Let R be the batch had the record not been drawn; it stands where another record of R would, so that the
-sums lie at most 2 from that of R. Add/remove follows as above, with 2 d. Under substitution the record's own sums lie
-at most 2 from each other too, and for orders a >= 1, by advanced joint convexity (Balle, Barthe and Gaboardi 2018,
-arXiv 1807.01647, Theorem 2),
+Fixed size. Let R be the batch that is drawn without the record; the record replaces another record of R, so the sums
+are at most 2 from that of R. Add/remove follows as above, with 2 d. Under substitution the two sums with the record are
+also at most 2 apart, and for orders a >= 1, by advanced joint convexity (Balle, Barthe and Gaboardi 2018, arXiv
+1807.01647, Theorem 2),
 
     H_a <= q H_{1 + (a - 1) / q}(N(2 d), N(0)),
 
 which is the pair of add/remove (arXiv 2106.08567, Theorem 11). Orders below one have another worst case; both are
-joined into one symmetric pair. For zero_out with a fixed size the pair of substitution is used, an upper bound.
+joined into one symmetric pair. For zero_out with a fixed size, the pair of substitution is an upper bound.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from scipy.special import log_ndtr, ndtr, roots_legendre
 Array = NDArray[np.float64]
 
 TAIL = 9.0
-"""Losses of noise beyond so many standard deviations (probability 1e-19) count as infinite."""
+"""Losses of noise beyond this number of standard deviations (probability 1e-19) count as infinite."""
 
-FAR = 700.0
-"""Exponents above are cut to this; what they belong to has long been given as infinite."""
+MAX_EXPONENT = 700.0
+"""Larger exponents are cut to this; the losses that they belong to count as infinite anyway."""
 
 NODES = roots_legendre(6)
 
@@ -67,16 +67,16 @@ class Pair:
 
     @property
     def fixed_size(self) -> bool:
-        """Whether a record stands where another one would."""
+        """Whether a drawn record replaces another one."""
         return self.sampling == "fixed-size" and self.sample_rate < 1
 
     @cached_property
     def distance(self) -> float:
-        """How far a record moves the sum, in standard deviations of the noise."""
+        """The largest change of the sum by one record, in standard deviations of the noise."""
         return (2.0 if self.fixed_size else 1.0) / self.noise_multiplier
 
     def loss(self, x: Array) -> Array:
-        """log(M(d) / N(0)) at x, increasing; with small relative errors where it is near 0."""
+        """log(M(d) / N(0)) at x, increasing; with small relative errors near 0."""
         q, term = self.sample_rate, self.distance * x - self.distance**2 / 2
         total = np.logaddexp(self.least, term + math.log(q))
         excess = q * np.expm1(np.minimum(term, 300.0))
@@ -90,22 +90,22 @@ class Pair:
 
     @cached_property
     def largest(self) -> tuple[float, float]:
-        """Losses that are hardly ever passed, removing and substituting."""
+        """Losses that removal and substitution exceed with negligible probability."""
         reach = TAIL + self.distance
         up, down = (float(self.loss(np.array(side * reach))) for side in (1, -1))
         return up, up if self.fixed_size else up - down
 
     @cached_property
     def smallest(self) -> float:
-        """A loss that is hardly ever below, removing; adding, its opposite is hardly ever passed."""
+        """A loss below which removal falls with negligible probability; for addition, negate it."""
         return float(self.loss(np.array(-TAIL)))
 
     def renyi(self, order: float, adjacency: str) -> float:
-        """The Renyi divergence of the pair, of the larger direction, by quadrature.
+        """The Renyi divergence of the pair, in the larger direction, by quadrature.
 
-        With a fixed size under substitution the pair is known by its privacy profile H of orders above one only, which
-        holds both ways: of its moment E_Q (P / Q)^a = 1 + a (a - 1) int_0^inf (e^((a - 1) e) + e^(-a e)) H(e) de the
-        pair of removal has all but the part of the reverse direction.
+        With a fixed size under substitution, the pair is given by its privacy profile H at orders above one, which
+        holds in both directions: E_Q (P / Q)^a = 1 + a (a - 1) int_0^inf (e^((a - 1) e) + e^(-a e)) H(e) de. The moment
+        of the pair of removal lacks only a part of the reverse direction, which is added.
 
         Args:
             order: above 1.
@@ -113,16 +113,16 @@ class Pair:
         """
         top = self.distance
         bound = order * (top * (1 if self.fixed_size or adjacency == "add_remove" else 2)) ** 2 / 2
-        if 2 * order * top > 2000:  # too far out; more than any budget, whatever the sampling
+        if 2 * order * top > 2000:  # far beyond any budget
             return bound
         if adjacency == "substitute" and not self.fixed_size:
             return min(self._log_moment(order, 1, -1) / (order - 1), bound)
         if adjacency == "substitute" or (adjacency == "zero_out" and self.fixed_size):
             log_moment = self._log_moment(order, 1, 0)
-            if log_moment > FAR:
+            if log_moment > MAX_EXPONENT:
                 return bound
-            whole = math.expm1(log_moment) + self._other_way(order)
-            return min(math.log1p(whole) / (order - 1), bound)
+            moment = math.expm1(log_moment) + self._reverse_part(order)
+            return min(math.log1p(moment) / (order - 1), bound)
         return min(max(self._log_moment(order, 1, 0), self._log_moment(order, 0, 1)) / (order - 1), bound)
 
     def _log_moment(self, order: float, upper: int, lower: int) -> float:
@@ -136,14 +136,14 @@ class Pair:
         log_weight = under - x * x / 2 + math.log((x[1] - x[0]) / math.sqrt(2 * math.pi))
         exponents = order * ratio + log_weight
         highest = float(exponents.max())
-        kept = np.maximum(exponents, log_weight) > -60
-        if order * float(np.abs(ratio[kept]).max()) > 300:
+        relevant = np.maximum(exponents, log_weight) > -60
+        if order * float(np.abs(ratio[relevant]).max()) > 300:
             return max(highest + math.log(float(np.exp(exponents - highest).sum())), 0.0)
-        # E_Q (P / Q) = 1 is taken off, so that small moments are not lost in rounding
-        terms = np.exp(log_weight[kept]) * (np.expm1(order * ratio[kept]) - order * np.expm1(ratio[kept]))
+        # order * (E_Q (P / Q) - 1) = 0 is subtracted, so that small moments are not lost to rounding
+        terms = np.exp(log_weight[relevant]) * (np.expm1(order * ratio[relevant]) - order * np.expm1(ratio[relevant]))
         return math.log1p(max(float(terms.sum()), 0.0))
 
-    def _other_way(self, order: float) -> float:
+    def _reverse_part(self, order: float) -> float:
         """a (a - 1) int_0^inf e^(-a e) (H(e) - its reverse) de, at least 0, of the pair of removal."""
         e, width = np.linspace(0, 40 / order, 2001, retstep=True)
         gap = np.maximum(self.removal(e) - self.addition(e), 0.0) * np.exp(-order * e)
@@ -151,7 +151,7 @@ class Pair:
 
     @cached_property
     def moments(self) -> tuple[float, float, float]:
-        """Mean, standard deviation and mean size of the loss under its numerator, by quadrature."""
+        """Mean, standard deviation and mean absolute value of the loss under its numerator, by quadrature."""
         b = np.array([1 - self.sample_rate, self.sample_rate])
         at = np.linspace(-TAIL, TAIL, 241)
         weights = np.exp(-at * at / 2)
@@ -167,21 +167,21 @@ class Pair:
         return float(profile(np.zeros(1))[0])
 
     def removal(self, epsilon: Array) -> Array:
-        """Hockey-stick divergence of order e^epsilon from M(d) to N(0); any epsilon."""
+        """Hockey-stick divergence of order e^epsilon from M(d) to N(0), for any epsilon."""
         cut, half = self._cut(epsilon), self.distance / 2
-        above = self.sample_rate * _between(half - cut, half) - _times_expm1(epsilon, -cut)
+        above = self.sample_rate * _interval(half - cut, half) - _times_expm1(epsilon, -cut)
         return np.where(epsilon > self.least, above, -np.expm1(np.minimum(epsilon, 0)))
 
     def addition(self, epsilon: Array) -> Array:
         """The same from N(0) to M(d)."""
         cut, half = self._cut(-epsilon), self.distance / 2
-        grown = np.exp(np.minimum(epsilon, FAR)) * (self.sample_rate * _between(cut - half, half))
+        grown = np.exp(np.minimum(epsilon, MAX_EXPONENT)) * (self.sample_rate * _interval(cut - half, half))
         return np.where(-epsilon > self.least, grown - _times_expm1(epsilon, cut), 0.0)
 
     def substitution(self, epsilon: Array) -> Array:
-        """Of the pair of substitution, in both directions; any epsilon.
+        """The same for the pair of substitution, in both directions.
 
-        It is computed at e^|epsilon|, and continued to a pair whose directions are alike: 1 - a + a H(1/a) at a < 1.
+        It is computed at e^|epsilon|, and extended to a symmetric pair: 1 - a + a H(1/a) at a < 1.
         """
         above = self.removal if self.fixed_size else self._poisson_substitution
         values = above(np.abs(epsilon))
@@ -195,16 +195,16 @@ class Pair:
             grown = self.least - math.log(q) + (epsilon + d * d) / 2 + np.log(-np.expm1(-epsilon) / 2)
         sinh = np.where(grown > 300, grown + math.log(2), np.arcsinh(np.exp(np.minimum(grown, 300))))
         cut = (epsilon / 2 + sinh) / d
-        apart = q * (_between(-cut, d) - _times_expm1(epsilon, -d - cut))
+        apart = q * (_interval(-cut, d) - _times_expm1(epsilon, -d - cut))
         return np.asarray(apart - (1 - q) * _times_expm1(epsilon, -cut))
 
     def _cut(self, epsilon: Array) -> Array:
-        """Where the loss is epsilon; anything where it never is."""
+        """The x at which the loss is epsilon; arbitrary if there is none."""
         return np.asarray((_log_order(epsilon, self.sample_rate) + self.distance**2 / 2) / self.distance)
 
 
 def _log_order(epsilon: Array, q: float) -> Array:
-    """log(1 + (e^epsilon - 1) / q): the order of the part of a mixture that differs, whose weight is q."""
+    """log(1 + (e^epsilon - 1) / q): the order for the part of a mixture that differs, whose weight is q."""
     with np.errstate(invalid="ignore", divide="ignore"):
         near = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / q)
         far = epsilon + np.log1p(-(1 - q) * np.exp(-np.maximum(epsilon, 0.5))) - math.log(q)
@@ -213,17 +213,17 @@ def _log_order(epsilon: Array, q: float) -> Array:
 
 def _times_expm1(epsilon: Array, x: Array) -> Array:
     """(e^epsilon - 1) Phi(x), for any epsilon."""
-    whole = np.expm1(np.minimum(epsilon, 1.0)) * ndtr(x)
+    out = np.expm1(np.minimum(epsilon, 1.0)) * ndtr(x)
     far = epsilon >= 1
     if far.any():
-        whole[far] = np.exp(np.minimum(epsilon[far] + log_ndtr(x[far]), FAR)) - ndtr(x[far])
-    return np.asarray(whole)
+        out[far] = np.exp(np.minimum(epsilon[far] + log_ndtr(x[far]), MAX_EXPONENT)) - ndtr(x[far])
+    return np.asarray(out)
 
 
-def _between(middle: Array, half: float) -> Array:
-    """Phi(middle + half) - Phi(middle - half), of small relative error also where half is small."""
+def _interval(middle: Array, half: float) -> Array:
+    """Phi(middle + half) - Phi(middle - half), with a small relative error even if half is small."""
     if half >= 0.25:
-        below = -np.abs(middle)  # by symmetry; of two numbers near 1 the difference would be lost
+        below = -np.abs(middle)  # by symmetry; two numbers near 1 would cancel
         return np.asarray(ndtr(below + half) - ndtr(below - half))
     near = np.zeros_like(middle)
     for node, weight in zip(*NODES, strict=True):

@@ -1,18 +1,17 @@
-"""What differentially private training spends, under every adjacency at once.
+"""The epsilons of differentially private training, under every adjacency at once.
 
-Read from the top: what neighbouring data sets differ in and how batches are drawn (`Adjacency`, `Sampling`); a number
-of equal `Steps` and the `Epsilons` that they spend (`epsilons`, `composed`); and, at the end, the privacy loss of one
-step (`one_step`), from which all follows. `safexplain.dp.accounting` calibrates noise to a budget with it, and
+The module begins with the difference between neighbouring data sets and the sampling of batches (`Adjacency`,
+`Sampling`), then has a number of equal `Steps` and their `Epsilons` (`epsilons`, `composed`), and ends with the privacy
+loss of one step (`one_step`), from which all others follow. `safexplain.dp.accounting` calibrates noise with it, and
 `safexplain.verdict.privacy_statement` states what was spent.
 
 Composition is numeric, by privacy loss distributions (Koskela, Jalkoe and Honkela 2020, arXiv 1906.03049; Doroshenko et
-al. 2022, arXiv 2207.04380; `distributions`). Every number is an upper bound, about 3e-4 above the exact one, and
-agrees with dp-accounting's, whose Renyi accountant is not to be used here: in version 0.6 it leaves out that
-substitution changes the sum by 2C (google/differential-privacy issue 378).
+al. 2022, arXiv 2207.04380; `distributions`). Every number is an upper bound, about 3e-4 above the exact one, and agrees
+with dp-accounting's. The Renyi accountant of dp-accounting 0.6 is not used, because it ignores that substitution
+changes the sum by 2C (google/differential-privacy issue 378).
 
-One step is dominated by a pair of distributions: `pairs` has the table and the proofs. One record
-changes the sum of clipped gradients by a vector of norm at most C when it is added, removed or emptied, and at most 2C
-when it is substituted.
+One step is dominated by a pair of distributions; `pairs` has the table and the proofs. One record changes the sum of
+clipped gradients by a vector of norm at most C if it is added, removed or emptied, and at most 2C if it is substituted.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from safexplain._privacy_loss.distributions import CELLS, FARTHEST, VACUOUS, Losses, compose
+from safexplain._privacy_loss.distributions import CELLS, LARGEST_LOSS, VACUOUS, Losses, compose
 from safexplain._privacy_loss.pairs import Pair
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
@@ -37,7 +36,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDe
 Array = NDArray[np.float64]
 
 Adjacency = Literal["add_remove", "substitute", "zero_out"]
-"""One record present or absent; one record's value, label or attributes anything; one record or an empty one."""
+"""One record present or absent; one record replaced by any other; one record or an empty one."""
 
 Sampling = Literal["poisson", "fixed-size", "full-batch"]
 """Each record joins each batch independently with probability q; a uniform subset of fixed size; all in every batch."""
@@ -47,32 +46,31 @@ PROTECTS: dict[Adjacency, str] = {
     "substitute": "what a record's features and label are, though it be known that it was there",
     "zero_out": "whether a record or an empty one stood in its place, the number of records being known",
 }
-"""What an observer of the trained model cannot tell, up to epsilon and delta."""
+"""What an observer of the trained model cannot learn, up to epsilon and delta; saved guarantees quote these texts."""
 
 SHUFFLED = (
-    "shuffled batches are not accounted: passing over a shuffled data set is not Poisson sampling, and the epsilon of"
-    " Poisson sampling can be far too small for it (Chua et al. 2024, arXiv 2403.17673). Draw Poisson batches"
-    ' (DPFineTuner and Opacus do), or account each epoch as one step with sampling="full-batch", which holds for'
-    " any order in which each record is in one batch an epoch"
+    "sampling: shuffled batches are not supported, because the epsilon of Poisson sampling can be far too small for"
+    " them (Chua et al. 2024, arXiv 2403.17673). Draw Poisson batches, as DPFineTuner and Opacus do, or count each"
+    ' epoch as one step with sampling="full-batch", which holds for any order with each record in one batch per epoch'
 )
 
 ROUNDING = 5e-16
-"""By how much a step's rounding in the Fourier transforms may lower delta; taken off the delta that is asked for."""
+"""The largest decrease of delta by rounding in the Fourier transforms of a step; subtracted from the given delta."""
 
 SMALLEST_DELTA = 1e-12
-"""Below this the mass that composition cuts off (1e-15 a product) would no longer be small beside delta."""
+"""For smaller deltas, the mass that composition cuts off (1e-15 per product) would not be negligible."""
 
 ERROR = 3e-4
-"""How far discretisation may raise epsilon, about; never lowered: all estimates are pessimistic."""
+"""The approximate increase of epsilon by discretisation; it never decreases."""
 
-MOST_STEPS = 10**12
-MOST_RECORDS = 10**15
+MAX_STEPS = 10**12
+MAX_RECORDS = 10**15
 
-LEAST_NOISE = 1e-8
+MIN_NOISE = 1e-8
 """A smaller noise multiplier counts as none."""
 
-MOST_KINDS = 32
-"""Different kinds of steps that are told apart in one composition; of more, similar ones count as the worst of them."""
+MAX_KINDS = 32
+"""Largest number of different kinds of steps in one composition; above, similar kinds count as the worst of them."""
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -82,7 +80,7 @@ def check_adjacency(adjacency: str) -> None:
 
 
 def check_sampling(sampling: str) -> None:
-    """Raise ConfigurationError unless it is one of `Sampling`; shuffling is refused with the reason."""
+    """Raise ConfigurationError unless it is one of `Sampling`."""
     if sampling in ("shuffle", "shuffled", "shuffling"):
         raise ConfigurationError(SHUFFLED)
     if sampling not in get_args(Sampling):
@@ -116,14 +114,14 @@ class Steps:
         if not 0 < check_number("sample_rate", self.sample_rate) <= 1:
             raise ConfigurationError(
                 f"sample_rate: expected a number in (0, 1], got {self.sample_rate!r}"
-                + ("; no record would be in any batch" if self.sample_rate == 0 else "")
+                + (", with which every batch is empty" if self.sample_rate == 0 else "")
             )
         if self.sampling == "full-batch" and self.sample_rate != 1:
-            raise ConfigurationError(f'sampling="full-batch" has sample_rate 1, got {self.sample_rate!r}')
+            raise ConfigurationError(f'sample_rate: expected 1 with sampling="full-batch", got {self.sample_rate!r}')
         steps: object = self.steps
         count = whole_number("steps", int(steps) if isinstance(steps, float) and steps.is_integer() else steps, 0)
-        if count > MOST_STEPS:
-            raise ConfigurationError(f"steps: expected at most {MOST_STEPS:g}, got {count:g}")
+        if count > MAX_STEPS:
+            raise ConfigurationError(f"steps: expected at most {MAX_STEPS:g}, got {count:g}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `Steps(**...)` reads them."""
@@ -132,7 +130,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epsilons:
-    """Epsilon under each adjacency, at one delta; all hold at once.
+    """Epsilon under each adjacency, at one delta.
 
     Args:
         add_remove: one record more or less.
@@ -147,7 +145,7 @@ class Epsilons:
     delta: float
 
     def of(self, adjacency: Adjacency) -> float:
-        """The one under this adjacency."""
+        """Epsilon under this adjacency."""
         check_adjacency(adjacency)
         return float(getattr(self, adjacency))
 
@@ -168,8 +166,8 @@ def epsilons(
 ) -> Epsilons:
     """Epsilon of `steps` steps of the sampled Gaussian mechanism, under each adjacency.
 
-    It holds for batches drawn as `sampling` says and hidden, sums divided by a public constant, and noise on the sum
-    of gradients each clipped to norm C.
+    It assumes secret batches drawn as in `sampling`, noise on the sum of gradients each clipped to norm C, and sums
+    divided by a public constant.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum over C; 0 gives infinite epsilon.
@@ -198,13 +196,13 @@ def composed(phases: Sequence[Steps], delta: float) -> Epsilons:
 
     Raises:
         ConfigurationError: delta is out of range.
-        ConfigurationTypeError: phases are something else.
+        ConfigurationTypeError: phases are not a list of `Steps`.
     """
     check_delta(delta)
     if not isinstance(phases, list | tuple) or not all(isinstance(phase, Steps) for phase in phases):
-        raise ConfigurationTypeError(f"phases: expected a list of Steps(...), one a phase, got {phases!r:.80}")
+        raise ConfigurationTypeError(f"phases: expected a list of Steps(...), got {phases!r:.80}")
     add_remove = epsilon_of(phases, delta, "add_remove")
-    # substitution never spends less, but for rounding
+    # substitution never spends less, except by rounding
     substitute = max(epsilon_of(phases, delta, "substitute"), add_remove)
     fixed = any(p.sampling == "fixed-size" and p.sample_rate < 1 for p in phases)
     return Epsilons(add_remove, substitute, substitute if fixed else add_remove, float(delta))
@@ -213,14 +211,14 @@ def composed(phases: Sequence[Steps], delta: float) -> Epsilons:
 def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> float:
     """Epsilon under one adjacency; arguments as for `composed`."""
     check_adjacency(adjacency)
-    with np.errstate(all="ignore"):  # what overflows counts as infinite, in the losses
+    with np.errstate(all="ignore"):  # overflow counts as an infinite loss
         return _epsilon_of([p for p in phases if p.steps], delta, adjacency)
 
 
 def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> float:
     if not phases:
         return 0.0
-    if any(p.noise_multiplier < LEAST_NOISE for p in phases):
+    if any(p.noise_multiplier < MIN_NOISE for p in phases):
         return math.inf
     if all(p.sample_rate == 1 for p in phases):
         distance = math.hypot(*(math.sqrt(p.steps) / p.noise_multiplier for p in phases))
@@ -236,8 +234,8 @@ def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> 
     slack = ROUNDING * steps
     if slack > delta / 10:
         raise ConfigurationError(
-            f"delta {delta:g} is too small for {steps:,} steps: rounding alone could cost {slack:.1g}; use at least"
-            f" {10 * slack:.1g}"
+            f"delta: expected at least {10 * slack:.1g} for {steps:,} steps, whose rounding could cost {slack:.1g}, got"
+            f" {delta:g}"
         )
     epsilon = _loss(tuple(phases), adjacency).epsilon(delta - slack)
     return max(epsilon, 0.0) if epsilon <= VACUOUS else math.inf
@@ -246,9 +244,8 @@ def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> 
 def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike) -> Array:
     """(n,) Renyi differential privacy (Mironov 2017, arXiv 1702.07476) of all steps of a phase, at each order.
 
-    Its own quadrature of the dominating pair; dp-accounting 0.6 leaves out that substitution changes the sum by 2C.
-    Curves of phases, and of other releases about the same records, add up order by order. A full batch is
-    rho-zCDP with rho = renyi(...) / order at every order.
+    Computed by quadrature of the dominating pair. Curves of phases, and of other releases about the same records, add
+    up order by order. A full batch is rho-zCDP with rho = renyi(...) / order at every order.
 
     Args:
         phase: the steps; infinite without noise.
@@ -266,7 +263,7 @@ def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike) -> Array:
     orders = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     if not (orders > 1).all() or not np.isfinite(orders).all():
         raise ConfigurationError(f"orders: expected finite numbers above 1, got {orders.tolist()!r:.80}")
-    if phase.steps == 0 or phase.noise_multiplier < LEAST_NOISE:
+    if phase.steps == 0 or phase.noise_multiplier < MIN_NOISE:
         return np.full(orders.shape, 0.0 if phase.steps == 0 else np.inf)
     if phase.sample_rate == 1:
         distance = (2 if adjacency == "substitute" else 1) / phase.noise_multiplier
@@ -279,15 +276,15 @@ def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike) -> Array:
 def group_privacy_epsilon(
     noise_multiplier: float, sample_rate: float, steps: int, delta: float, *, sampling: Sampling = "poisson"
 ) -> float:
-    """Epsilon under substitution as add/remove accounting alone gives it, by group privacy; for comparison only.
+    """Epsilon under substitution by group privacy from add/remove accounting, for comparison only.
 
-    A substitution is a removal and an addition: (e, d) under add/remove gives (2 e, (1 + exp(e)) d) under substitution
-    (Dwork and Roth 2014, Theorem 2.2). `epsilons(...).substitute` is the better bound. Doubling epsilon at the same
-    delta is no bound at all. Arguments and errors as for `epsilons`.
+    A substitution is a removal and an addition: (e, d) under add/remove implies (2 e, (1 + exp(e)) d) under
+    substitution (Dwork and Roth 2014, Theorem 2.2). `epsilons(...).substitute` is a tighter bound. Doubling epsilon at
+    the same delta is not a valid bound. Arguments and errors as for `epsilons`.
     """
     check_delta(delta)
     phase = Steps(noise_multiplier, sample_rate, steps, sampling)
-    if steps == 0 or noise_multiplier < LEAST_NOISE:
+    if steps == 0 or noise_multiplier < MIN_NOISE:
         return 0.0 if steps == 0 else math.inf
     loss = _loss((phase,), "add_remove")
 
@@ -303,7 +300,7 @@ def group_privacy_epsilon(
 
 
 def check_delta(delta: float, records: int | None = None) -> None:
-    """Raise ConfigurationError unless delta lies in [1e-12, 1); warn where it is weak for so many records.
+    """Raise ConfigurationError unless delta is in [1e-12, 1); warn if it is weak for this number of records.
 
     Args:
         delta: the delta of a guarantee.
@@ -312,13 +309,13 @@ def check_delta(delta: float, records: int | None = None) -> None:
     check_number("delta", delta)
     if not SMALLEST_DELTA <= delta < 1:
         raise ConfigurationError(
-            f"delta: expected a number in [{SMALLEST_DELTA:g}, 1), got {delta!r}; customary is at most one over ten"
-            " times the number of records"
+            f"delta: expected a number in [{SMALLEST_DELTA:g}, 1), got {delta!r}; use at most a tenth of one over the"
+            " number of records"
         )
     if records is not None and delta * records >= 1:
         warnings.warn(
-            f"delta {delta:g} is at least one over the {records:,} records: publishing one record outright, chosen at"
-            f" random, would meet it. Use at most {0.1 / records:.1g}",
+            f"delta {delta:g} is at least one over the {records:,} records, so publishing a random record in full would"
+            f" satisfy the guarantee; use at most {0.1 / records:.1g}",
             WeakDeltaWarning,
             stacklevel=3,
         )
@@ -326,20 +323,20 @@ def check_delta(delta: float, records: int | None = None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PrivacyLoss:
-    """What steps spend, at every epsilon.
+    """The privacy losses of steps, from which delta follows at every epsilon.
 
     Args:
-        directions: the losses of the dominating pair, and of the reverse pair where that is another.
+        directions: the losses of the dominating pair, and of the reverse pair if it differs.
     """
 
     directions: tuple[Losses, ...]
 
     def delta(self, epsilon: ArrayLike) -> Array:
-        """(n,) or () delta at each epsilon, from above."""
+        """(n,) or () upper bound on delta at each epsilon."""
         return np.asarray(np.max([losses.delta(epsilon) for losses in self.directions], axis=0))
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at a delta, from above; infinite where there is none."""
+        """Upper bound on epsilon at a delta; may be infinite."""
         return max(losses.epsilon(delta) for losses in self.directions)
 
 
@@ -347,7 +344,7 @@ def one_step(phase: Steps, adjacency: Adjacency, width: float) -> PrivacyLoss:
     """The privacy losses of one step, from its exact privacy profile.
 
     Args:
-        phase: whose steps are meant.
+        phase: of which one step is taken.
         adjacency: what neighbours differ in.
         width: of the grid of privacy losses, in nats.
     """
@@ -367,36 +364,35 @@ def one_step(phase: Steps, adjacency: Adjacency, width: float) -> PrivacyLoss:
 def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, *, error: float = ERROR) -> PrivacyLoss:
     """The losses of all steps together.
 
-    A phase is composed on a grid of its own where that has to be finer than the grid of the whole, and moved to it
-    then: so that the grid of the whole can be as wide as the spread of the whole allows, however little one phase may
-    lose in a step.
+    A phase that needs a finer grid than the total is composed on its own grid first and then moved to the common one,
+    whose width can therefore follow the spread of the total loss.
 
     Args:
         phases: with noise, and with steps.
         adjacency: what neighbours differ in.
-        error: by how much discretisation may raise epsilon, about.
+        error: approximate increase of epsilon by discretisation.
     """
     kinds = _merged(phases)
-    common, own = grid_widths(kinds, error)
+    common, widths = grid_widths(kinds, error)
     parts: list[tuple[tuple[Losses, ...], int]] = []
     with np.errstate(all="ignore"):
-        for (kind, steps), width in zip(kinds, own, strict=True):
+        for (kind, steps), width in zip(kinds, widths, strict=True):
             if width < common and steps > 1:
-                alone = tuple(compose([(x, steps)]) for x in one_step(kind, adjacency, width).directions)
-                parts.append((alone, 1))
+                composed_losses = tuple(compose([(x, steps)]) for x in one_step(kind, adjacency, width).directions)
+                parts.append((composed_losses, 1))
             else:
                 parts.append((one_step(kind, adjacency, common).directions, steps))
         widest = max(x.width for directions, _ in parts for x in directions)
         return PrivacyLoss(
             tuple(
-                compose([(d[min(way, len(d) - 1)].coarser(widest), n) for d, n in parts])
-                for way in range(max(len(d) for d, _ in parts))
+                compose([(d[min(direction, len(d) - 1)].coarser(widest), n) for d, n in parts])
+                for direction in range(max(len(d) for d, _ in parts))
             )
         )
 
 
 def _merged(phases: Sequence[Steps]) -> list[tuple[Steps, int]]:
-    """Different kinds of steps, and how many of each: equal ones as one, and all full batches as one Gaussian."""
+    """The different kinds of steps with their numbers; all full batches are merged into one Gaussian step."""
     kinds: dict[Steps, int] = {}
     precision = 0.0
     for p in phases:
@@ -407,54 +403,54 @@ def _merged(phases: Sequence[Steps]) -> list[tuple[Steps, int]]:
                 p.noise_multiplier, p.sample_rate, 1, "fixed-size" if p.sampling == "fixed-size" else "poisson"
             )
             kinds[kind] = kinds.get(kind, 0) + int(p.steps)
-    kinds = _fewer(kinds)
+    kinds = _merge_similar(kinds)
     if precision:
         kinds[Steps(1 / math.sqrt(precision), 1.0, 1, "full-batch")] = 1
     return list(kinds.items())
 
 
-def _fewer(kinds: dict[Steps, int]) -> dict[Steps, int]:
-    """At most `MOST_KINDS` of them: similar ones are taken with the least noise and the highest rate of them all."""
+def _merge_similar(kinds: dict[Steps, int]) -> dict[Steps, int]:
+    """At most `MAX_KINDS` kinds; similar ones are merged with their smallest noise and highest rate."""
     step = 1e-3
-    while len(kinds) > MOST_KINDS:
-        alike: dict[tuple[str, int, int], tuple[float, float, int]] = {}
+    while len(kinds) > MAX_KINDS:
+        similar: dict[tuple[str, int, int], tuple[float, float, int]] = {}
         for p, n in kinds.items():
             noise, rate = (math.floor(math.log(x) / step) for x in (p.noise_multiplier, p.sample_rate))
-            least, most, already = alike.get((p.sampling, noise, rate), (math.inf, 0.0, 0))
-            worst = (min(least, p.noise_multiplier), max(most, p.sample_rate), already + n)
-            alike[p.sampling, noise, rate] = worst
+            least, highest, count = similar.get((p.sampling, noise, rate), (math.inf, 0.0, 0))
+            worst = (min(least, p.noise_multiplier), max(highest, p.sample_rate), count + n)
+            similar[p.sampling, noise, rate] = worst
         kinds = {}
-        for (sampling, _, _), (least, most, n) in alike.items():
-            kind = Steps(least, most, 1, "fixed-size" if sampling == "fixed-size" else "poisson")
+        for (sampling, _, _), (least, highest, n) in similar.items():
+            kind = Steps(least, highest, 1, "fixed-size" if sampling == "fixed-size" else "poisson")
             kinds[kind] = kinds.get(kind, 0) + n
         step *= 1.5
     return kinds
 
 
 def grid_widths(kinds: Sequence[tuple[Steps, int]], error: float) -> tuple[float, list[float]]:
-    """The grid's width for the whole, and for the single steps of each phase, at which epsilon is raised by `error`.
+    """Grid widths for the total and for the single steps of each phase, at which epsilon increases by about `error`.
 
-    A loss l that is split to the ends of its interval v has at most v^2, and at most about v |l|, added to its
-    variance. Variance that is added to a whole of standard deviation sd raises epsilon by about half of it over sd.
+    Splitting a loss l to the ends of its interval of width v adds at most v^2, and at most about v |l|, to its
+    variance. Variance added to a total of standard deviation sd raises epsilon by about half of it over sd.
     """
     pairs, steps = [pair_of(kind) for kind, _ in kinds], [n for _, n in kinds]
     sd = max(math.sqrt(sum(n * p.moments[1] ** 2 for p, n in zip(pairs, steps, strict=True))), 1e-300)
     total = sum(n * p.moments[0] for p, n in zip(pairs, steps, strict=True)) + 4 * sd
     allowed = 2 * sd * error * max(min(total, 1.0), total / 10)
     widest = min(max(1.0, total) / 50, sd / 2)
-    reached = [sum(min(end, FARTHEST) for end in p.largest) for p in pairs]
-    finest = max(20 * sd, 4 * max(reached)) / CELLS
+    reaches = [sum(min(end, LARGEST_LOSS) for end in p.largest) for p in pairs]
+    finest = max(20 * sd, 4 * max(reaches)) / CELLS
     together = math.sqrt(allowed / sum(steps))
     if len(kinds) == 1 or together >= finest:
         together = max(min(together, widest), finest)
         return together, [together] * len(kinds)
     common = max(min(math.sqrt(allowed / (2 * len(kinds))), widest), finest)
-    own = []
-    for pair, n, reach in zip(pairs, steps, reached, strict=True):
+    widths = []
+    for pair, n, reach in zip(pairs, steps, reaches, strict=True):
         floor = max(20 * math.sqrt(n) * pair.moments[1], 4 * reach) / CELLS
         split = max(math.sqrt(allowed / (2 * len(kinds) * n)), allowed / (2 * len(kinds) * n) / pair.moments[2])
-        own.append(max(min(split, widest), floor))
-    return common, own
+        widths.append(max(min(split, widest), floor))
+    return common, widths
 
 
 @lru_cache(maxsize=64)
@@ -469,5 +465,5 @@ def pair_of(phase: Steps) -> Pair:
 
 
 def typical_loss(phase: Steps) -> float:
-    """The mean privacy loss of all steps, in nats, when a record is removed; epsilon is larger at any small delta."""
+    """The mean privacy loss of all steps, in nats, for a removed record; at any small delta, epsilon is larger."""
     return phase.steps * pair_of(phase).moments[0]

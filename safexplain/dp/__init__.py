@@ -1,10 +1,9 @@
-"""Differential privacy: accounting under every adjacency, training that keeps a budget, and what each covers.
+"""Differential privacy: accounting under every adjacency, training within a budget, and statements of the guarantee.
 
-A budget (epsilon, delta, adjacency) goes through `accounting` to noise and a number of steps. `models` makes a network
-fit for gradients of single examples; `sgd` trains it (`DPFineTuner`), and `heads` does so in closed form where a linear
-head alone trains. `linear` is logistic regression without a network. Each gives a model and a `PrivacyStatement`, whose
-epsilons are computed from its parameters, never stored. Loops of one's own train with Opacus; `statement_from` reads
-their statement from its `PrivacyEngine`.
+`accounting` turns a budget (epsilon, delta, adjacency) into noise and a number of steps. `models` prepares a network
+for per-example gradients; `sgd` trains it (`DPFineTuner`), and `heads` trains a linear head in closed form. `linear` is
+logistic regression. Each returns a model and a `PrivacyStatement`, whose epsilons are computed from its parameters,
+never stored. For training loops with Opacus, `statement_from` reads the statement from the `PrivacyEngine`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LATER = {
     "prepare": "models.prepare",
     "statement_from": "sgd.opacus_engine",
 }
-"""Names that are imported when they are asked for: accounting alone needs neither torch nor Opacus."""
+"""Names that are imported on first use, because accounting alone needs neither torch nor Opacus."""
 
 __all__ = [
     "AutoSClipping",

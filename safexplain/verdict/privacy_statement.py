@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from safexplain._digest import trained_digest
 from safexplain._files import write_atomically
-from safexplain._privacy_loss import MOST_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
+from safexplain._privacy_loss import MAX_RECORDS, PROTECTS, Adjacency, Epsilons, Steps, check_delta, composed
 from safexplain._validate import check_follows, check_number, from_table, whole_number
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict import strict_json
@@ -144,8 +144,8 @@ class PrivacyStatement:
             raise ConfigurationError(
                 f"phases: expected at most {MOST_PHASES:,}, got {len(self.phases):,}; take equal steps together"
             )
-        if whole_number("records", self.records, 1) > MOST_RECORDS:
-            raise ConfigurationError(f"records: expected at most {MOST_RECORDS:g}")
+        if whole_number("records", self.records, 1) > MAX_RECORDS:
+            raise ConfigurationError(f"records: expected at most {MAX_RECORDS:g}")
         if self.expected_batch_size is not None:
             check_number("expected_batch_size", self.expected_batch_size, above=0.0)
         if self.pure_epsilon is not None and (self.delta != 0 or not 0 < self.pure_epsilon < math.inf):

@@ -1,9 +1,8 @@
 """Logistic regression with differential privacy, as a scikit-learn classifier.
 
-With more than two classes, the mechanisms of `safexplain.dp.linear.mechanisms` train one model a class, one-vs-rest.
-
-Statements tell the number of records. Where one record more or less is the neighbour, it is one more release: with
-two-sided geometric noise for a share of a pure epsilon, or as one more step of the Gaussian mechanism.
+With more than two classes, the mechanisms of `safexplain.dp.linear.mechanisms` train one model for each class,
+one-vs-rest. Statements contain the number of records. Under add/remove that number is one more release: with two-sided
+geometric noise for a share of a pure epsilon, or as one more step of the Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -27,67 +26,67 @@ from safexplain._secure_random import GENERATOR, Randomness, discrete_laplace, f
 from safexplain._validate import check_number
 from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.linear.inputs import check_bound, check_classes, in_unit_ball, noise_generator, on_grid, positions
-from safexplain.dp.linear.mechanisms import (
-    PerturbedObjective,
-    PerturbedOutput,
-    perturbed_minimiser,
-    perturbed_output,
-)
+from safexplain.dp.linear.mechanisms import PerturbedObjective, PerturbedOutput, perturbed_minimiser, perturbed_output
 from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
+COUNT_SHARE = 0.02
+"""Share of a pure epsilon that hides the number of records, under add/remove."""
+
+CLIPPING = "features scaled to norm 1, the constant column included; the intercept is regularised"
+
+Weights = NDArray[np.float64]
+Released = tuple[Weights, PrivacyStatement]
+
 
 class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Logistic regression whose coefficients, intercepts and `privacy_` are differentially private together.
+    """Logistic regression whose coefficients, intercepts and `privacy_` together are differentially private.
 
-    Everything but `X` and `y` is public and must not be chosen by looking at them: the defaults depend on epsilon,
-    delta, the numbers of features and classes and, where it is public, the number of records. Each `fit` spends epsilon
-    anew; so does each round of a cross-validation. Standardising the data with their own mean and standard deviation
-    is not covered: scale by public constants.
+    Everything but `X` and `y` is public and must not be chosen by looking at them. The defaults depend on epsilon,
+    delta, the numbers of features and classes and, if public, the number of records. Each `fit` spends epsilon again,
+    also in each round of a cross-validation. Standardising the data by their own mean and standard deviation is not
+    covered: scale by public constants.
 
-    A row x becomes (x / norm_bound, intercept_scaling) / sqrt(1 + intercept_scaling^2), of norm at most 1, where rows
-    longer than `norm_bound` are shortened to it; this happens in `fit` only. `coef_` and `intercept_` are for x as it
-    comes.
+    In `fit` only, a row x is shortened to `norm_bound` if it is longer, and becomes (x / norm_bound, intercept_scaling)
+    / sqrt(1 + intercept_scaling^2), of norm at most 1. `coef_` and `intercept_` are for the original x.
 
     - `mechanism="noisy-gd"`: (epsilon, delta) by noisy full-batch gradient descent on the softmax loss, see
-      `safexplain.dp.linear.noisy_gd`. The better one from some twenty features on.
+      `safexplain.dp.linear.noisy_gd`. The best choice from about twenty features on.
     - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see
       `safexplain.dp.linear.mechanisms`. Two classes, or k of them one-vs-rest, each with epsilon / k (basic
       composition). `delta`, `steps` and `max_grad_norm` are not used.
-    - `mechanism="output"`: noise on the regularised minimiser, see `safexplain.dp.linear.mechanisms`: with `delta=0`
-      epsilon by radial noise, else (epsilon, delta) by Gaussian noise. Classes as for "objective".
+    - `mechanism="output"`: noise on the regularised minimiser, see `safexplain.dp.linear.mechanisms`: epsilon by radial
+      noise with `delta=0`, else (epsilon, delta) by Gaussian noise. Classes as for "objective".
 
-    Sample weights and class weights are not taken: they would multiply a record's influence.
+    Sample weights and class weights are not supported, because they would multiply a record's influence.
 
     Args:
         epsilon: budget of one `fit`, above 0.
         delta: in [1e-12, 1), smaller than one over the number of records; for "output" also 0.
-        adjacency: "substitute" protects what a record says, "add_remove" only whether it was there (and hides the
-            number of records), "zero_out" one record against an empty one.
+        adjacency: "substitute" protects the content of a record; "add_remove" only its presence (and hides the number
+            of records); "zero_out" one record against an empty one.
         mechanism: "noisy-gd", "objective" or "output".
         norm_bound: public bound on the Euclidean norm of a row of X; required.
         classes: public list of at least two classes, whether or not they all occur; required.
         steps: of the gradient descent.
-        max_grad_norm: clip bound of a record's gradient, which without it is below sqrt(2).
+        max_grad_norm: clip bound of a record's gradient, whose norm is below sqrt(2) without clipping.
         logit_noise: standard deviation of the noise on the logit of a record of norm `norm_bound`, which sets the
             learning rate and the regularization. Smaller is safer for few records, larger follows the data closer.
-            None: 1, and for "output" 0.1.
+            None for 1, or .1 with "output".
         intercept_scaling: the constant column; 0 for a model without intercept.
-        centre: of the gradient descent: whether it releases the mean of the rows with noise, for the price of a step,
-            and learns from rows minus that. Better where features vary little within their public ranges. Needs an
-            intercept.
+        centre: whether the gradient descent subtracts the mean of the rows, released with noise at the price of a step.
+            Better if features vary little within their public ranges. Needs an intercept.
         random_state: None for noise from a cryptographic generator (`safexplain._secure_random`). An int, RandomState
-            or Generator makes the noise repeatable, and the guarantee void for whoever knows it: for tests.
+            or Generator makes the noise repeatable, for tests; anyone who knows it can remove the noise.
 
     Attributes:
         coef_: (1, n_features) for two classes, else (n_classes, n_features).
         intercept_: (1,) or (n_classes,).
         classes_: (n_classes,) the public list, sorted.
         n_features_in_: number of features.
-        privacy_: `PrivacyStatement` about these coefficients, intercepts and classes, and no others. Its number of
-            records is the true one, which is public, except under add/remove, where it is noised; its pure epsilon is
-            that under substitution, which is the larger.
+        privacy_: `PrivacyStatement` about these coefficients, intercepts and classes only. Its number of records is
+            exact, except under add/remove, where it is noised; its pure epsilon is the larger one, under substitution.
 
     Example:
         >>> import numpy as np
@@ -143,7 +142,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         Raises:
             ConfigurationError: `norm_bound` or `classes` is missing, or a parameter is out of range.
-            InputError: a label that `classes` does not list.
+            InputError: a label that is not in `classes`.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
             TypeError: X is sparse.
 
@@ -164,17 +163,11 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         labels, features = positions(targets, classes), in_unit_ball(rows, bound, constant)
         if self.mechanism == "noisy-gd" or (self.mechanism == "output" and self.delta != 0):
             check_delta(self.delta, len(features))
-        rng, noise = noise_generator(self.random_state), self._logit_noise()
-        data, budget = (features, labels, len(classes)), (float(self.epsilon), self.adjacency, noise)
-        if self.mechanism == "noisy-gd":
-            weights, privacy = self._descend(*data, noise, rng)
-        elif self.mechanism == "objective":
-            weights, privacy = by_objective(*data, *budget, rng)
-        else:
-            weights, privacy = by_output(*data, *budget, self.delta, rng)
-        weights = on_grid(weights, noise)
+        release = {"noisy-gd": self._descend, "objective": self._perturb_objective, "output": self._perturb_output}
+        weights, privacy = release[self.mechanism](features, labels, len(classes), noise_generator(self.random_state))
+        weights = on_grid(weights, self._logit_noise())
         weights = np.diff(weights, axis=0) if len(weights) == 2 else weights
-        scale = math.hypot(1.0, constant)  # back to rows as they come
+        scale = math.hypot(1.0, constant)  # back to the original rows
         self.coef_, self.intercept_ = weights[:, :-1] / (bound * scale), weights[:, -1] * (constant / scale)
         self.classes_ = classes
         seeded = self.random_state is not None
@@ -184,7 +177,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return self
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
-        """(n,) logit of the second of two classes, or (n, n_classes) scores; X is taken as it comes."""
+        """(n,) logit of the second of two classes, or (n, n_classes) scores; X is not shortened."""
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float64, reset=False)
         scores: NDArray[np.float64] = rows @ self.coef_.T + self.intercept_
@@ -198,7 +191,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return out
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """(n, n_classes) probabilities, softmax; for one-vs-rest, logistic ones that are made to sum to 1."""
+        """(n, n_classes) probabilities, by softmax; for one-vs-rest, logistic ones scaled to sum 1."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.stack([expit(-scores), expit(scores)], axis=1)
@@ -212,16 +205,9 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             return 0.1 if self.mechanism == "output" else 1.0
         return self.logit_noise
 
-    def _descend(
-        self,
-        features: NDArray[np.float64],
-        labels: NDArray[np.int64],
-        k: int,
-        logit_noise: float,
-        rng: Randomness,
-    ) -> tuple[NDArray[np.float64], PrivacyStatement]:
-        hidden = self.adjacency == "add_remove"
-        options = (self.steps, self.max_grad_norm, logit_noise, hidden, bool(self.centre))
+    def _descend(self, features: Weights, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
+        noised = self.adjacency == "add_remove"
+        options = (self.steps, self.max_grad_norm, self._logit_noise(), noised, bool(self.centre))
         releases = NoisyGradientDescent(1.0, *options).releases
         sigma = noise_multiplier(float(self.epsilon), 1.0, releases, self.delta, self.adjacency, sampling="full-batch")
         descent = NoisyGradientDescent(sigma, *options)
@@ -233,100 +219,71 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             phases=(Steps(sigma, 1.0, releases, "full-batch"),),
             clipping=f"features scaled to norm 1, gradients over all classes clipped to norm {self.max_grad_norm:g}"
             + (", and the sum of the features released as one more step" if self.centre else ""),
-            count_noised=hidden,
+            count_noised=noised,
         )
 
+    def _perturb_objective(self, features: Weights, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
+        """One problem for each class, or one for two classes, each with an equal share of epsilon."""
+        dimension, noise = features.shape[1], self._logit_noise()
+        mechanism = PerturbedObjective.calibrated(self._pure_share(k), dimension, self.adjacency, logit_noise=noise)
+        weights = _each_class(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))
+        name = "logistic regression by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011)"
+        return weights, self._pure_statement(name, mechanism, len(features), k, rng)
 
-# --- one vs rest -----------------------------------------------------------------------------------------------------
+    def _perturb_output(self, features: Weights, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
+        """Radial noise if delta is 0, otherwise Gaussian noise."""
+        name, noise = "logistic regression by output perturbation", self._logit_noise()
+        if self.delta == 0:
+            share, dimension = self._pure_share(k), features.shape[1]
+            mechanism = PerturbedOutput.radial(share, dimension, self.adjacency, logit_noise=noise)
+            name = f"{name}, radial noise (Chaudhuri, Monteleoni and Sarwate 2011)"
+            statement = self._pure_statement(name, mechanism, len(features), k, rng)
+        else:
+            noised = self.adjacency == "add_remove"
+            releases = _problems(k) + noised
+            epsilon, delta = float(self.epsilon), self.delta
+            sigma = noise_multiplier(epsilon, 1.0, releases, delta, self.adjacency, sampling="full-batch")
+            count_noise = sigma * float(float_safe_normal(rng, (1,))[0]) if noised else 0.0
+            mechanism = PerturbedOutput.gaussian(sigma, logit_noise=noise)
+            statement = PrivacyStatement(
+                mechanism=f"{name}, Gaussian noise (Wu et al. 2017){_one_vs_rest(k)}",
+                records=max(1, round(len(features) + count_noise)),
+                delta=delta,
+                phases=(Steps(sigma, 1.0, releases, "full-batch"),),
+                clipping=CLIPPING,
+                count_noised=noised,
+            )
+        return _each_class(features, labels, k, lambda signed: perturbed_output(signed, mechanism, rng)), statement
 
-Released = tuple[NDArray[np.float64], PrivacyStatement]
-COUNT_SHARE = 0.02
-"""Share of a pure epsilon that hides the number of records, under add/remove."""
+    def _count_epsilon(self) -> float:
+        return COUNT_SHARE * float(self.epsilon) if self.adjacency == "add_remove" else 0.0
 
-CLIPPING = "features scaled to norm 1, the constant column included; the intercept is regularised"
+    def _pure_share(self, k: int) -> float:
+        """Pure epsilon of each of the problems, after the count's."""
+        return (float(self.epsilon) - self._count_epsilon()) / _problems(k)
 
-
-def by_objective(
-    features: NDArray[np.float64],
-    labels: NDArray[np.int64],
-    k: int,
-    epsilon: float,
-    adjacency: Adjacency,
-    logit_noise: float,
-    rng: Randomness,
-) -> Released:
-    """Objective perturbation, each problem with epsilon / (number of problems)."""
-    each = (epsilon - _count_epsilon(epsilon, adjacency)) / _problems(k)
-    mechanism = PerturbedObjective.calibrated(each, features.shape[1], adjacency, logit_noise=logit_noise)
-    weights = _each(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))
-    name = "logistic regression by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011)"
-    return weights, _pure_statement(name, mechanism, len(features), k, epsilon, adjacency, rng)
-
-
-def by_output(
-    features: NDArray[np.float64],
-    labels: NDArray[np.int64],
-    k: int,
-    epsilon: float,
-    adjacency: Adjacency,
-    logit_noise: float,
-    delta: float,
-    rng: Randomness,
-) -> Released:
-    """Output perturbation: radial noise where delta is 0, Gaussian noise elsewhere."""
-    problems, name = _problems(k), "logistic regression by output perturbation"
-    if delta == 0:
-        each = (epsilon - _count_epsilon(epsilon, adjacency)) / problems
-        mechanism = PerturbedOutput.radial(each, features.shape[1], adjacency, logit_noise=logit_noise)
-        name = f"{name}, radial noise (Chaudhuri, Monteleoni and Sarwate 2011)"
-        statement = _pure_statement(name, mechanism, len(features), k, epsilon, adjacency, rng)
-    else:
-        hidden = adjacency == "add_remove"
-        releases = problems + hidden
-        sigma = noise_multiplier(epsilon, 1.0, releases, delta, adjacency, sampling="full-batch")
-        noise = sigma * float(float_safe_normal(rng, (1,))[0]) if hidden else 0.0
-        mechanism = PerturbedOutput.gaussian(sigma, logit_noise=logit_noise)
-        statement = PrivacyStatement(
-            mechanism=f"{name}, Gaussian noise (Wu et al. 2017){_rest(k)}",
-            records=max(1, round(len(features) + noise)),
-            delta=delta,
-            phases=(Steps(sigma, 1.0, releases, "full-batch"),),
+    def _pure_statement(
+        self, name: str, mechanism: PerturbedObjective | PerturbedOutput, records: int, k: int, rng: Randomness
+    ) -> PrivacyStatement:
+        """All problems and the count, by basic composition; the larger epsilon need not be that of substitution."""
+        problems, count = _problems(k), self._count_epsilon()
+        present = problems * mechanism.epsilon("add_remove") + count
+        return PrivacyStatement(
+            mechanism=name + _one_vs_rest(k),
+            records=_noised_count(records, count, rng),
+            delta=0.0,
+            pure_epsilon=max(problems * mechanism.epsilon("substitute"), present),
+            pure_add_remove=present,
             clipping=CLIPPING,
-            count_noised=hidden,
+            count_noised=count > 0,
         )
-    return _each(features, labels, k, lambda signed: perturbed_output(signed, mechanism, rng)), statement
-
-
-def _pure_statement(
-    name: str,
-    mechanism: PerturbedObjective | PerturbedOutput,
-    records: int,
-    k: int,
-    epsilon: float,
-    adjacency: Adjacency,
-    rng: Randomness,
-) -> PrivacyStatement:
-    """Every problem and the count, by basic composition; what holds for substitution need not be the smaller one."""
-    problems, count = _problems(k), _count_epsilon(epsilon, adjacency)
-    present = problems * mechanism.epsilon("add_remove") + count
-    return PrivacyStatement(
-        mechanism=name + _rest(k),
-        records=_noised_count(records, count, rng),
-        delta=0.0,
-        pure_epsilon=max(problems * mechanism.epsilon("substitute"), present),
-        pure_add_remove=present,
-        clipping=CLIPPING,
-        count_noised=count > 0,
-    )
-
-
-def _count_epsilon(epsilon: float, adjacency: Adjacency) -> float:
-    return COUNT_SHARE * epsilon if adjacency == "add_remove" else 0.0
 
 
 def _noised_count(records: int, epsilon: float, rng: Randomness) -> int:
-    """The number itself where epsilon is 0: it is public then. Else with P(noise = z) proportional to exp(-|z| / N),
-    N the least whole number of at least 1 / epsilon."""
+    """The number of records plus noise z with probability proportional to exp(-|z| / N), N = ceil(1 / epsilon).
+
+    With an epsilon of 0 the number is public and exact.
+    """
     if epsilon == 0:
         return records
     scale = math.ceil(1 / Fraction(epsilon))
@@ -334,20 +291,16 @@ def _noised_count(records: int, epsilon: float, rng: Randomness) -> int:
 
 
 def _problems(k: int) -> int:
+    """Number of binary problems."""
     return 1 if k == 2 else k
 
 
-def _rest(k: int) -> str:
+def _one_vs_rest(k: int) -> str:
     return f", {k} classes one-vs-rest" if k > 2 else ""
 
 
-def _each(
-    features: NDArray[np.float64],
-    labels: NDArray[np.int64],
-    k: int,
-    release: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-) -> NDArray[np.float64]:
-    """(k, p) weights of every class, those of the first of two being 0."""
+def _each_class(features: Weights, labels: NDArray[np.int64], k: int, release: Callable[[Weights], Weights]) -> Weights:
+    """(k, p) weights of every class; with two classes, those of the first are 0."""
     signs = np.where(labels == np.arange(k)[:, None], 1.0, -1.0)[-_problems(k) :]
     weights = np.concatenate([release(features * s[:, None]) for s in signs])
     return np.concatenate([np.zeros_like(weights), weights]) if k == 2 else weights

@@ -1,62 +1,62 @@
-"""Regularised logistic regression released with noise on its minimiser or in its objective, and why that is private.
+"""Regularised logistic regression, released with noise on its minimiser or in its objective, with the privacy proofs.
 
 - Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, arXiv 0912.0071, algorithm 1; with Gaussian noise as in
   Wu et al. 2017, arXiv 1606.04722): `PerturbedOutput`.
 - Objective perturbation (the same, algorithm 2; the exact conditions are those of Kifer, Smith and Thakurta 2012), for
   pure epsilon: `PerturbedObjective`.
 
-In both, u_i = label (+1 or -1) times features, |u_i| <= 1 with the constant column included; every weight is
-regularised, the intercept's too; and sums are not divided by n, so that n appears nowhere. k = 1 for a record added,
-removed or replaced by an empty one (each contributes a vector s(-<w, u>) u of norm below 1 to the gradient, the empty
-one 0, s the logistic function), and k = 2 for one replaced by another. The solver is not exact: it returns v with
-|grad J(v)| <= g (computed, plus a bound on the rounding of the computation), and continues until g/L <= tau, a public
-number. By strong convexity |v - w| <= g/L.
+In both, u_i = label (+1 or -1) times features, |u_i| <= 1 including the constant column. Every weight is regularised,
+also the intercept's. Sums are not divided by n, so n appears nowhere. k = 1 for a record added, removed or replaced by
+an empty one (each contributes a vector s(-<w, u>) u of norm below 1 to the gradient, the empty one 0, with the logistic
+function s), and k = 2 for a record replaced by another. The solver returns an approximate v with |grad J(v)| <= g (as
+computed, plus a bound on rounding), and continues until g/L <= tau, a public number. By strong convexity
+|v - w| <= g/L.
 
 Output perturbation
 -------------------
 w is the minimiser of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2.
 
-Stability. Let J' belong to a neighbouring data set, and w' minimise it. The gradients of J and J' differ by the record
-in question, by at most k. J is L-strongly convex, hence
+Stability. Let J' belong to a neighbouring data set, and let w' minimise it. The gradients of J and J' differ by at most
+k. J is L-strongly convex, hence
 L |w' - w| <= |grad J(w') - grad J(w)| = |grad J(w')| = |grad J(w') - grad J'(w')| <= k:
 
     |w - w'| <= k / L.
 
-Without a regularised intercept J is not strongly convex, and nothing of this holds. With tau = 1e-4/L, what is computed
-has
+Without a regularised intercept, J is not strongly convex, and this does not hold. With tau = 1e-4/L, the computed
+minimisers satisfy
 
     |v - v'| <= S_k = k / L + 2 tau.
 
-Released is v + h, in one of two ways.
+The release is v + h, in one of two ways.
 
 - Radial: h has density proportional to exp(-alpha |h|). The densities of v + h and v' + h differ by at most
   exp(alpha S_k): epsilon = alpha S_k, delta = 0.
-- Gaussian: h has standard deviation sigma S_1 on every coordinate. S_2 <= 2 S_1, so it is one full-batch step of the
+- Gaussian: h has standard deviation sigma S_1 on every coordinate. As S_2 <= 2 S_1, this is one full-batch step of the
   Gaussian mechanism with noise multiplier sigma, which under substitution changes by up to twice its bound.
 
-For m > 2 classes, one-vs-rest, each of m problems is released so: radial noise with epsilon / m each (basic
-composition), Gaussian noise as m steps.
+For m > 2 classes, one-vs-rest, each of the m problems is released in this way: radial noise with epsilon / m each
+(basic composition), Gaussian noise as m steps.
 
 Objective perturbation
 ----------------------
-Released is the minimiser w of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2 + <b, w>, where b has density
+The release is the minimiser w of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2 + <b, w>, where b has density
 proportional to exp(-beta |b|).
 
 J is strongly convex and smooth, so w and b determine each other: b = sum_i s(-<w, u_i>) u_i - L w. The density of w on
 data D is that of b times |det H|, H = A + L I the Hessian of J.
 
-- Density of b. One record contributes a vector of norm below 1 to b. Another set D' changes it by at most k:
-  exp(k beta).
+- Density of b. One record contributes a vector of norm below 1 to b, so a neighbouring set D' changes b by at most k,
+  and its density by at most a factor exp(k beta).
 - Determinant. Let H0 be the Hessian without the record in question; its smallest eigenvalue is at least L. With the
   record it is H0 + a u u', a <= 1/4, so det H / det H0 = 1 + a u' H0^-1 u lies in [1, 1 + 1/(4 L)]. Substitution is
-  the ratio of two such numbers: in any case at most 1 + 1/(4 L).
+  the ratio of two such numbers, so it is at most 1 + 1/(4 L) too.
 
 So w has epsilon_w = k beta + log(1 + 1/(4 L)), and adding or removing a record costs less than substituting one. With
-features of norm up to R the determinant would need R^2/(4 L): here they are scaled to R = 1 first.
+features of norm up to R, the determinant would need R^2/(4 L); here they are scaled to R = 1.
 
-Of the solver's v, v + h is released, where h has density proportional to exp(-alpha |h|). For any data and b, the
-densities of v + h and of w + h differ by at most exp(alpha tau). Going from v + h on D to w + h on D, to w + h on D'
-(post-processing of w), to v + h on D' gives
+The actual release is v + h, where v is the solver's result and h has density proportional to exp(-alpha |h|). For any
+data and b, the densities of v + h and of w + h differ by at most exp(alpha tau). Going from v + h on D to w + h on D,
+to w + h on D' (post-processing of w), to v + h on D' gives
 
     epsilon = k beta + log(1 + 1/(4 L)) + 2 alpha tau.
 """
@@ -82,29 +82,29 @@ CURVATURE = 0.25
 BLOCK = 1024
 """Rows summed at a time: rounding errors grow with this and with the number of blocks, not with n."""
 
-MOST_ITERATIONS = 500
+MAX_ITERATIONS = 500
 
 LARGEST_HESSIAN = 128
-"""Weights up to which the Hessian is built and solved; beyond, conjugate gradients need only products with it."""
+"""Number of weights up to which the Hessian is built and solved; above, conjugate gradients use products with it."""
 
-SHORT = 0.1
-"""Steps up to this length are damped by so little that nothing longer is tried."""
+SHORT_STEP = 0.1
+"""Up to this length, the damping of a step is so weak that no longer step is tried."""
 
 STEP_ERROR = 1e-3
-"""Residual of a step by conjugate gradients, over the gradient: each iteration gains about three digits at the end."""
+"""Residual of a step by conjugate gradients over the gradient: each Newton iteration gains about three digits."""
 
 GRADIENT_ERROR = 1e-4
-"""L tau of output perturbation: the gradient's norm at which the solver stops, beside k = 1 or 2."""
+"""L tau of output perturbation: the norm of the gradient at which the solver stops, compared to k = 1 or 2."""
 
 SOLVER_SHARE = 0.01
-"""Share of epsilon that hides the error of the solver, in objective perturbation."""
+"""Share of epsilon that hides the solver's error, in objective perturbation."""
 
 SOLVER_NOISE = 0.01
-"""Noise on a logit that hides the solver's error, over the noise on it by b."""
+"""Noise on a logit that hides the solver's error, over the noise on it from b."""
 
 
 def stability(regularization: float, adjacency: Adjacency) -> float:
-    """S_k: how far the solver's results on neighbouring data sets lie apart at most; see the module's proof.
+    """S_k: the largest distance of the solver's results on neighbouring data sets; see the module's proof.
 
     Args:
         regularization: L, of the sum (not the mean) of losses.
@@ -115,14 +115,14 @@ def stability(regularization: float, adjacency: Adjacency) -> float:
     """
     check_adjacency(adjacency)
     check_number("regularization", regularization, above=0.0)
-    return (_changed(adjacency) + 2 * GRADIENT_ERROR) / regularization
+    return (_changed_gradients(adjacency) + 2 * GRADIENT_ERROR) / regularization
 
 
 def stable_minimiser(signed: NDArray[np.float64], regularization: float) -> NDArray[np.float64]:
-    """v: the minimiser (p,) of J, certified to be within tau. It is private: `stability` says what noise hides it.
+    """v: the minimiser (p,) of J, certified to be within tau. It must be hidden by noise; see `stability`.
 
     Args:
-        signed: (n, p) features of norm at most 1, the constant column included, times the labels +1 and -1.
+        signed: (n, p) features of norm at most 1, including the constant column, times the labels +1 and -1.
         regularization: L.
 
     Raises:
@@ -133,7 +133,7 @@ def stable_minimiser(signed: NDArray[np.float64], regularization: float) -> NDAr
 
 @dataclass(frozen=True)
 class PerturbedOutput:
-    """Parameters of the mechanism; they depend on public numbers only, and not on n.
+    """Parameters of output perturbation; they depend on public numbers only, and not on n.
 
     Args:
         regularization: L, of the sum (not the mean) of losses.
@@ -146,21 +146,21 @@ class PerturbedOutput:
     noise_multiplier: float | None = None
 
     def epsilon(self, adjacency: Adjacency) -> float:
-        """Pure epsilon under one adjacency; infinite for Gaussian noise, which has none."""
+        """Pure epsilon under one adjacency; infinite for Gaussian noise."""
         return math.inf if self.noise_rate is None else self.noise_rate * stability(self.regularization, adjacency)
 
     @classmethod
     def radial(
         cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
     ) -> PerturbedOutput:
-        """The radial mechanism for an epsilon, with the regularization that it calls for.
+        """The mechanism with radial noise for an epsilon.
 
-        h has standard deviation sqrt(dimension + 1) / alpha on each coordinate: L is chosen so that this is
+        h has standard deviation sqrt(dimension + 1) / alpha on each coordinate. L is chosen so that this is
         `logit_noise`, the standard deviation of the noise on the logit of a record with features of norm 1.
 
         Args:
             epsilon: the budget, above 0.
-            dimension: number of weights, the intercept included.
+            dimension: number of weights, including the intercept.
             adjacency: under which the budget is meant.
             logit_noise: see above.
         """
@@ -173,7 +173,7 @@ class PerturbedOutput:
 
     @classmethod
     def gaussian(cls, noise_multiplier: float, *, logit_noise: float = 1.0) -> PerturbedOutput:
-        """The mechanism of sigma, with the regularization for h to have standard deviation `logit_noise`."""
+        """The mechanism with Gaussian noise for a sigma, where h has standard deviation `logit_noise`."""
         check_number("noise_multiplier", noise_multiplier, above=0.0)
         check_number("logit_noise", logit_noise, above=0.0)
         return cls(noise_multiplier * stability(1.0, "add_remove") / logit_noise, noise_multiplier=noise_multiplier)
@@ -185,10 +185,10 @@ def perturbed_output(
     """Weights released by output perturbation, several independent runs at once.
 
     Args:
-        signed: (n, p) features of norm at most 1, the constant column included, times the labels +1 and -1.
+        signed: (n, p) features of norm at most 1, including the constant column, times the labels +1 and -1.
         mechanism: the parameters.
         rng: source of the noise.
-        runs: number of independent runs on the same data; each of them spends the whole budget.
+        runs: number of independent runs on the same data; each spends the whole budget.
 
     Returns:
         (runs, p) weights.
@@ -205,7 +205,7 @@ def perturbed_output(
 
 @dataclass(frozen=True)
 class PerturbedObjective:
-    """Parameters of the mechanism; they depend on public numbers only, and not on n.
+    """Parameters of objective perturbation; they depend on public numbers only, and not on n.
 
     Args:
         noise_rate: beta, one over the scale of |b|.
@@ -222,29 +222,28 @@ class PerturbedObjective:
     def epsilon(self, adjacency: Adjacency) -> float:
         """Pure epsilon under one adjacency; see the module's proof."""
         check_adjacency(adjacency)
-        changed = _changed(adjacency) * self.noise_rate
-        return changed + math.log1p(CURVATURE / self.regularization) + 2 * self.cover_rate * self.solver_error
+        density = _changed_gradients(adjacency) * self.noise_rate
+        return density + math.log1p(CURVATURE / self.regularization) + 2 * self.cover_rate * self.solver_error
 
     @classmethod
     def calibrated(
         cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
     ) -> PerturbedObjective:
-        """The least noise for an epsilon, with the regularization that it calls for.
+        """The mechanism with the least noise for an epsilon; arguments as for `PerturbedOutput.radial`.
 
-        In directions in which the records say nothing, the minimiser is -b/L, of standard deviation about
-        sqrt(dimension) / (beta L) a coordinate: L is chosen so that this is `logit_noise`. Arguments as for
-        `PerturbedOutput.radial`.
+        Where the records carry no information, the minimiser is -b/L, with a standard deviation of about
+        sqrt(dimension) / (beta L) on each coordinate. L is chosen so that this is `logit_noise`.
         """
         check_adjacency(adjacency)
         check_number("epsilon", epsilon, above=0.0)
         check_number("logit_noise", logit_noise, above=0.0)
         scale = math.sqrt(dimension) / logit_noise
-        budget, k = (1 - SOLVER_SHARE) * epsilon, _changed(adjacency)
+        budget, k = (1 - SOLVER_SHARE) * epsilon, _changed_gradients(adjacency)
 
         def excess(beta: float) -> float:
             return k * beta + math.log1p(CURVATURE * beta / scale) - budget
 
-        beta = brentq(excess, 0.0, budget / k, xtol=1e-15 * budget) * (1 - 1e-9)  # whichever side brentq ended on
+        beta = brentq(excess, 0.0, budget / k, xtol=1e-15 * budget) * (1 - 1e-9)  # brentq may end on either side
         cover_rate = scale / SOLVER_NOISE
         return cls(beta, scale / beta, cover_rate, SOLVER_SHARE * epsilon / (2 * cover_rate))
 
@@ -267,21 +266,20 @@ def radial_noise(rate: float, shape: tuple[int, int], rng: Randomness) -> NDArra
     return out
 
 
-def _changed(adjacency: Adjacency) -> int:
+def _changed_gradients(adjacency: Adjacency) -> int:
     """The k of the module's proof."""
     return 2 if adjacency == "substitute" else 1
 
 
-# --- solver ---
+# --- solver: certified minimisers, also if the Hessian is too large to store -----------------------------------------
 
 
 def solve(signed: NDArray[np.float64], regularization: float, solver_error: float) -> NDArray[np.float64]:
-    """The minimiser of sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2, certified to be within `solver_error`.
+    """(p,) the minimiser of sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2; arguments and errors as for `minimise`.
 
-    Whether it refuses for want of precision follows from the shape of `signed` and from L, not from its values: at the
-    minimiser L |w| is at most n, and L/2 |w|^2 at most the objective at 0, n log 2. That 500 iterations suffice is no
-    theorem (some tens do, whatever was tried), so an error must not be shown to who is protected from. Arguments and
-    errors as for `minimise`; the result is (p,).
+    A refusal for lack of precision depends only on the shape of `signed` and on L: at the minimiser, L |w| is at most
+    n, and L/2 |w|^2 at most the objective at 0, n log 2. It is not proven that 500 iterations suffice (some tens did in
+    all experiments), so the other error must not be shown to anyone whom the guarantee protects against.
     """
     records, p = signed.shape
     longest = largest_weight(records, regularization) + solver_error
@@ -289,14 +287,14 @@ def solve(signed: NDArray[np.float64], regularization: float, solver_error: floa
     at_worst = rounding_bound(records, np.eye(1, p) * longest, zero, regularization)[0]
     if at_worst > regularization * solver_error / 2:
         raise RefusedError(
-            f"nothing is released: with {records:,} records sums may round by {at_worst:.2g}, and the proof"
-            f' needs {regularization * solver_error / 2:.2g}; use mechanism="noisy-gd"'
+            f"nothing is released: with {records:,} records, sums have rounding errors of up to {at_worst:.2g}, but the"
+            f' proof needs {regularization * solver_error / 2:.2g}; use mechanism="noisy-gd"'
         )
     return np.asarray(minimise(signed, zero, regularization, solver_error)[0])
 
 
 def largest_weight(records: int, regularization: float) -> float:
-    """Bound on the norm of the minimiser that holds for any records."""
+    """A bound on the norm of the minimiser for any records."""
     return min(records / regularization, math.sqrt(2 * records * math.log(2) / regularization))
 
 
@@ -318,7 +316,7 @@ def minimise(
         RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
     """
     weights, by_hessian = np.zeros_like(linear), signed.shape[1] <= LARGEST_HESSIAN
-    for _ in range(MOST_ITERATIONS):
+    for _ in range(MAX_ITERATIONS):
         gradient, hessian, curvature = regularization * weights + linear, 0.0, []
         for start in range(0, len(signed), BLOCK):
             rows = signed[start : start + BLOCK]
@@ -332,20 +330,20 @@ def minimise(
         if (residual <= regularization * solver_error).all():
             return weights
         if by_hessian:
-            whole = hessian + regularization * np.eye(linear.shape[1])
-            step = np.linalg.solve(whole, gradient[:, :, None])[:, :, 0]
+            regularized = hessian + regularization * np.eye(linear.shape[1])
+            step = np.linalg.solve(regularized, gradient[:, :, None])[:, :, 0]
         else:
             each = zip(np.concatenate(curvature, axis=1), gradient, strict=True)
             step = np.stack([_conjugate_gradients(signed, c, regularization, g) for c, g in each])
-        weights = weights - step * _part_of_step(signed, linear, regularization, weights, gradient, step)[:, None]
+        weights = weights - step * _step_fraction(signed, linear, regularization, weights, gradient, step)[:, None]
     raise RefusedError(
-        f"nothing is released: the solver's gradient norm is at most {residual.max():.2g}, and the proof needs"
-        f" {regularization * solver_error:.2g}. With very many records the rounding of sums alone exceeds it: use"
+        f"nothing is released: the solver's gradient norm is at most {residual.max():.2g}, but the proof needs"
+        f" {regularization * solver_error:.2g}. With very many records, rounding alone exceeds that; use"
         ' mechanism="noisy-gd"'
     )
 
 
-def _part_of_step(
+def _step_fraction(
     signed: NDArray[np.float64],
     linear: NDArray[np.float64],
     regularization: float,
@@ -353,28 +351,28 @@ def _part_of_step(
     gradient: NDArray[np.float64],
     step: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """(runs,) how much of each Newton step to take.
+    """(runs,) the fraction of each Newton step to take.
 
-    The part log(1 + d) / d of a step of length d gains at least g.s ((1 + d) log(1 + d) - d) / d^2 for gradient g and
-    step s, as the third derivative of the logistic loss is at most its second (Sun and Tran-Dinh 2019, arXiv
-    1703.04599, nu = 2): the method converges from any start. The whole step, its half, ... is taken instead where it
-    gains as much and at least a quarter of what the quadratic model says.
+    The fraction log(1 + d) / d of a step of length d gains at least g.s ((1 + d) log(1 + d) - d) / d^2 for gradient g
+    and step s, as the third derivative of the logistic loss is at most its second (Sun and Tran-Dinh 2019, arXiv
+    1703.04599, nu = 2), so the method converges from any start. The whole step, its half, ... is taken instead if it
+    gains as much and at least a quarter of the prediction of the quadratic model.
     """
     length = np.maximum(np.linalg.norm(step, axis=1), np.finfo(np.float64).tiny)
-    part = np.log1p(length) / length
-    long = np.flatnonzero(length > SHORT)
+    fraction = np.log1p(length) / length
+    long = np.flatnonzero(length > SHORT_STEP)
     slope, size = np.einsum("rp,rp->r", gradient[long], step[long]), length[long]
-    sure = slope * ((1 + size) * np.log1p(size) - size) / size**2
+    guaranteed = slope * ((1 + size) * np.log1p(size) - size) / size**2
     before = _objective(signed, linear[long], regularization, weights[long])
     trial = 1.0
     while len(long):
         gained = before - _objective(signed, linear[long], regularization, weights[long] - trial * step[long])
-        enough = gained >= np.maximum(sure, trial * slope / 4)
-        part[long[enough]] = trial
+        enough = gained >= np.maximum(guaranteed, trial * slope / 4)
+        fraction[long[enough]] = trial
         trial /= 2
-        left = ~enough & (part[long] < trial)
-        long, before, slope, sure = long[left], before[left], slope[left], sure[left]
-    return np.asarray(part)
+        left = ~enough & (fraction[long] < trial)
+        long, before, slope, guaranteed = long[left], before[left], slope[left], guaranteed[left]
+    return np.asarray(fraction)
 
 
 def _objective(
@@ -390,11 +388,11 @@ def _objective(
 def rounding_bound(
     records: int, weights: NDArray[np.float64], linear: NDArray[np.float64], regularization: float
 ) -> NDArray[np.float64]:
-    """(runs,) bound on the norm of the difference between the gradient of J and the one computed in float64.
+    """(runs,) bound on the norm of the rounding error of J's gradient in float64.
 
-    From |fl(sum) - sum| <= m u sum |terms| for m additions (Higham, Accuracy and Stability of Numerical Algorithms,
-    section 4.2), twice over for terms of higher order: margins are sums of p terms below |w|, and change the logistic
-    function by a quarter of their error; then blocks of rows of norm at most 1, then the blocks.
+    It follows from |fl(sum) - sum| <= m u sum |terms| for m additions (Higham, Accuracy and Stability of Numerical
+    Algorithms, section 4.2), doubled for terms of higher order. Margins are sums of p terms below |w|, and change the
+    logistic function by a quarter of their error. Then blocks of rows of norm at most 1 are summed, then the blocks.
     """
     unit = np.finfo(np.float64).eps / 2
     length = np.linalg.norm(weights, axis=1)

@@ -3,14 +3,15 @@ Smith and Thakurta 2014, arXiv 1405.7085).
 
 Each step releases the sum of the records' gradients, each clipped to norm C, with Gaussian noise of standard deviation
 `noise_multiplier` * C on every coordinate; everything else here is post-processing of these sums. That is `releases`
-full-batch steps for `safexplain._privacy_loss`, whatever the data. What the records can influence beside the sums:
+full-batch steps for `safexplain._privacy_loss`, whatever the data. Apart from these sums, the result depends on
 
-- their number n. It only limits the step. Where it is public (substitution, zeroing out) it is used as it is. Under
-  add/remove it is one more release: a sum of ones, which one record changes by 1, with noise `noise_multiplier`.
-- the classes that occur: not used, `classes` is the length of a public list.
-- their mean, where the descent is `centred`: one more release, the sum of the features, each of norm at most 1, which
-  one record changes by as much as a gradient clipped to 1, with noise of standard deviation `noise_multiplier`. What is
-  descended on then are the rows minus that noised mean: functions of one record and of what was released.
+- the number of records n, which only limits the step. It is public under substitution and zeroing out. Under add/remove
+  it is one more release: a sum of ones, which one record changes by 1, with noise `noise_multiplier`.
+- the length of the public list of classes, but not on the classes that occur.
+- the mean of the records, if the descent is `centred`: one more release, the sum of the features, each of norm at most
+  1, which one record changes by as much as a gradient clipped to 1, with noise of standard deviation
+  `noise_multiplier`. The descent then uses rows minus that noised mean, which are functions of one record and of the
+  release.
 """
 
 from __future__ import annotations
@@ -28,33 +29,31 @@ from safexplain.dp.heads.closed_form import Rows, clipped_sum
 from safexplain.dp.sgd.clipping import FlatClipping
 
 LARGEST_STEP = 64.0
-"""Learning rate on the mean gradient. Longer steps would make weights swing without end where there is little noise;
-up to here clipping and the mean of the iterates absorb it."""
+"""Largest learning rate on the mean gradient. With little noise, weights oscillate under longer steps; up to here,
+clipping and averaging of the iterates absorb it."""
 
 GAIN = 3.0
-"""What rows minus their mean are multiplied by: they are shorter than rows of norm 1, and their gradients are clipped
-all the same."""
+"""Factor on centred rows, which are shorter than norm 1; their gradients are clipped in any case."""
 
 
 @dataclass(frozen=True)
 class NoisyGradientDescent:
     """Parameters of the descent; none may be chosen by looking at the data.
 
-    The learning rate follows from the noise: so that the noise of all steps together has the standard deviation
-    `logit_noise` on each weight, thus on the logit of a record whose features have norm 1, if gradients do not pull it
-    back. More records or a larger epsilon give longer steps on the mean gradient, which is what more signal allows.
+    The learning rate follows from the noise: ignoring gradients, the noise of all steps together has the standard
+    deviation `logit_noise` on each weight, and thus on the logit of a record whose features have norm 1. More records
+    or a larger epsilon give longer steps on the mean gradient.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients over `max_grad_norm`.
-        steps: number of gradient steps; more of them follow the gradient closer at the same noise in the result.
-        max_grad_norm: C, bound on the 2-norm of one record's gradient over all classes. Features have norm at most 1,
-            so that gradients are below sqrt(2) before clipping. A small C makes the loss of misclassified records
-            linear, which loses little accuracy and makes probabilities somewhat too sure.
+        steps: number of gradient steps; more follow the gradient closer at the same noise in the result.
+        max_grad_norm: C, bound on the 2-norm of one record's gradient over all classes. As features have norm at most
+            1, gradients are below sqrt(2) before clipping. A small C makes the loss of misclassified records linear,
+            which costs little accuracy and makes probabilities slightly overconfident.
         logit_noise: see above.
         private_count: whether n is hidden (add/remove) and therefore noised.
-        centred: whether to descend on rows minus their noised mean, for the price of a step. What rows have in common
-            then costs no length, and weights need not make up for it: better where features vary little within their
-            ranges. Needs a constant column.
+        centred: whether to subtract the noised mean of the rows, at the price of a step; better if features vary little
+            within their ranges. Needs a constant column.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -78,7 +77,7 @@ class NoisyGradientDescent:
         return self.steps + self.private_count + self.centred
 
     def step_size(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Learning rate on the sum of gradients; n only enters where `LARGEST_STEP` is reached."""
+        """Learning rate on the sum of gradients; it depends on n only at `LARGEST_STEP`."""
         by_noise = self.logit_noise / (math.sqrt(self.steps) * self.noise_multiplier * self.max_grad_norm)
         return np.minimum(by_noise, LARGEST_STEP / records)
 
@@ -94,16 +93,16 @@ def noisy_gradient_descent(
     """Weights of a softmax regression, several independent runs at once.
 
     Args:
-        features: (n, p) rows of norm at most 1, a constant column included if there is to be an intercept.
+        features: (n, p) rows of norm at most 1, including a constant column for an intercept.
         labels: (n,) positions in the list of classes.
         classes: length of that list.
         descent: the parameters.
         rng: source of the noise.
-        runs: number of independent runs on the same data; each of them spends the whole budget.
+        runs: number of independent runs on the same data; each spends the whole budget.
 
     Returns:
-        (runs, classes, p) weights, the mean of the second half of the iterates; and (runs,) the number of records that
-        may be told: the true one, or the noised one (at least 1) where `private_count` is set.
+        (runs, classes, p) weights, the mean of the second half of the iterates; and (runs,) the number of records to
+        publish: exact, or with `private_count` noised and at least 1.
     """
     sigma, bound = descent.noise_multiplier, descent.max_grad_norm
     records = np.full(runs, float(len(features)))
@@ -124,7 +123,7 @@ def noisy_gradient_descent(
         if t >= first:
             total += weights
     found = total / (descent.steps - first)
-    if descent.centred:  # back to rows as they came: the constant column takes what the mean adds
+    if descent.centred:  # back to the original rows: the constant column absorbs the mean
         found[:, :, :-1] *= GAIN
         found[:, :, -1] -= np.einsum("rkp,rp->rk", found, centre) / constant
     return found, records
@@ -133,7 +132,7 @@ def noisy_gradient_descent(
 def _noised_mean(
     rows: NDArray[np.float64], records: NDArray[np.float64], sigma: float, rng: Randomness
 ) -> NDArray[np.float64]:
-    """(runs, p) the sum of (n, p) rows of norm at most 1 with noise, over n; nearer to 0 the more of it is noise."""
+    """(runs, p) noised means of (n, p) rows of norm at most 1, shrunk towards 0 by the share of noise."""
     noised = rows.sum(axis=0) + sigma * float_safe_normal(rng, (len(records), rows.shape[1]))
     counts = records[:, None]
     mean: NDArray[np.float64] = noised * counts / (counts**2 + rows.shape[1] * sigma**2)

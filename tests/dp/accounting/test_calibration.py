@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safexplain.dp import accounting, epsilons, noise_multiplier, steps_within
-from safexplain.dp.accounting import MOST_STEPS
+from safexplain.dp.accounting import MAX_STEPS
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 
@@ -50,24 +50,24 @@ def test_full_batches_have_the_noise_and_the_steps_of_the_closed_form():
         assert steps_within(BUDGET, 50.001, 1.0, 1e-5, adjacency, sampling="full-batch") == 2500 // distance**2
         many = steps_within(BUDGET, 200.001, 1.0, 1e-5, adjacency, sampling="full-batch")
         assert 40_000 * (1 - 1 / 5000) <= many * distance**2 <= 40_000
-    assert steps_within(BUDGET, 1e7, 1.0, 1e-5, sampling="full-batch") == MOST_STEPS
+    assert steps_within(BUDGET, 1e7, 1.0, 1e-5, sampling="full-batch") == MAX_STEPS
 
 
 def test_many_steps_are_guessed_to_be_one_gaussian():
     """1 / (q^2 (e - 1)) of them at noise 1 and a distance of 1; a quarter of that for a substitution."""
     for adjacency, steps in (("add_remove", 5819), ("substitute", 1454)):
-        assert accounting._likely_steps(BUDGET, 1.0, 0.01, 1e-5, adjacency) == steps
+        assert accounting._guess_steps(BUDGET, 1.0, 0.01, 1e-5, adjacency) == steps
     twice = get_epsilon_gaussian(0.5, 1e-5)  # at a distance of 2
-    assert accounting._likely_steps(twice, 1.0, 0.01, 1e-5, "add_remove") == 23_279
-    assert accounting._likely_steps(BUDGET, 1e-3, 0.5, 1e-5, "substitute") == 1
-    assert accounting._likely_steps(BUDGET, 1e6, 1e-3, 1e-5, "substitute") == MOST_STEPS
+    assert accounting._guess_steps(twice, 1.0, 0.01, 1e-5, "add_remove") == 23_279
+    assert accounting._guess_steps(BUDGET, 1e-3, 0.5, 1e-5, "substitute") == 1
+    assert accounting._guess_steps(BUDGET, 1e6, 1e-3, 1e-5, "substitute") == MAX_STEPS
 
 
 @pytest.mark.parametrize(("most", "guess"), [(500, 100), (500, 5000), (500, 500), (1, 400), (1, 1)])
 def test_a_search_for_steps_brackets_the_last_that_fits_in_a_few_tries(most, guess):
     tried = []
-    enough, too_many = accounting._around(lambda steps: tried.append(steps) or steps <= most, guess)
-    assert enough <= most < too_many
+    low, high = accounting._bracket_steps(lambda steps: tried.append(steps) or steps <= most, guess)
+    assert low <= most < high
     assert len(tried) <= 8
 
 
@@ -95,11 +95,11 @@ def test_calibration_protects_what_a_record_says_unless_told_otherwise():
         ({"target_epsilon": 0}, "target_epsilon"),
         ({"target_epsilon": "8"}, "target_epsilon must be a number"),
         ({"adjacency": "replace"}, "add_remove, substitute"),
-        ({"steps": 0}, "without steps"),
+        ({"steps": 0}, "got 0, which needs no noise"),
         ({"delta": 2.0}, "delta"),
         ({"sampling": "shuffle"}, "shuffled"),
-        ({"target_epsilon": 1e-9, "delta": 1e-12}, "cannot be reached"),
-        ({"sample_rate": 1e-5, "steps": 10, "delta": 1e-3}, "delta is as large as the probability"),
+        ({"target_epsilon": 1e-9, "delta": 1e-12}, "even a noise multiplier of 1e.07 spends more"),
+        ({"sample_rate": 1e-5, "steps": 10, "delta": 1e-3}, "delta: expected much less than the probability"),
     ],
 )
 def test_impossible_budgets_are_refused(values, message):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from safexplain._privacy_loss import (
-    MOST_KINDS,
+    MAX_KINDS,
     Steps,
     composed,
     epsilons,
@@ -25,7 +25,7 @@ from safexplain._privacy_loss import (
     one_step,
     privacy_loss,
 )
-from safexplain._privacy_loss.distributions import CELLS, CUT_OFF, Losses, _ends, compose
+from safexplain._privacy_loss.distributions import CELLS, CUT_OFF, Losses, _support, compose
 from safexplain.dp import noise_multiplier
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
@@ -83,8 +83,8 @@ def test_no_grid_has_more_than_its_cells():
 
 
 def test_very_many_different_phases_count_as_the_worst_of_similar_ones():
-    many = [Steps(10 + i / 100, 0.1, 1) for i in range(5 * MOST_KINDS)]
-    few = [Steps(10 + i / 100, 0.1, 5) for i in range(2, 5 * MOST_KINDS, 5)]  # each in the middle of five
+    many = [Steps(10 + i / 100, 0.1, 1) for i in range(5 * MAX_KINDS)]
+    few = [Steps(10 + i / 100, 0.1, 5) for i in range(2, 5 * MAX_KINDS, 5)]  # each in the middle of five
     assert composed(few, 1e-5).substitute <= composed(many, 1e-5).substitute <= composed(few, 1e-5).substitute * 1.05
 
 
@@ -170,11 +170,11 @@ def test_infinite_losses_add_up_and_a_coarser_grid_splits_a_loss_in_two():
 
 def test_ends_of_a_composition_leave_out_next_to_nothing_and_little_more():
     """A hundred steps of plus or minus one: a binomial distribution; and three with one loss of 10 in 1e8."""
-    low, high = _ends([(Losses(1.0, -1, np.array([0.5, 0.0, 0.5]), 0.0), 100)])
+    low, high = _support([(Losses(1.0, -1, np.array([0.5, 0.0, 0.5]), 0.0), 100)])
     assert low == -high
     assert binom.sf((high + 100) / 2, 100, 0.5) <= CUT_OFF / 2 < binom.sf((0.95 * high + 100) / 2, 100, 0.5) * 5
     rare = Losses(0.01, 0, np.append(1 - 1e-8, np.append(np.zeros(999), 1e-8)), 0.0)
-    assert 20 <= _ends([(rare, 3)])[1] < 25  # of 30; two such losses have probability 3e-16
+    assert 20 <= _support([(rare, 3)])[1] < 25  # of 30; two such losses have probability 3e-16
 
 
 def test_losses_of_hundreds_are_read_as_small_ones_are():

@@ -236,7 +236,7 @@ def test_no_steps_spend_nothing_and_no_noise_spends_everything():
         ({"noise_multiplier": math.inf}, "noise_multiplier"),
         ({"noise_multiplier": "0.1"}, "noise_multiplier must be a number"),
         ({"sample_rate": 1.2}, "sample_rate"),
-        ({"sample_rate": 0.0}, "no record would be in any batch"),
+        ({"sample_rate": 0.0}, "with which every batch is empty"),
         ({"steps": 1.5}, "steps"),
         ({"steps": -1}, "steps"),
         ({"steps": 10**12 + 1}, "at most 1e.12"),
@@ -244,8 +244,8 @@ def test_no_steps_spend_nothing_and_no_noise_spends_everything():
         ({"delta": 1.0}, "delta"),
         ({"delta": True}, "delta must be a number"),
         ({"sampling": "poison"}, "sampling"),
-        ({"sampling": "shuffle"}, "not Poisson sampling"),
-        ({"sampling": "full-batch"}, "sample_rate 1"),
+        ({"sampling": "shuffle"}, "shuffled batches are not supported"),
+        ({"sampling": "full-batch"}, "expected 1 with sampling=.full-batch., got 0.1"),
     ],
 )
 def test_impossible_values_are_refused_by_name(values, message):
@@ -254,13 +254,13 @@ def test_impossible_values_are_refused_by_name(values, message):
 
 
 def test_a_delta_of_one_over_the_records_warns():
-    with pytest.warns(WeakDeltaWarning, match=r"the 1,000 records.*one record outright.*Use at most 0\.0001"):
+    with pytest.warns(WeakDeltaWarning, match=r"the 1,000 records.*a random record in full.*use at most 0\.0001"):
         check_delta(1e-3, 1000)
     check_delta(0.9e-3, 1000)
 
 
 def test_a_delta_below_what_rounding_could_cost_is_refused():
-    with pytest.raises(ConfigurationError, match=r"too small for 1,000,000 steps.*cost 5e-10; use at least 5e-09"):
+    with pytest.raises(ConfigurationError, match=r"at least 5e-09 for 1,000,000 steps.*cost 5e-10, got 1e-12"):
         epsilons(5, 1e-3, 1_000_000, 1e-12)
 
 

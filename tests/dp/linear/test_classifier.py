@@ -78,7 +78,7 @@ def test_three_classes_are_told_apart(mechanism):
 
 
 @pytest.mark.parametrize(
-    ("missing", "reason"), [("norm_bound", "sqrt\\(n_features\\)"), ("classes", "which labels occur")]
+    ("missing", "reason"), [("norm_bound", "sqrt\\(n_features\\)"), ("classes", "labels that occur")]
 )
 def test_what_must_be_public_is_asked_for_never_inferred(missing, reason):
     with pytest.raises(ConfigurationError, match=f"{missing} is missing.*{reason}"):
@@ -96,7 +96,7 @@ def test_a_class_that_does_not_occur_is_fitted_like_any_other(mechanism):
 
 def test_a_label_outside_of_the_public_list_is_refused():
     X, y = two_gaussians(50, 3)
-    with pytest.raises(InputError, match=r"classes=\[0, 1\], got 2, and such labels in 1 of 50 rows"):
+    with pytest.raises(InputError, match=r"classes=\[0, 1\], got 2; 1 of 50 rows have such labels"):
         model().fit(X, np.where(np.arange(50) == 3, 2, y))
 
 

@@ -119,7 +119,7 @@ def test_without_a_certificate_nothing_is_released(monkeypatch):
     with pytest.raises(RefusedError, match="nothing is released"):
         solve(signed_rows(50, 3), 1.0, 1e-18)
     monkeypatch.setattr(mechanisms, "LARGEST_HESSIAN", 0)
-    monkeypatch.setattr(mechanisms, "MOST_ITERATIONS", 1)
+    monkeypatch.setattr(mechanisms, "MAX_ITERATIONS", 1)
     with pytest.raises(RefusedError, match="nothing is released"):
         solve(signed_rows(50, 3), 1.0, 1e-6)
 
@@ -143,7 +143,7 @@ FAR = {
 def test_weights_of_thousands_are_reached_in_a_few_steps_so_that_no_record_decides_whether_there_is_an_answer(
     rows, regularization, monkeypatch
 ):
-    monkeypatch.setattr(mechanisms, "MOST_ITERATIONS", 40)  # of 500; steps of at most log(1 + d) took thousands
+    monkeypatch.setattr(mechanisms, "MAX_ITERATIONS", 40)  # of 500; steps of at most log(1 + d) took thousands
     assert np.isfinite(solve(FAR[rows], regularization, GRADIENT_ERROR / regularization)).all()
 
 

@@ -307,7 +307,7 @@ def test_questions_that_cannot_be_answered_draw_no_noise():
 
 
 def test_unseen_labels_and_missing_training_are_named():
-    with pytest.raises(InputError, match="expected labels out of"):
+    with pytest.raises(InputError, match="expected labels in classes="):
         mechanism().fit(np.zeros((3, 2)), [0, 1, 2])
     with pytest.raises(ConfigurationError, match=r"call fit\(X, y\) first"):
         mechanism().score(np.zeros(2))
