@@ -44,12 +44,10 @@ import torch
 from captum.attr import InputXGradient
 from torch import Tensor, nn
 
-from safexplain.serve.batches import Batches
 from safexplain.serve.budget import Limits
 from safexplain.serve.http import app
 from safexplain.serve.inputs import Bounds
-from safexplain.serve.service import Answer, Problem, Service, problem_of
-from safexplain.serve.telemetry import Metrics
+from safexplain.serve.service import Answer, Batches, Metrics, Problem, Service, problem_of
 
 from ..shared.run import ROOT, finish
 from .harness import Benchmark, at_least, use_threads
@@ -116,7 +114,7 @@ class Plain:
         maps = self._explainer.attribute(x.requires_grad_(), target=target).detach().numpy()
         return list(zip(target.tolist(), maps, strict=True))
 
-    def refused(self, operation: str, client: str, error: BaseException) -> Problem:
+    def record_problem(self, operation: str, client: str, error: BaseException) -> Problem:
         """Nothing is recorded."""
         return problem_of(error)
 

@@ -1,13 +1,12 @@
-"""Serving: what leaves a service that explains, how often it may be asked, and the platforms that it runs on.
+"""Serving hardened explanations: what leaves the service, how often each client may ask, and the platforms it runs on.
 
-    request -> inputs (bounded) -> protocol (payload, checked) -> service: remembered? -> batches: a seat, in turn ->
-    budget: charged -> batches: model and explainer -> remembered -> protocol (listed arrays only) -> answer
+    request -> inputs (bounded) -> protocol (payload, checked) -> service: remembered? -> seats, in turn ->
+    budget: charged -> model and explainer, in a batch -> remembered -> protocol (listed arrays only) -> answer
 
-`service` is the core, which knows no platform, with what a client is told instead of an answer; `loading` has its
-options, model and certificate, `budget` limits questions, which `questions` counts in a ledger's database, `batches`
-computes them, `telemetry` says what happened.
-`inputs` and `protocol` read what clients send, and write V1 and V2. Every platform is one file beside them: `http`
-(FastAPI, and `safexplain serve`), `kserve`, `mlserver`, `mlflow`, `ray`, `bentoml`.
+`service` is the core, which knows no platform: answers, seats, batches, metrics, and errors as clients see them.
+`loading` has its options, model and certificate, `budget` limits questions, and `questions` counts them in a ledger's
+database. `inputs` and `protocol` read requests and write V1 and V2. Each platform is one file: `http` (FastAPI, and
+`safexplain serve`), `kserve`, `mlserver`, `mlflow`, `ray`, `bentoml`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _HOMES = {"Limits": "budget", "Service": "service", "app": "http", "router": "ht
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when they are asked for, so that no platform is needed for another."""
+    """Import names on first use, so that no platform needs another one's packages."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"safexplain.serve.{_HOMES[name]}"), name)

@@ -2,8 +2,8 @@
 
     POST /explain {"x": rows} -> hardened maps        POST /predict {"x": rows} -> labels
 
-BentoML logs bodies that do not fit its types, drops fields that it does not know, and has words of its own for a 503.
-So requests are read and answered by `safexplain.serve.http`; errors are problem+json (RFC 9457).
+BentoML logs bodies that do not match its types, drops unknown fields, and has its own text for a 503. Therefore
+`safexplain.serve.http` reads and answers requests; errors are problem+json (RFC 9457).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safexplain.errors import ConfigurationError, needs_extra
 from safexplain.serve.http import respond
 from safexplain.serve.inputs import numbers
-from safexplain.serve.protocol import Intake, Operation, Reply, Strict, checked, explain_v1, predict_v1
+from safexplain.serve.protocol import Intake, Operation, Reply, Strict, explain_v1, predict_v1, validated
 from safexplain.serve.service import Service
 
 __all__ = ["service_class"]
@@ -27,7 +27,7 @@ with needs_extra("bentoml"):
 
 
 class Question(IODescriptor):  # type: ignore[misc]
-    """Rows (n, ...) in BentoML's schema; the request itself is handed on unread."""
+    """Rows (n, ...) in BentoML's schema; the request is passed on unread."""
 
     x: NDArray[np.float32]
 
@@ -37,29 +37,29 @@ class Question(IODescriptor):  # type: ignore[misc]
         return cls.model_construct(x=request)
 
 
-class Rows(Strict):
+class Body(Strict):
     """The body of a request."""
 
     x: Any
 
 
 def service_class(model: str | Path, certificate: str | Path | None, **settings: Any) -> type:
-    """A class for `bentoml.service`, with the endpoints `explain` and `predict`; each worker loads its own service.
+    """A class for `bentoml.service` with the endpoints `explain` and `predict`; each worker loads its own service.
 
     Args:
         model: Path of the model file.
         certificate: Path of its certificate; None: as in `Service.load`.
-        settings: Arguments of `Service.load`; `ledger` must be a URL, which several workers share.
+        settings: Arguments of `Service.load`; `ledger` must be a URL, the same for all workers.
 
     Raises:
-        ConfigurationError: a ledger that is no URL.
+        ConfigurationError: a ledger that is not a URL.
     """
     if not isinstance(settings.get("ledger"), str | None):
-        raise ConfigurationError("workers open the ledger themselves: give its URL")
-    maps, labels = _bare(explain_v1, "explanations"), _bare(predict_v1, "predictions")
+        raise ConfigurationError("ledger: expected a URL, because each worker opens the ledger itself")
+    maps, labels = _member(explain_v1, "explanations"), _member(predict_v1, "predictions")
 
     class Explainer:
-        """Hardened explanations and labels; each question counts against the budget of the client in X-Client-Id."""
+        """Hardened explanations and labels, charged to the client in X-Client-Id."""
 
         def __init__(self) -> None:
             self.service = Service.load(model, certificate, **settings)
@@ -67,14 +67,14 @@ def service_class(model: str | Path, certificate: str | Path | None, **settings:
 
         @api(route="/explain", input_spec=Question)  # type: ignore[untyped-decorator]
         async def explain(self, x: Any, ctx: Context) -> Any:
-            """Hardened maps of the classes that the model predicts, one for each row."""
+            """Hardened maps of the predicted classes, one for each row."""
             response = await respond(x, self.intake, "explain", maps)
-            ctx.response.status_code = response.status_code  # which BentoML writes over the response's
+            ctx.response.status_code = response.status_code  # BentoML overwrites the response's
             return response
 
         @api(route="/predict", input_spec=Question)  # type: ignore[untyped-decorator]
         async def predict(self, x: Any, ctx: Context) -> Any:
-            """The classes that the model predicts."""
+            """The predicted classes."""
             response = await respond(x, self.intake, "predict", labels)
             ctx.response.status_code = response.status_code
             return response
@@ -85,11 +85,11 @@ def service_class(model: str | Path, certificate: str | Path | None, **settings:
     return Explainer
 
 
-def _bare(ask: Operation, member: str) -> Operation:
-    """An operation of V1 that takes {"x": rows} and gives this member of the response alone."""
+def _member(ask: Operation, member: str) -> Operation:
+    """The V1 operation with {"x": rows} as request and one member of its response as response."""
 
     def operation(service: Service, payload: Any, client: str) -> Reply:
-        content, answer = ask(service, {"instances": numbers(checked(Rows, payload).x, "x")}, client)
+        content, answer = ask(service, {"instances": numbers(validated(Body, payload).x, "x")}, client)
         return content[member], answer
 
     return operation

@@ -1,18 +1,19 @@
-"""How much a client may ask a service that explains: distinct questions a period, and looks at one map.
+"""Limits of each client: distinct questions per period, and near-duplicate questions about one map ("looks").
 
-What limits a patient attacker is the number of distinct questions, for labels as for explanations. A question is named
-by a digest of model, certificate and canonical input; asked again it is free, as its answer tells nothing new.
+A patient attacker is limited by the number of distinct questions, for labels as for explanations. A question is named
+by a digest of model, certificate and canonical input; the same question again is free, as its answer reveals nothing
+new.
 
-An attacker who dithers an input asks distinct questions about one map. So a question that lies close to an earlier one
-of the same client counts as another look at what that one was about, and looks are limited more strictly. Close is what
-is closer than most public rows are to each other (`Likeness`). A question is compared with every earlier one, and
-counts towards the first of the chain of questions that the nearest one belongs to; so dithers that drift apart, or lie
-on different sides, are still looks at one map, and it is the chain that is limited, not the ball around its first.
+An attacker who dithers an input asks distinct questions about one map. Therefore a question close to an earlier one of
+the same client counts as another look at the same map, and looks are limited more strictly. Two questions are close if
+they are closer than most public rows are to each other (`Likeness`). A question is compared with every earlier one and
+joins the group of its nearest neighbour, so dithers that drift apart, or lie on different sides, still share a group:
+the limit holds for the chain, not for the ball around its first question.
 
-It stops scripts that change an input a little, whichever features they change. It does not stop an attacker who knows
-public rows and changes inputs by just more than the threshold: such questions lie as far apart as honest ones, and only
+This stops scripts that change an input a little, whichever features they change. It does not stop an attacker who knows
+public rows and changes inputs by just more than the threshold: such questions lie as far apart as honest ones, so only
 the number of distinct questions limits them. A client with two names has two budgets. `audit/suites/dithering` measures
-what is stopped and how far an attacker has to go.
+what is stopped, and how far an attacker has to go.
 """
 
 from __future__ import annotations
@@ -31,36 +32,36 @@ from scipy.spatial.distance import cdist
 from safexplain._validate import check_whole, keep_number, real_numbers
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger.records import PERIODS
-from safexplain.serve.questions import Looks, Most, Questions, Seen
+from safexplain.serve.questions import Limit, NearDuplicates, Question, Questions
 
-MOST_DIMENSIONS = 128
+MAX_DIMENSIONS = 128
 """Of a sketch."""
 
-MOST_ROWS = 5000
-"""Public rows looked at, at most; of more, so many drawn at random."""
+MAX_PUBLIC_ROWS = 5000
+"""Public rows in use; of more rows, this many are drawn at random."""
 
-FLOOR = 0.75
-"""Quantile of the standard deviations of the features that vary: features that vary less are divided by it."""
+FLOOR_QUANTILE = 0.75
+"""Quantile of the features' standard deviations by which features that vary less are divided."""
 
-MOST_DENSE = 4096
-"""Features up to which directions of sketches are orthogonal; of more they are sparse."""
+MAX_DENSE_FEATURES = 4096
+"""Directions of sketches are orthogonal up to this many features, and sparse beyond."""
 
-MOST_KEPT = 256 * 2**20
-"""Bytes of histories of all clients kept in memory; those of clients who were away longest are read again."""
+HISTORY_BYTES = 256 * 2**20
+"""Size of all clients' histories in memory; the least recently used are read again."""
 
 Sketches = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What each client may ask.
+    """Limits of each client.
 
     Args:
-        questions: distinct questions a period.
-        looks: distinct questions about one map a period, the first included: those so close to an earlier question
-            that they count as another look at its map.
+        questions: distinct questions per period.
+        looks: near-duplicates of one question per period, itself included.
         period: "day", "week" (from Monday), "month", by the calendar in UTC, or "lifetime".
-        quantile: share of public rows whose nearest other public row is taken for the same map; how close is close.
+        quantile: share of public rows that count as near-duplicates of their nearest neighbour, which sets how close is
+            close.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value out of range, or of the wrong type.
@@ -81,25 +82,25 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Likeness:
-    """What is close: distances between sketches, and the one below which two questions are about one map.
+    """Distances between sketches of inputs, and the threshold below which two questions are near-duplicates.
 
-    Inputs are brought into the range of the public rows, feature by feature, centred, and divided by the standard
-    deviation of each feature, or by the upper quartile of all deviations where that is larger. Without this floor,
-    pixels that hardly vary dominate, and tiny changes of them make new maps. It is a quartile because columns of tables
-    differ in their units: a floor set by the root mean square, or no division at all, would leave only the column of
-    the largest unit. A feature that is constant among public rows counts for nothing. A sketch is a projection on
-    random directions, fewer than half as many as there are features and at most 128, in float32. Distances survive it
-    (Johnson and Lindenstrauss 1984), and the threshold is taken among sketches too, so that it moves with them. Many
-    inputs have the same sketch, but it is no secret: it tells roughly where an input lies.
+    Inputs are clipped to the range of the public rows, feature by feature, centred, and divided by the larger of each
+    feature's standard deviation and the upper quartile of all deviations. Without this floor, pixels that hardly vary
+    dominate, and tiny changes of them make new maps. A quartile suits tables whose columns differ in units: a floor by
+    the root mean square, or no division at all, would leave only the column of the largest unit. Features that are
+    constant among public rows are ignored. A sketch is a projection on random directions, at most 128 and at most half
+    as many as features, in float32. Projections preserve distances (Johnson and Lindenstrauss 1984), and the threshold
+    is computed from sketches too. Many inputs share a sketch, but it is not secret: it shows roughly where an input
+    lies.
 
     Args:
         low, high: (d,) range of the public rows.
-        mean: (d,) of them.
-        scale: (d,) one over their standard deviation or its floor; 0 where they are all the same.
+        mean: (d,) of the public rows.
+        scale: (d,) one over their standard deviation or its floor; 0 if they are constant.
         project: (n, d) -> (n, k).
         threshold: Euclidean distance.
-        space: name of all this; sketches of different spaces are not compared.
-        rows: distinct public rows from which the threshold comes.
+        space: digest of all this; only sketches of one space are compared.
+        rows: distinct public rows behind the threshold.
     """
 
     low: NDArray[np.float64]
@@ -113,13 +114,13 @@ class Likeness:
 
     @classmethod
     def of(cls, public: NDArray[Any], quantile: float, *, seed: str = "", subject: str = "") -> Likeness | None:
-        """Of (n, ...) public rows; None where there is nothing to project, of a single feature.
+        """The likeness of (n, ...) public rows; None for a single feature, which leaves nothing to project.
 
         Args:
-            public: rows; of more than 5,000 so many are drawn.
-            quantile: of the distances of distinct rows to the nearest other one.
-            seed: of the directions; the same wherever sketches are to be compared.
-            subject: what the questions are about; part of the space.
+            public: rows; of more than 5,000 rows, 5,000 are drawn.
+            quantile: of the distances of distinct rows to their nearest neighbours.
+            seed: of the directions; the same for all sketches that are compared.
+            subject: of the questions; part of the space.
 
         Raises:
             InputError: not numbers, not finite, or fewer than two distinct rows.
@@ -127,10 +128,10 @@ class Likeness:
         rows = np.asarray(public)
         if rows.ndim < 2 or not len(rows):
             raise InputError(f"public: expected rows (n, ...) of inputs, got an array of shape {rows.shape}")
-        content = hashlib.sha256(f"{seed} {subject} {rows.shape[1:]} floor {FLOOR}".encode())
+        content = hashlib.sha256(f"{seed} {subject} {rows.shape[1:]} floor {FLOOR_QUANTILE}".encode())
         draw = np.random.default_rng(np.frombuffer(hashlib.sha256(b"directions " + seed.encode()).digest(), np.uint32))
-        if len(rows) > MOST_ROWS:
-            rows = rows[np.sort(np.random.default_rng(0).choice(len(rows), MOST_ROWS, replace=False))]
+        if len(rows) > MAX_PUBLIC_ROWS:
+            rows = rows[np.sort(np.random.default_rng(0).choice(len(rows), MAX_PUBLIC_ROWS, replace=False))]
         flat = np.ascontiguousarray(_flat("public", rows))
         content.update(flat.tobytes())
         d = flat.shape[1]
@@ -138,10 +139,10 @@ class Likeness:
             return None
         deviation = flat.std(0)
         varies = deviation > 1e-12 * np.abs(flat).max(0)
-        floor = np.quantile(deviation[varies], FLOOR, method="lower") if varies.any() else 1.0
+        floor = np.quantile(deviation[varies], FLOOR_QUANTILE, method="lower") if varies.any() else 1.0
         scale = varies / np.maximum(deviation, floor)
         one = cls(
-            flat.min(0), flat.max(0), flat.mean(0), scale, _directions(d, min(MOST_DIMENSIONS, d // 2), draw), 0.0,
+            flat.min(0), flat.max(0), flat.mean(0), scale, _directions(d, min(MAX_DIMENSIONS, d // 2), draw), 0.0,
             content.hexdigest()[:32], 0,
         )  # fmt: skip
         distinct = np.unique(one.sketch(flat), axis=0)
@@ -157,11 +158,11 @@ class Likeness:
         """(n, k) of inputs (n, ...).
 
         Raises:
-            InputError: not numbers, not finite, or not as many features as the public rows have.
+            InputError: not numbers, not finite, or another number of features than the public rows.
         """
         flat = _flat("x", x)
         if flat.shape[1] != len(self.mean):
-            raise InputError(f"x: expected {len(self.mean)} features as public rows have, got {flat.shape[1]}")
+            raise InputError(f"x: expected {len(self.mean)} features, as in the public rows, got {flat.shape[1]}")
         return self.project((np.clip(flat, self.low, self.high) - self.mean) * self.scale).astype(np.float32)
 
 
@@ -174,8 +175,8 @@ def _flat(name: str, x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """A projection on k random directions of d; orthogonal ones err less, sparse ones are quick where d is large."""
-    if d > MOST_DENSE:
+    """A projection from d on k random directions: orthogonal ones err less, sparse ones are quick for large d."""
+    if d > MAX_DENSE_FEATURES:
         from sklearn.random_projection import SparseRandomProjection
 
         sparse = SparseRandomProjection(k, random_state=int(draw.integers(2**31))).fit(np.zeros((1, d)))
@@ -187,19 +188,19 @@ def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[NDArray[
 
 @dataclass(frozen=True, eq=False)
 class _History:
-    """A client's questions: their sketches, what each is a look at, and the number of the last."""
+    """A client's questions: their sketches, the first question of each one's group, and the last number."""
 
     sketches: Sketches
     first: NDArray[np.int64]
-    after: int = 0
+    last: int = 0
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate bytes in memory."""
         return 1024 + self.sketches.nbytes + self.first.nbytes
 
-    def and_then(self, questions: Sequence[Seen]) -> _History:
-        """With questions that were asked since."""
+    def extended(self, questions: Sequence[Question]) -> _History:
+        """The history with later questions."""
         if not questions:
             return self
         new = np.frombuffer(b"".join(question.sketch for question in questions), np.dtype("<f4"))
@@ -209,22 +210,22 @@ class _History:
 
 
 class Budget:
-    """Counts what each client of a service asked, and refuses what is too much; usable from threads.
+    """Counts the questions of each client of a service, and enforces its limits; usable from threads.
 
-    A number of questions granted with `safexplain ledger grant` takes the place of the limit. Whatever a client asked
-    before, whenever, is free.
+    A grant by `safexplain ledger grant` replaces the limit on questions. Earlier questions of a client are free.
 
     Args:
-        questions: where they are counted, by all services and workers that share it.
+        questions: where they are counted, for all services and workers that share it.
         limits: of each client.
-        public: (n, ...) public rows; None: near-duplicates are not recognised, and only exact questions are counted.
-        most_looks: looks at one map over all time, the highest patience that the certificate judged; None: no limit.
-        subject: what the maps are of, as a digest of the model. Looks at maps of different subjects, or recognised by
-            other public rows, count apart.
+        public: (n, ...) public rows; None: near-duplicates are not recognised.
+        most_looks: near-duplicates of one question over all time, the highest patience that the certificate judged;
+            None: no limit.
+        subject: of the maps, such as a digest of the model. Looks at maps of different subjects, or recognised by other
+            public rows, count apart.
 
     Raises:
-        ConfigurationError: most_looks is no positive number.
-        InputError: public rows that cannot be used.
+        ConfigurationError: most_looks is not a positive number.
+        InputError: unusable public rows.
     """
 
     def __init__(
@@ -237,80 +238,83 @@ class Budget:
         subject: str = "",
     ) -> None:
         self.limits, self.most_looks = limits, most_looks
-        self.asked = questions
-        self._most = Most(limits.questions, limits.period)
-        self._looks: tuple[Most, ...] = (Most(limits.looks, limits.period),)
+        self.questions = questions
+        self._limit = Limit(limits.questions, limits.period)
+        self._look_limits: tuple[Limit, ...] = (Limit(limits.looks, limits.period),)
         if most_looks is not None:
-            self._looks += (Most(check_whole("most_looks", most_looks, 1), "lifetime"),)
-        self._without = "no public rows were given" if public is None else "inputs have a single feature"
+            self._look_limits += (Limit(check_whole("most_looks", most_looks, 1), "lifetime"),)
+        self._no_likeness = "no public rows were given" if public is None else "inputs have a single feature"
         self.likeness = None
         if public is not None:
-            self.likeness = Likeness.of(public, limits.quantile, seed=self.asked.identity, subject=subject)
-        self._histories: Any = LRUCache(MOST_KEPT, getsizeof=lambda history: history.size)
+            self.likeness = Likeness.of(public, limits.quantile, seed=self.questions.identity, subject=subject)
+        self._histories: Any = LRUCache(HISTORY_BYTES, getsizeof=lambda history: history.size)
         self._guard = threading.Lock()
 
     def charge(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
-        """Count the questions, all or none; durable when it returns. What this client asked before is free.
+        """Count questions durably, all or none. Earlier questions of this client are free.
 
         Args:
-            client: who asks.
-            digests: of the questions, each of model, certificate and canonical input.
+            client: name.
+            digests: of model, certificate and canonical input of each question.
             x: (n, ...) inputs of the questions.
 
         Raises:
-            BudgetExhausted: they do not all fit; none was counted. `.renews` is None where they never will.
-            LedgerError: the ledger cannot be written; if it failed during the commit they may have been counted, and
-                asking again is then free.
+            BudgetExhausted: they do not all fit; none was counted. `.renews` is None if they never will.
+            LedgerError: the ledger cannot be written. After a failed commit they may have been counted; asking again is
+                then free.
         """
-        self.asked.ask(client, digests, self._most, self._alike(client, digests, x))
+        self.questions.ask(client, digests, self._limit, self._near_duplicates(client, digests, x))
 
     def describe(self) -> dict[str, Any]:
-        """What is counted and how, in JSON types, for readiness."""
-        near = "recognised" if self.likeness else f"not recognised, only exact questions are counted: {self._without}"
+        """The limits and how they are counted, in JSON types, for readiness."""
+        missing = f"not recognised, only exact questions are counted: {self._no_likeness}"
         return {
             "questions": self.limits.questions,
             "looks": self.limits.looks if self.likeness else None,
             "most_looks": self.most_looks if self.likeness else None,
             "period": self.limits.period,
-            "near_duplicates": near,
-            "counted": "in the ledger" if self.asked.lasting else "in this process alone, until it ends",
+            "near_duplicates": "recognised" if self.likeness else missing,
+            "counted": "in the ledger" if self.questions.is_durable else "in this process alone, until it ends",
         }
 
-    def _alike(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> Callable[[], Looks] | None:
-        like = self.likeness
-        if like is None:
+    def _near_duplicates(
+        self, client: str, digests: Sequence[bytes], x: NDArray[Any]
+    ) -> Callable[[], NearDuplicates] | None:
+        likeness = self.likeness
+        if likeness is None:
             return None
         if len(x) != len(digests):
-            raise InputError(f"x: expected a row for each of {len(digests)} digests, got {len(x)}")
+            raise InputError(f"x: expected {len(digests)} rows, one for each digest, got {len(x)}")
 
-        def looks() -> Looks:
-            """The search among what is known, outside of the ledger's transaction."""
-            sketches = like.sketch(x)
-            known = self._history(client, like)
+        def search() -> NearDuplicates:
+            """Compare with the known history, outside the ledger's transaction."""
+            sketches = likeness.sketch(x)
+            known = self._history(client, likeness)
             to_known, among = cdist(sketches, known.sketches), cdist(sketches, sketches)
 
-            def place(positions: Sequence[int], number: int, later: Sequence[Seen]) -> list[int]:
-                """Inside the transaction: only what came since, and the questions of this call, are left to compare."""
-                every = known.and_then(later)
-                since = cdist(sketches, every.sketches[len(known.first) :])
-                first, start = every.first, len(every.first)
+            def assign(positions: Sequence[int], number: int, later: Sequence[Question]) -> list[int]:
+                """In the transaction: compare with later questions and with those of this call."""
+                current = known.extended(later)
+                to_later = cdist(sketches, current.sketches[len(known.first) :])
+                first, start = current.first, len(current.first)
                 for new, i in enumerate(positions):
-                    to = np.concatenate([to_known[i], since[i], among[i, list(positions[:new])]])
-                    near = len(to) > 0 and to.min() <= like.threshold
-                    first = np.append(first, first[to.argmin()] if near else number + new)
+                    distances = np.concatenate([to_known[i], to_later[i], among[i, list(positions[:new])]])
+                    is_near = len(distances) > 0 and distances.min() <= likeness.threshold
+                    first = np.append(first, first[distances.argmin()] if is_near else number + new)
                 return [int(n) for n in first[start:]]
 
-            return Looks(like.space, [row.astype("<f4").tobytes() for row in sketches], known.after, place, self._looks)
+            stored = [row.astype("<f4").tobytes() for row in sketches]
+            return NearDuplicates(likeness.space, stored, known.last, assign, self._look_limits)
 
-        return looks
+        return search
 
-    def _history(self, client: str, like: Likeness) -> _History:
-        """What a client asked, read as it comes."""
+    def _history(self, client: str, likeness: Likeness) -> _History:
+        """The questions of a client; only new ones are read."""
         with self._guard:
             history: _History | None = self._histories.pop(client, None)
             if history is None:
-                history = _History(like.sketch(like.mean[None])[:0], np.empty(0, np.int64))
-            history = history.and_then(self.asked.seen(client, like.space, history.after))
-            if history.size <= MOST_KEPT:
+                history = _History(likeness.sketch(likeness.mean[None])[:0], np.empty(0, np.int64))
+            history = history.extended(self.questions.history(client, likeness.space, history.last))
+            if history.size <= HISTORY_BYTES:
                 self._histories[client] = history
             return history

@@ -1,8 +1,8 @@
 """The service over HTTP, with FastAPI or any Starlette application: V1 and V2 routes, health, metrics.
 
     from safexplain.serve import Service, app, router
-    application = app(Service.load("model.pt2", "certificate.json"))      # of its own
-    existing.include_router(router(service), prefix="/explanations")      # beside what is there
+    application = app(Service.load("model.pt2", "certificate.json"))      # a new application
+    existing.include_router(router(service), prefix="/explanations")      # or part of an existing one
 
     POST /v1/models/model:explain   {"instances": [...]} -> {"explanations": [...]}
     POST /v1/models/model:predict   {"instances": [...]} -> {"predictions": [...]}
@@ -10,9 +10,9 @@
     GET  /v1/models/model, /v2/models/model, /v2/models/model/ready, /v2/health/live, /v2/health/ready
     GET  /health/live, /health/ready, /metrics
 
-The client is the authenticated user where the application has one (Starlette's AuthenticationMiddleware), else the
-header X-Client-Id, which the gateway before the service must set; requests without either share one budget. Errors are
-application/problem+json (RFC 9457).
+The client is the authenticated user, if the application has one (Starlette's AuthenticationMiddleware), or else the
+header X-Client-Id, which the gateway in front of the service must set; requests without either share one budget. Errors
+are application/problem+json (RFC 9457).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from safexplain.errors import RequestError
-from safexplain.serve.inputs import client_of
+from safexplain.serve.inputs import client_name
 from safexplain.serve.protocol import (
     EXPLANATION,
     INPUT,
@@ -55,39 +55,39 @@ from safexplain.serve.service import Problem, Service, problem_of
 __all__ = ["Connection", "app", "from_environment", "respond", "router"]
 
 HEAD_SECONDS = 10.0
-"""In which the head of a request must have come."""
+"""Time limit of a request's head."""
 
 _log = logging.getLogger("safexplain.serve")
 _PROBLEM = "application/problem+json"
 
 
 def router(service: Service) -> APIRouter:
-    """The routes of a service, for an application that exists already, which closes the service."""
+    """The routes of a service, for an existing application, which must close the service."""
     routes, intake, name = APIRouter(), Intake(service), service.name
 
-    def add(path: str, operation: Operation, called: str, summary: str, openapi: dict[str, Any]) -> None:
+    def add_post(path: str, operation: Operation, operation_id: str, summary: str, openapi: dict[str, Any]) -> None:
         async def endpoint(request: Request) -> Response:
-            return await respond(request, intake, called, operation)
+            return await respond(request, intake, operation_id, operation)
 
         routes.add_api_route(
-            path, endpoint, methods=["POST"], operation_id=called, summary=summary, response_class=Response,
+            path, endpoint, methods=["POST"], operation_id=operation_id, summary=summary, response_class=Response,
             openapi_extra=openapi, tags=["explanations"],
         )  # fmt: skip
 
     shape = service.now.shape or (3,)
-    shape = shape if math.prod(shape) <= 64 else (3,)  # of an example that a person can read
-    row, zeros, every = np.full(shape, 0.5).tolist(), np.zeros(shape).tolist(), [1, *shape]
-    tensor = {"shape": every, "datatype": "FP32"}
-    asked = {"name": INPUT, **tensor, "data": [0.5] * math.prod(shape)}
-    told = {"name": EXPLANATION, **tensor, "data": [0.0] * math.prod(shape)}
-    v1 = partial(_described, RequestV1, {"instances": [row]})
-    said = "Explain the class that the model predicts"
-    add(f"/v1/models/{name}:explain", explain_v1, "explain", said, v1({"explanations": [zeros]}))
-    add(f"/v1/models/{name}:predict", predict_v1, "predict", "Predict classes", v1({"predictions": [1]}))
-    v2 = _described(RequestV2, {"inputs": [asked]}, {"outputs": [told]})
-    add(f"/v2/models/{name}/infer", infer_v2, "infer", "Explain and predict, with the tensors of V2", v2)
+    shape = shape if math.prod(shape) <= 64 else (3,)  # keeps the example readable
+    row, zeros = np.full(shape, 0.5).tolist(), np.zeros(shape).tolist()
+    tensor = {"shape": [1, *shape], "datatype": "FP32"}
+    request_tensor = {"name": INPUT, **tensor, "data": [0.5] * math.prod(shape)}
+    response_tensor = {"name": EXPLANATION, **tensor, "data": [0.0] * math.prod(shape)}
+    v1 = partial(_openapi, RequestV1, {"instances": [row]})
+    summary = "Explain the class that the model predicts"
+    add_post(f"/v1/models/{name}:explain", explain_v1, "explain", summary, v1({"explanations": [zeros]}))
+    add_post(f"/v1/models/{name}:predict", predict_v1, "predict", "Predict classes", v1({"predictions": [1]}))
+    v2 = _openapi(RequestV2, {"inputs": [request_tensor]}, {"outputs": [response_tensor]})
+    add_post(f"/v2/models/{name}/infer", infer_v2, "infer", "Explain and predict, with the tensors of V2", v2)
 
-    def plainly(path: str, answer: Callable[[], tuple[Any, int]], summary: str) -> None:
+    def add_get(path: str, answer: Callable[[], tuple[Any, int]], summary: str) -> None:
         async def endpoint() -> Response:
             content, status = await to_thread.run_sync(answer)
             return Response(orjson.dumps(content), status, media_type="application/json")
@@ -102,13 +102,13 @@ def router(service: Service) -> APIRouter:
         status = ready()[1]
         return {**named, "ready": status == 200}, status
 
-    plainly("/health/live", lambda: ({"status": "live"}, 200), "Is the process alive?")
-    plainly("/health/ready", ready, "Can it answer, and from which certificate?")
-    plainly("/v2/health/live", lambda: ({"live": True}, 200), "V2: is the server alive?")
-    plainly("/v2/health/ready", is_ready, "V2: can it answer?")
-    plainly(f"/v1/models/{name}", lambda: (is_ready(name=name)[0], 200), "V1: can the model answer?")
-    plainly(f"/v2/models/{name}", lambda: (metadata_v2(service), 200), "V2: the model's tensors")
-    plainly(f"/v2/models/{name}/ready", lambda: is_ready(name=name), "V2: can it?")
+    add_get("/health/live", lambda: ({"status": "live"}, 200), "Is the process alive?")
+    add_get("/health/ready", ready, "Can it answer, and from which certificate?")
+    add_get("/v2/health/live", lambda: ({"live": True}, 200), "V2: is the server alive?")
+    add_get("/v2/health/ready", is_ready, "V2: can it answer?")
+    add_get(f"/v1/models/{name}", lambda: (is_ready(name=name)[0], 200), "V1: can the model answer?")
+    add_get(f"/v2/models/{name}", lambda: (metadata_v2(service), 200), "V2: the model's tensors")
+    add_get(f"/v2/models/{name}/ready", lambda: is_ready(name=name), "V2: can it?")
 
     async def metrics() -> Response:
         text, kind = await to_thread.run_sync(service.metrics.text)
@@ -121,7 +121,7 @@ def router(service: Service) -> APIRouter:
 
 
 def app(service: Service) -> FastAPI:
-    """An application of its own, with a page about the interface at /docs; it closes the service at its end."""
+    """An application with documentation at /docs, which closes the service when it ends."""
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> Any:
@@ -130,99 +130,99 @@ def app(service: Service) -> FastAPI:
 
     made = FastAPIOffline(
         title="Hardened explanations",
-        description="Explanations of the class that the model predicts, under a certificate. What is explained, and"
-        " how, is the server's to decide.",
+        description="Explanations of the class that the model predicts, under a certificate. The server decides what is"
+        " explained, and how.",
         version=service.digest[:12],
         lifespan=closing,
     )
     made.include_router(router(service))
 
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        detail = f"{request.method} {request.url.path} is not known here; /docs lists what is"
+    async def not_found(request: Request, error: HTTPException) -> Response:
+        detail = f"{request.method} {request.url.path} is not a route of this service; /docs lists them"
         return _problem(Problem(error.status_code, "http", str(error.detail), detail), request)
 
     async def failed(request: Request, error: Exception) -> Response:
         _log.error("%s failed: %s", request.url.path, type(error).__name__)
         return _problem(problem_of(error), request)
 
-    made.add_exception_handler(HTTPException, unknown)
+    made.add_exception_handler(HTTPException, not_found)
     made.add_exception_handler(Exception, failed)
     return made
 
 
 def from_environment() -> FastAPI:
-    """The application of the service that SAFEXPLAIN_SERVE describes, for workers: `uvicorn --factory`."""
+    """The application of the service in SAFEXPLAIN_SERVE, for workers: `uvicorn --factory`."""
     return app(Service.from_environment())
 
 
 class Connection(H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1, which also ends a connection on which the head of a request does not come to its end."""
+    """uvicorn's HTTP/1.1 with a time limit for the head of a request."""
 
-    _late: Any = None
+    _timer: Any = None
 
     def connection_made(self, transport: Any) -> None:
-        """The time runs from here."""
+        """Start the timer."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """The time runs as long as no head is complete, also of a later request."""
+        """Start or stop the timer, for later requests too."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """There is nothing to wait for."""
+        """Stop the timer."""
         super().connection_lost(error)
-        if self._late is not None:
-            self._late.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _watch(self) -> None:
         if self.conn.their_state is not h11.IDLE:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
-        elif self._late is None:
-            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif self._timer is None:
+            self._timer = self.loop.call_timerr(HEAD_SECONDS, self.transport.abort)
 
 
-async def respond(request: Request, intake: Intake, called: str, operation: Operation) -> Response:
-    """The response to a request of JSON, whichever of Starlette's applications it came to; it raises nothing.
+async def respond(request: Request, intake: Intake, name: str, operation: Operation) -> Response:
+    """The response to a JSON request of any Starlette application. Never raises.
 
     Args:
-        request: whose body nobody has read.
+        request: with an unread body.
         intake: of the service.
-        called: the operation's name, for metrics and audit log.
-        operation: what is asked.
+        name: of the operation, for metrics and audit log.
+        operation: that answers.
     """
     service, client = intake.service, ""
     try:
         client = _client(request)
-        _check(request, service.now.bounds.size)
+        _check_head(request, service.now.bounds.size)
         async with intake.body(request.stream(), client) as body:
 
-            def answered() -> tuple[bytes, dict[str, str]]:
+            def ask() -> tuple[bytes, dict[str, str]]:
                 content, answer = operation(service, service.now.bounds.load(body), client)
                 return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers(answer)
 
-            content, said = await intake.answer(client, answered)
-        return Response(content, media_type="application/json", headers=said)
+            content, fields = await intake.answer(client, ask)
+        return Response(content, media_type="application/json", headers=fields)
     except ClientDisconnect:
         return Response(status_code=499)
-    except Exception as error:  # whatever happened, the client is told no more than `problem_of` says
-        return _problem(service.refused(called, client, error), request)
+    except Exception as error:  # of any kind: the client sees no more than `problem_of` shows
+        return _problem(service.record_problem(name, client, error), request)
 
 
 def _client(request: Request) -> str:
-    """Whose request it is: the authenticated user's, else the header's.
+    """The client of a request: the authenticated user, or else the header.
 
     Raises:
-        RequestError: it comes from the page of another site, with the cookies of whoever looks at it (403).
+        RequestError: a page of another site sent it with cookies (403), or the user has no name (403).
     """
     origin = request.headers.get("origin")
     if origin and "cookie" in request.headers:
         own = {request.headers.get(name) for name in ("host", "x-forwarded-host")}
         if urlsplit(origin).netloc not in own:
-            raise RequestError(f"Origin: expected this site's own beside cookies, got {origin:.200}", status=403)
+            raise RequestError(f"Origin: expected this site in a request with cookies, got {origin:.200}", status=403)
     user, name = request.scope.get("user"), ""
     if user is not None and getattr(user, "is_authenticated", False):
         for attribute in ("identity", "username", "display_name"):
@@ -230,51 +230,52 @@ def _client(request: Request) -> str:
                 name = name or str(getattr(user, attribute) or "")
         if not name:
             raise RequestError("the authenticated user has no name", status=403)
-    return client_of(request.headers.getlist("x-client-id"), name)
+    return client_name(request.headers.getlist("x-client-id"), name)
 
 
-def _check(request: Request, most: int) -> None:
-    """What the head says about the body.
+def _check_head(request: Request, limit: int) -> None:
+    """Check what the head states about the body.
 
     Raises:
-        RequestError: it is no JSON, or compressed (415), or too large (413).
+        RequestError: not JSON or compressed (415), or too large (413).
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise RequestError(f"Content-Type: expected application/json, got {kind[:80] or 'none'}", status=415)
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise RequestError("expected a body that is not compressed", status=415)
+        raise RequestError("expected a body without compression", status=415)
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > most:
-        raise RequestError(f"expected a body of at most {most:,} bytes, got {int(declared):,}", status=413)
+    if declared.isdigit() and int(declared) > limit:
+        raise RequestError(f"expected a body of at most {limit:,} bytes, got {int(declared):,}", status=413)
 
 
 def _problem(problem: Problem, request: Request) -> Response:
-    said = {"Cache-Control": "no-store"} | ({"Retry-After": str(problem.retry_after)} if problem.retry_after else {})
+    fields = {"Cache-Control": "no-store"} | ({"Retry-After": str(problem.retry_after)} if problem.retry_after else {})
     content = orjson.dumps({**problem.to_dict(), "instance": request.url.path})
-    return Response(content, problem.status, media_type=_PROBLEM, headers=said)
+    return Response(content, problem.status, media_type=_PROBLEM, headers=fields)
 
 
-def _described(model: Any, given: Any, back: Any) -> dict[str, Any]:
-    """A route in the OpenAPI document, with an example of a request and of its answer."""
+def _openapi(model: Any, request: Any, response: Any) -> dict[str, Any]:
+    """A route in the OpenAPI document, with examples of a request and its response."""
     schema = model.model_json_schema()
     kinds = schema.pop("$defs", {})
 
-    def whole(part: Any) -> Any:
-        """With definitions where they are referred to, as they have no place of their own in the document."""
+    def inlined(part: Any) -> Any:
+        """The part with definitions in place of references, because the document has no section for them."""
         if isinstance(part, dict):
-            named = part.get("$ref", "").rpartition("/")[2]
-            return whole(kinds[named]) if named else {name: whole(value) for name, value in part.items()}
-        return [whole(one) for one in part] if isinstance(part, list) else part
+            reference = part.get("$ref", "").rpartition("/")[2]
+            return inlined(kinds[reference]) if reference else {name: inlined(value) for name, value in part.items()}
+        return [inlined(item) for item in part] if isinstance(part, list) else part
 
     client = {"name": "X-Client-Id", "in": "header", "schema": {"type": "string"}, "example": "clinic-7"}
-    answer = {"application/json": {"schema": {"type": "object"}, "example": back}}
+    body = {"application/json": {"schema": inlined(schema), "example": request}}
+    answer = {"application/json": {"schema": {"type": "object"}, "example": response}}
     refusal = {_PROBLEM: {"schema": {"type": "object"}}}
     return {
         "parameters": [client],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": whole(schema), "example": given}}},
+        "requestBody": {"required": True, "content": body},
         "responses": {
             "200": {"description": "Answered", "content": answer},
-            "default": {"description": "Refused: `detail` says why, `field` where", "content": refusal},
+            "default": {"description": "Refused: `detail` has the reason, `field` the place", "content": refusal},
         },
     }

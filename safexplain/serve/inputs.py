@@ -1,8 +1,8 @@
-"""What a client sends, before it becomes a question: a body, the numbers in it, and the name of who asks.
+"""Reading requests: the body, its numbers, and the client's name.
 
-All of it is bounded before it is expanded. What a body may hold follows from the shape of an input and the most rows of
-a request (`Bounds`), and is counted in its bytes before they are parsed; numbers are looked at one by one before NumPy
-sees them, which pads texts of unequal length to the longest.
+Everything is bounded before it is expanded. The bounds of a body (`Bounds`) follow from the shape of an input and the
+maximum of rows, and are checked on its bytes before parsing. Numbers are checked one by one before NumPy gets them,
+which would pad texts of unequal length to the longest.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from safexplain.errors import ConfigurationTypeError, InputError, RequestError
 from safexplain.ledger.records import principal_name
 
 ANONYMOUS = "anonymous"
-"""The client of requests that do not say whose they are; all of them share one budget."""
+"""The client of requests without a name; all of them share one budget."""
 
-USER = "user:"
-"""Before the names of authenticated users, lest a header gives one out for another."""
+USER_PREFIX = "user:"
+"""Of authenticated users, so that a header cannot claim to be one."""
 
-MOST_BYTES = 32 << 20
-"""Of a request's body, whatever the shape of an input."""
+MAX_BODY_BYTES = 32 << 20
+"""Of a request's body, for any shape of an input."""
 
 _BYTES_A_NUMBER = 40
-"""In JSON, with a sign, 17 digits, an exponent, a comma, and some indentation."""
+"""JSON with a sign, 17 digits, an exponent, a comma, and some indentation."""
 
-_SLACK = 1000
-"""Marks of a body beside those of its numbers: of names, of the V2 envelope, of an `id`."""
+_OTHER_MARKS = 1000
+"""Marks of a body besides those of its numbers: names, the V2 envelope, an `id`."""
 
-_UNKNOWN = (1 << 23, 1 << 17)
-"""Numbers and lists of a body, at most, where the shape of an input is not known."""
+_DEFAULT_MAXIMA = (1 << 23, 1 << 17)
+"""Numbers and lists of a body, at most, if the shape of an input is unknown."""
 
-_MOST_DIMENSIONS = 9
+_MAX_DIMENSIONS = 9
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the body of a request may hold.
+    """Maxima of a request's body.
 
     Args:
         rows: of a request.
         numbers: of all rows.
-        lists: nested ones, of all rows.
+        lists: nested lists of all rows.
     """
 
     rows: int
@@ -57,51 +57,46 @@ class Bounds:
 
     @classmethod
     def of(cls, shape: tuple[int, ...] | None, rows: int) -> Bounds:
-        """Of inputs of this shape (None: not known), so many rows in a request."""
+        """The bounds for inputs of a shape (None: unknown) and this many rows."""
         if shape is None:
-            return cls(rows, *_UNKNOWN)
+            return cls(rows, *_DEFAULT_MAXIMA)
         return cls(rows, rows * math.prod(shape), rows * sum(math.prod(shape[:i]) for i in range(len(shape))))
 
     @property
     def size(self) -> int:
-        """Bytes of a body, at most."""
-        return min(MOST_BYTES, (self.numbers + self.lists) * _BYTES_A_NUMBER + 16 * _SLACK)
+        """Maximum of bytes."""
+        return min(MAX_BODY_BYTES, (self.numbers + self.lists) * _BYTES_A_NUMBER + 16 * _OTHER_MARKS)
 
     def load(self, body: bytes | bytearray) -> Any:
-        """The JSON of a body, parsed once its marks were counted: 30 MiB of `{}` would parse to a gigabyte.
-
-        Args:
-            body: of a request, as read.
+        """The JSON of a body, whose marks are counted before parsing: 30 MiB of `{}` would parse to a gigabyte.
 
         Raises:
-            RequestError: more lists, objects, texts or numbers than so many rows have (413), or no JSON.
+            RequestError: more lists, objects, texts or numbers than the rows can have (413), or not JSON.
         """
         most = {b",": self.numbers, b"[": self.lists, b"{": 0, b":": 0, b'"': 0}
-        if any(body.count(mark) > number + _SLACK for mark, number in most.items()):
+        if any(body.count(mark) > number + _OTHER_MARKS for mark, number in most.items()):
             raise RequestError(
                 f"expected at most {self.rows:,} rows of {self.numbers // self.rows:,} numbers", status=413
             )
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:
-            raise RequestError(
-                f"expected JSON, which has no NaN or Infinity; byte {error.pos} cannot be read"
-            ) from None
+            raise RequestError(f"expected JSON (without NaN or Infinity), got an error at byte {error.pos}") from None
 
 
 def numbers(values: Any, name: str) -> NDArray[np.float32]:
-    """Nested lists of numbers, or an array or tensor of numbers, as float32.
+    """Numbers as float32.
 
     Args:
-        values: nested lists or tuples, or what NumPy takes for an array as it is.
+        values: nested lists or tuples, an array or a tensor.
         name: of the field, for messages.
 
     Raises:
-        RequestError: text, null, true and false, lists of different lengths, or a number beyond float64.
+        RequestError: text, null, booleans, lists of different lengths, or a number beyond float64.
     """
     if isinstance(values, list | tuple):
         if _shape(values) is None:
-            raise RequestError(f"{name}: expected lists of numbers, all of one length, and nothing else", field=name)
+            raise RequestError(f"{name}: expected nothing but lists of numbers, all of one length", field=name)
     else:
         values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
         if not hasattr(values, "__array__") or np.asarray(values).dtype.kind not in "iuf":
@@ -114,46 +109,46 @@ def numbers(values: Any, name: str) -> NDArray[np.float32]:
 
 
 def _shape(values: Any, depth: int = 1) -> tuple[int, ...] | None:
-    """Of nested lists that hold numbers alone and are all of one length; None: these do not."""
+    """Shape of nested lists; None unless they contain only numbers and have equal lengths."""
     kinds = set(map(type, values))
     if kinds <= {int, float} or all(issubclass(kind, np.integer | np.floating) for kind in kinds):
         return (len(values),)
-    if not kinds <= {list, tuple} or depth == _MOST_DIMENSIONS:
+    if not kinds <= {list, tuple} or depth == _MAX_DIMENSIONS:
         return None
     shapes = {_shape(one, depth + 1) for one in values}
     inner = shapes.pop()
     return None if shapes or inner is None else (len(values), *inner)
 
 
-def client_of(header: Sequence[str], user: str = "") -> str:
-    """Who asks.
+def client_name(header: Sequence[str], user: str = "") -> str:
+    """The client of a request.
 
     Args:
         header: values of X-Client-Id.
-        user: the platform's authenticated user, who goes before the header; "": it has none.
+        user: authenticated user, which overrides the header; "": none.
 
     Returns:
-        "user:..." for a user; the header's name; or, without either, the name that all such requests share.
+        "user:..." for a user; the header's name; or `ANONYMOUS`.
 
     Raises:
-        RequestError: several names, one that gives itself out for a user's, or none that `principal` takes.
+        RequestError: several names, one with the prefix of users, or one that `principal` refuses.
     """
     if user:
-        return principal(USER + user)
+        return principal(USER_PREFIX + user)
     given = header[0] if header else ANONYMOUS
     with suppress(UnicodeError):  # servers read the UTF-8 of a header as Latin-1
         given = given.encode("latin-1").decode()
     name = principal(given)
-    if len(header) > 1 or name.startswith(USER):
-        raise RequestError(f"X-Client-Id: expected one name that does not begin with {USER}", field="X-Client-Id")
+    if len(header) > 1 or name.startswith(USER_PREFIX):
+        raise RequestError(f"X-Client-Id: expected one name without the prefix {USER_PREFIX}", field="X-Client-Id")
     return name
 
 
 def principal(client: str) -> str:
-    """A client's name as the ledger writes it: in Unicode's NFKC, so that full-width `ann` is `ann`; case is kept.
+    """A client's name as the ledger stores it (`principal_name`).
 
     Raises:
-        RequestError: empty, too long, with white space outside or control characters.
+        RequestError: empty, too long, surrounded by white space, or with control characters.
     """
     try:
         return principal_name(client)

@@ -5,10 +5,10 @@
 
     POST /v1/models/model:explain, :predict    POST /v2/models/model/infer
 
-All questions are answered by the routes of `safexplain.serve.http`, which `HardenedModel` registers before KServe's
-own: these copy the headers of a request into the answer (`DataPlane.explain`: `response_headers = headers`),
-Authorization and cookies included, drop the fields of a V2 request that they do not know, and write exceptions into
-responses. KServe has no gRPC for explanations, so there is none here; MLServer has V2 over gRPC.
+The routes of `safexplain.serve.http` answer all questions; `HardenedModel` registers them before KServe's own, which
+copy request headers into the response (`DataPlane.explain`: `response_headers = headers`), including Authorization and
+cookies, drop unknown fields of a V2 request, and write exceptions into responses. KServe has no gRPC for explanations,
+so there is none here; MLServer has V2 over gRPC.
 
 A container has one process (`--workers 1`): scale by replicas, which share a ledger.
 """
@@ -33,7 +33,7 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
     """A service as a model of KServe, under the service's name; the server does not close it.
 
     Args:
-        service: which.
+        service: that answers.
     """
 
     def __init__(self, service: Service) -> None:
@@ -45,37 +45,37 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
         """Register the routes of the service, before KServe registers its own; `ModelServer.start` calls this."""
         super().start()
         routes = router(self.service)
-        # KServe's route for versions would write a request that it cannot read into the log
+        # KServe's own route for versions logs requests that it cannot read
         routes.add_api_route(f"/v2/models/{self.name}/versions/{{version}}/infer", self.refuse, methods=["POST"])
         model_server.app.include_router(routes)
 
     async def refuse(self) -> None:
-        """Raise HTTPException (404), which says where questions are answered."""
-        raise HTTPException(404, f"{self.name} answers at the routes of safexplain over HTTP, and nowhere else")
+        """Raise HTTPException (404) with the right routes."""
+        raise HTTPException(404, f"{self.name} answers only at the HTTP routes of safexplain")
 
     async def __call__(self, *question: Any, **named: Any) -> None:
-        """`refuse`, whichever of KServe's own endpoints it came by, gRPC included."""
+        """`refuse`, for all of KServe's own endpoints, including gRPC."""
         await self.refuse()
 
     explain = predict = __call__
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a HardenedModel stays in its process: serve with --workers 1, and scale by replicas that share a ledger"
+            "a HardenedModel cannot leave its process; serve with --workers 1, and scale by replicas with one ledger"
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve a model with KServe, without gRPC: the command of a container.
 
-    Its options are KServe's own and those below; all other arguments of `Service.load` are read from the environment
-    variable SAFEXPLAIN_SERVE, a JSON object. What cannot be served ends the process with 2, and is said in a line.
+    Options are KServe's own and those below; other arguments of `Service.load` come from the environment variable
+    SAFEXPLAIN_SERVE, a JSON object. If the model cannot be served, the process prints one line and exits with 2.
     """
     parser = argparse.ArgumentParser(prog="python -m safexplain.serve.kserve", parents=[model_server.parser])
-    own = parser.add_argument_group(f"what is served (other arguments of Service.load: {SETTINGS}, as JSON)")
+    own = parser.add_argument_group(f"service (other arguments of Service.load: {SETTINGS}, as JSON)")
     own.add_argument("--model", help="the model's file")
     own.add_argument("--certificate", help="its certificate")
-    own.add_argument("--ledger", help="URL of the ledger that counts questions; several replicas share one")
+    own.add_argument("--ledger", help="URL of the ledger that counts questions; the same for all replicas")
     parser.set_defaults(model_name=None)
     given = parser.parse_args(arguments)
     files = {"model": given.model, "certificate": given.certificate, "ledger": given.ledger, "name": given.model_name}

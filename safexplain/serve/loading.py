@@ -1,5 +1,5 @@
-"""What a service serves, and how it is told: `Options` are the arguments of `Service.load`, and a `Generation` is the
-model, its certificate and all that hangs on them, which a reload replaces as one.
+"""Loading a service: `Options` are the arguments of `Service.load`, and a `Generation` is the model, its certificate
+and everything that depends on them, which a reload replaces together.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Remembered:
 
     Args:
         label: the predicted class.
-        explanation: float32 (...), or the fields that may leave, as plain JSON types; None: the label was asked alone.
-        probabilities: of the classes, where the service gives them.
+        explanation: float32 (...), or the fields that may leave, as JSON types; None: only the label was requested.
+        probabilities: of the classes, or None unless the service returns them.
     """
 
     label: int
@@ -55,22 +55,22 @@ class Remembered:
 
     @property
     def size(self) -> int:
-        """Bytes in memory, about."""
+        """Approximate bytes in memory."""
         e = self.explanation
         return 500 + (e.nbytes if isinstance(e, np.ndarray) else 0 if e is None else len(json.dumps(e)))
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """Model, certificate and what hangs on them.
+    """A model, its certificate and everything that depends on them.
 
     Args:
-        release: what is served, and under which certificate.
-        budget: counts what each client asked.
-        scope: makes names of questions differ between models, certificates and services.
-        shape: of one input; None: not known.
-        range: least and greatest number of an input; None: any finite one.
-        probabilities: whether answers have those of all classes.
+        release: the explainer and its certificate.
+        budget: counts each client's questions.
+        scope: digest of model and certificate, which enters the digests of questions.
+        shape: of one input; None: unknown.
+        range: least and greatest number of an input; None: any finite number.
+        probabilities: whether answers have probabilities of all classes.
         bounds: of a request's body.
     """
 
@@ -83,13 +83,13 @@ class Generation:
     bounds: Bounds
 
     def check(self, x: NDArray[np.float32]) -> None:
-        """Refuse what cannot be explained, before it costs anything.
+        """Check inputs before they are charged.
 
         Raises:
-            RequestError: too many rows, of another shape, not finite, or out of range.
+            RequestError: too many rows, another shape, not finite, or out of range.
         """
         if x.ndim == 0:
-            raise RequestError("expected numbers (n, ...), got a single one", field="input")
+            raise RequestError("expected numbers (n, ...), got a single number", field="input")
         if len(x) > self.bounds.rows:
             raise RequestError(
                 f"expected at most {self.bounds.rows} rows a request, got {len(x)}; send several requests",
@@ -97,62 +97,63 @@ class Generation:
             )
         if self.shape is not None and len(x) and x.shape[1:] != self.shape:
             raise RequestError(
-                f"expected inputs of shape {written(self.shape)}, got {written(x.shape[1:])}", field="input"
+                f"expected inputs of shape {shape_text(self.shape)}, got {shape_text(x.shape[1:])}", field="input"
             )
         if not np.isfinite(x).all():
-            raise RequestError("expected finite numbers; there is NaN, infinity, or one beyond float32", field="input")
+            raise RequestError("expected finite numbers, got NaN, infinity or a number beyond float32", field="input")
         if self.range is not None and x.size and (x.min() < self.range[0] or x.max() > self.range[1]):
             raise RequestError(f"expected numbers from {self.range[0]:g} to {self.range[1]:g}", field="input")
 
     def question(self, row: NDArray[np.float32]) -> bytes:
-        """Names a question: the model, its certificate and the canonical input (the class is a function of them)."""
+        """Digest of a question: the model, its certificate and the canonical input (the class follows from them)."""
         head = hashlib.blake2b(self.scope + repr(row.shape).encode(), digest_size=32, person=b"safexplain ask")
         head.update(np.ascontiguousarray(row).data)
         return head.digest()
 
     def explain(self, x: Tensor) -> list[Remembered]:
-        """(n, ...) inputs -> the label, the released explanation and what else is given, of each."""
+        """(n, ...) inputs -> label, explanation and probabilities of each."""
         scores = self._scores(x)
         target = scores.argmax(1)
         maps = self.release.explain(x, target)
         if len(maps) != len(x):
-            raise RefusedError(f"the explainer gave {len(maps)} answers to {len(x)} inputs")
-        own = [np.array(one, np.float32) if isinstance(one, np.ndarray) else one for one in maps]  # no part of a batch
-        return [Remembered(*given) for given in zip(target.tolist(), own, self._given(scores), strict=True)]
+            raise RefusedError(f"the explainer returned {len(maps)} answers to {len(x)} inputs")
+        copies = [np.array(m, np.float32) if isinstance(m, np.ndarray) else m for m in maps]  # no views of the batch
+        return [Remembered(*row) for row in zip(target.tolist(), copies, self._probabilities(scores), strict=True)]
 
     def label(self, x: Tensor) -> list[Remembered]:
-        """(n, ...) inputs -> the label, and what else is given, of each."""
+        """(n, ...) inputs -> label and probabilities of each."""
         self.release.check()
         scores = self._scores(x)
-        return [
-            Remembered(label, None, p) for label, p in zip(scores.argmax(1).tolist(), self._given(scores), strict=True)
-        ]
+        rows = zip(scores.argmax(1).tolist(), self._probabilities(scores), strict=True)
+        return [Remembered(label, None, p) for label, p in rows]
 
     def _scores(self, x: Tensor) -> Tensor:
-        """(n, classes), what the model returns.
+        """(n, classes) scores of the model.
 
         Raises:
-            RequestError: nobody said what shape inputs have, and the model cannot take this one.
+            RequestError: the shape of inputs is unknown, and the model cannot take this one.
         """
         try:
             return self.release.predict(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if self.shape is not None or isinstance(error, SafexplainError):
                 raise
-            raise RequestError(f"the model takes no inputs of shape {written(x.shape[1:])}", field="input") from None
+            raise RequestError(
+                f"the model cannot take inputs of shape {shape_text(x.shape[1:])}", field="input"
+            ) from None
 
-    def _given(self, scores: Tensor) -> list[tuple[float, ...] | None]:
-        """Probabilities, where they are given."""
+    def _probabilities(self, scores: Tensor) -> list[tuple[float, ...] | None]:
+        """Probabilities of each row, or None unless the service returns them."""
         if not self.probabilities:
             return [None] * len(scores)
         p = scores if are_probabilities(scores) else scores.softmax(1)
         return [tuple(row) for row in p.tolist()]
 
 
-def _ascending(given: tuple[float, float]) -> tuple[float, float]:
-    if given[0] >= given[1]:
-        raise ValueError(f"expected the least number first, got {given[0]:g}, {given[1]:g}")
-    return given
+def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError(f"expected the least number first, got {bounds[0]:g}, {bounds[1]:g}")
+    return bounds
 
 
 @checked_dataclass(frozen=True, eq=False, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
@@ -162,35 +163,35 @@ class Options:
     Args:
         model: the model's file, of any kind that `safexplain audit` reads; or the model itself, a module in evaluation
             mode or a fitted estimator of scikit-learn.
-        certificate: its certificate. None: there is none yet; with `uncertified`, `explainer` and `hardening`.
-        key: the noise key, as bytes, or the path of its file. None: the environment variable SAFEXPLAIN_NOISE_KEY.
-            Where the certified hardening has no noise, none is asked for.
-        public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key. It is read
-            once, so that who may replace the certificate later cannot replace the key with it.
-        ledger: URL of the ledger in which distinct questions are counted, which is made if there is none; of several
-            workers the same one. None: in this process, which forgets them when it ends.
-        public: (rows, ...) public rows, or a file of them (`load_inputs`): they set what counts as a near-duplicate
+        certificate: its certificate. None: use `uncertified`, `explainer` and `hardening`.
+        key: the noise key, as bytes, or the path of its file. None: the environment variable SAFEXPLAIN_NOISE_KEY. Not
+            needed if the certified hardening has no noise.
+        public_key: ed25519, PEM: path or bytes. If given, the certificate must be signed with its private key. It is
+            read once, so that nobody can replace the key together with the certificate later.
+        ledger: URL of the ledger that counts distinct questions, created if there is none; the same for all workers.
+            None: counted in this process, until it ends.
+        public: (rows, ...) public rows, or a file of them (`load_inputs`). They set the threshold of near-duplicates
             and the range of inputs, and are the background of methods that need one.
         limits: of each client, as `Limits` or a mapping.
-        uncertified: serve although no certificate says that it is safe; every answer and readiness say so.
-        probabilities: give the probabilities of all classes too; the certificate must be about a release that has them
+        uncertified: serve without a valid certificate; every answer and readiness report it.
+        probabilities: return the probabilities of all classes too; the certificate must cover them
             (`Policy(release="explanation+prediction")`).
         explainer: without a certificate, the method's name in the catalog.
-        hardening: without a certificate, what is done to each explanation; None: the recommended one.
-        arch: how the network of a state_dict is built, see `load_model`.
+        hardening: without a certificate, the hardening; None: the recommended one.
+        arch: how to build the network of a state_dict, see `load_model`.
         trust_pickle: unpickle the model's file, which can run any code in it.
-        trust_types: names of types in a skops file that are accepted although skops does not trust them.
-        columns: of a classifier that takes texts or missing numbers, the file columns.json of its audit; requests then
-            have rows in its codes.
-        input_shape: of one input, where neither certificate nor model file says it.
-        input_range: least and greatest number of an input. None: that of the public rows, wider by its own width on
-            either side; any finite number where there are none.
+        trust_types: names of types in a skops file to accept although skops does not trust them.
+        columns: for a classifier of texts or missing numbers, the file columns.json of its audit; requests then contain
+            its codes.
+        input_shape: of one input, if neither certificate nor model file has it.
+        input_range: least and greatest number of an input. None: the range of the public rows, extended by its width on
+            either side; without public rows, any finite number.
         name: of the model, in URLs.
-        device: where the model is asked.
-        most_rows: of one request.
-        batch_rows: rows of several requests that are computed together, at most.
+        device: of the model.
+        most_rows: of one request, at most.
+        batch_rows: of several requests that are computed together, at most.
         timeout: seconds that a request waits for its answer, at most.
-        watch: seconds between looks at the files, which are loaded again when they change; 0: never.
+        watch: seconds between checks of the files, which are loaded again when they change; 0: never.
     """
 
     model: Any
@@ -219,10 +220,10 @@ class Options:
 
     @classmethod
     def of(cls, model: Any, certificate: str | Path | None, options: Mapping[str, Any]) -> Options:
-        """The options of a service, with the public key read.
+        """Checked options, with the public key read.
 
         Raises:
-            ConfigurationError: there is no such option, or it has a value that makes no sense.
+            ConfigurationError: an unknown option or an invalid value.
             InputError: the public key cannot be read.
         """
         try:
@@ -239,11 +240,11 @@ class Options:
         try:
             return replace(given, public_key=Path(given.public_key).read_bytes())
         except OSError as error:
-            said = f"the public key {given.public_key} cannot be read: {error.strerror or error}"
-            raise InputError(said) from None
+            detail = f"the public key {given.public_key} cannot be read: {error.strerror or error}"
+            raise InputError(detail) from None
 
-    def files(self) -> tuple[Any, ...]:
-        """What is known of the files without reading them."""
+    def file_states(self) -> tuple[Any, ...]:
+        """Inode, size and time of the files, which change when they are replaced."""
         found: list[Any] = []
         for path in (self.model, self.certificate, self.public):
             if isinstance(path, str | Path):
@@ -256,7 +257,7 @@ class Options:
         return tuple(found)
 
     def generation(self, questions: Questions) -> Generation:
-        """Model and certificate as the files are now.
+        """Load model and certificate from the files.
 
         Raises:
             SafexplainError: as `Service.load`.
@@ -293,23 +294,23 @@ class Options:
         )
         if release.mixes_batch:
             raise RefusedError(
-                f"{release.method} answers by shuffling the rows of a batch, so that answers to one client would depend"
-                " on what others ask; serve another method"
+                f"{release.method} shuffles the rows of a batch, so answers to one client would depend on questions of"
+                " others; serve another method"
             )
         if release.shape is not None and shape is not None and release.shape != shape:
             raise InputError(
-                f"the certificate is about inputs of shape {written(release.shape)}, and the model file, the public"
-                f" rows or input_shape say {written(shape)}"
+                f"expected inputs of shape {shape_text(release.shape)}, as in the certificate, got {shape_text(shape)}"
+                " from the model file, the public rows or input_shape"
             )
         shape = release.shape or shape
         if self.probabilities and release.certificate is not None:
             released = release.certificate.judgement.policy.release
             if released != "explanation+prediction" and not self.uncertified:
                 raise CertificateError(
-                    f"{self.certificate} is about the release of the {released}, and the service was told to give"
-                    ' probabilities too: audit with release = "explanation+prediction" in the policy, or leave them out'
+                    f"{self.certificate} covers the release of the {released}, but not of probabilities; audit with"
+                    ' release = "explanation+prediction" in the policy, or serve without them'
                 )
-            if released != "explanation+prediction":  # more leaves than the certificate is about
+            if released != "explanation+prediction":  # more leaves than the certificate covers
                 release = replace(release, uncertified=True)
         judged = () if release.certificate is None else release.certificate.judgement.policy.patience
         budget = Budget(
@@ -332,7 +333,7 @@ class Options:
         return 2 * low - high, 2 * high - low
 
     def _hardening(self) -> Hardening | None:
-        """What is done to explanations; None: what the certificate says, or the recommended hardening."""
+        """The hardening; None: that of the certificate, or the recommended one."""
         given = self.hardening
         if given is None or isinstance(given, Hardening):
             return given
@@ -340,11 +341,11 @@ class Options:
 
 
 def _shape_of(model: nn.Module) -> tuple[int, ...] | None:
-    """Of one input, where an exported model says all of it."""
+    """Shape of one input, if an exported model has all of it."""
     shape = getattr(model, "input_shape", None)
     return tuple(shape) if shape is not None and all(isinstance(n, int) for n in shape) else None
 
 
-def written(shape: Sequence[int]) -> str:
-    """A shape in a message."""
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape for a message."""
     return f"({', '.join(map(str, shape))})"

@@ -5,12 +5,12 @@
     loaded.predict(rows)                                        # labels (n,)
     loaded.predict(rows, params={"explain": True})              # hardened maps (n, ...)
 
-The key comes from the environment of whoever loads (SAFEXPLAIN_NOISE_KEY). What is saved is code of two lines ("models
-from code") beside the files, so that nothing pickled is loaded.
+The key comes from the environment of the loading process (SAFEXPLAIN_NOISE_KEY). The saved model consists of the files
+and two lines of code ("models from code"), so nothing pickled is loaded.
 
-Over HTTP the saved files are served by `safexplain serve`. In MLflow's own scoring server the model refuses to load:
-that server writes the rows of a refused request, and the traceback of a failed one, into its answer, reads Parquet (of
-which 10 KB can hold 3 GB), and hands no header to the model, which could not tell one client from another.
+Over HTTP, `safexplain serve` serves the saved files. The model refuses to load in MLflow's own scoring server, which
+writes the rows of a refused request and the traceback of a failed one into the response, reads Parquet (10 KB of it can
+expand to 3 GB), and passes no headers to the model, so that clients could not be distinguished.
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ from safexplain.serve.mlflow import HardenedModel
 
 set_model(HardenedModel())
 """
-"""What is saved as the model: MLflow runs it on loading, and hands the artefacts to `HardenedModel.load_context`."""
+"""The saved model: MLflow runs it on loading, and passes the artefacts to `HardenedModel.load_context`."""
 
 SETTINGS = sorted(
     {field.name for field in fields(Options)}
-    - {"model", "certificate", "public", "key"}  # artefacts, and what is secret
+    - {"model", "certificate", "public", "key"}  # artefacts, and a secret
     - {"uncertified", "explainer", "hardening", "probabilities", "name", "watch"}  # other ways to serve
 )
-"""What `model_config` may name: arguments of `Service.load`."""
+"""Keys of `model_config`: arguments of `Service.load`."""
 
 SIGNATURE = ModelSignature(
     params=ParamSchema([ParamSpec("explain", DataType.boolean, False), ParamSpec("client", DataType.string, "")])
 )
-"""Parameters and defaults; of inputs nothing, as MLflow would refuse float64 beside float32, and quote the rows."""
+"""Parameters and defaults. Inputs are not declared: MLflow would refuse float64 for float32, and quote the rows."""
 
 
 class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
     """A service behind MLflow's `predict`: labels, or with `params={"explain": True}` hardened maps."""
 
     service: Service
-    """Made on loading."""
+    """Created by `load_context`."""
 
     def load_context(self, context: Any) -> None:
-        """Make the service of the artefacts; `model_config` says where questions are counted, and how many are allowed.
+        """Create the service from the artefacts and `model_config`.
 
         Raises:
             SafexplainError: as `Service.load`.
-            ConfigurationError: something else than `SETTINGS` in `model_config`.
-            RefusedError: it is MLflow's scoring server that loads it.
+            ConfigurationError: keys of `model_config` outside `SETTINGS`.
+            RefusedError: MLflow's scoring server loads the model.
         """
         settings, files = _settings(context.model_config or {}), context.artifacts
         if "__pyfunc_model_path__" in os.environ or "mlflow.pyfunc.scoring_server.app" in sys.modules:
             raise RefusedError(
-                "MLflow's scoring server puts rows and tracebacks into its answers, and tells a model nothing of who"
-                f" asks: serve the same files by `safexplain serve --model {files['model']} --certificate"
+                "MLflow's scoring server writes rows and tracebacks into responses, and does not pass the client's name"
+                f" to a model; serve the same files with `safexplain serve --model {files['model']} --certificate"
                 f" {files['certificate']}`"
             )
         self.service = Service.load(files["model"], files["certificate"], public=files.get("public"), **settings)
@@ -86,15 +86,15 @@ class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
     def predict(
         self,
         context: Any,
-        model_input: np.ndarray,  # type: ignore[type-arg,unused-ignore]  # MLflow reads the hint, and would make others a signature
+        model_input: np.ndarray,  # type: ignore[type-arg,unused-ignore]  # MLflow reads the hint; others would add a signature
         params: dict[str, Any] | None = None,
     ) -> Any:
         """Labels int64 (n,); with `explain` hardened maps float32 (n, ...), or a list of n dictionaries.
 
         Args:
             context: not used.
-            model_input: (n, ...) array or nested lists, or a table, whose columns are taken in their order.
-            params: `explain`, and `client`: who asks, where the model is called in Python.
+            model_input: (n, ...) array or nested lists, or a table with columns in order.
+            params: `explain`, and `client`: whose budget is charged.
 
         Raises:
             SafexplainError: see `Service.explain`.
@@ -115,26 +115,26 @@ def save_model(
     model_config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Save a model and its certificate for MLflow, and nothing secret.
+    """Save a model and its certificate for MLflow, without any secret.
 
     Args:
-        path: Folder to write; it must not exist yet.
+        path: Folder to create.
         model_file: Any model file that `Service.load` reads.
         certificate: Its certificate.
         public: File of public rows, for methods that need a background and for near-duplicates.
-        model_config: Values of `SETTINGS`, which whoever loads may change. It is stored in plain text: give a ledger's
-            URL with a password on loading instead.
+        model_config: Values of `SETTINGS`, which can be overridden on loading. It is stored in plain text, so set a
+            ledger's URL with a password on loading.
         options: For `mlflow.pyfunc.save_model`: `pip_requirements`, `code_paths`, `metadata`, ...
 
     Raises:
-        FileNotFoundError: there is no such file; nothing is written.
-        ConfigurationError: `model_config` holds what it must not.
-        TypeError: `options` hold what follows from the files (`signature`), or `input_example`, which is a row.
+        FileNotFoundError: a file does not exist; nothing is written.
+        ConfigurationError: keys of `model_config` outside `SETTINGS`.
+        TypeError: `options` contain `signature`, which follows from the files, or `input_example`, which is a row.
     """
     files = {"model": model_file, "certificate": certificate, "public": public}
     artifacts = {what: str(Path(file).resolve(strict=True)) for what, file in files.items() if file is not None}
     needed = [f"safexplain[mlflow]=={VERSION}", f"torch=={version('torch').partition('+')[0]}"]
-    config = dict.fromkeys(SETTINGS) | _settings(model_config or {})  # only what is there can be set on loading
+    config = dict.fromkeys(SETTINGS) | _settings(model_config or {})  # only existing keys can be overridden on loading
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*input example was not provided")
         code = Path(folder) / "hardened_model.py"
@@ -151,24 +151,24 @@ def save_model(
 
 
 def log_model(name: str, model_file: str | Path, certificate: str | Path, **options: Any) -> Any:
-    """`save_model` into the active run, under this name, with the same options and errors: MLflow's `ModelInfo`.
+    """`save_model` into the active run, with the same options and errors; returns MLflow's `ModelInfo`.
 
-    `options` may hold those of `mlflow.pyfunc.log_model`, too: `registered_model_name`, `tags`, ...
+    `options` may contain those of `mlflow.pyfunc.log_model` too: `registered_model_name`, `tags`, ...
     """
-    here = sys.modules[__name__]  # MLflow calls its `save_model`
-    return Model.log(None, here, name=name, model_file=model_file, certificate=certificate, **options)
+    flavor = sys.modules[__name__]  # MLflow calls its `save_model`
+    return Model.log(None, flavor, name=name, model_file=model_file, certificate=certificate, **options)
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for `Service.load`.
 
     Raises:
-        ConfigurationError: something else than `SETTINGS`.
+        ConfigurationError: keys outside `SETTINGS`.
     """
     given = {name: value for name, value in config.items() if value is not None}
     if unknown := sorted(given.keys() - SETTINGS):
         raise ConfigurationError(
             f"model_config: expected {', '.join(SETTINGS)}; got {', '.join(map(repr, unknown))} "
-            "(it is stored and shown in plain text; a key is set where the model is loaded, by SAFEXPLAIN_NOISE_KEY)"
+            "(it is stored in plain text; set the noise key on loading, by SAFEXPLAIN_NOISE_KEY)"
         )
     return given

@@ -1,4 +1,4 @@
-"""MLServer (1.7.1): a runtime whose V2 tensors are a service's; examples/serve/mlserver has the settings for it."""
+"""A runtime for MLServer (1.7.1) that answers V2 requests from a service; examples/serve/mlserver has its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from safexplain.errors import ConfigurationError, RequestError, needs_extra
-from safexplain.serve.inputs import client_of
+from safexplain.serve.inputs import client_name
 from safexplain.serve.protocol import Intake, infer_v2, metadata_v2
 from safexplain.serve.service import Service
 
@@ -21,77 +21,77 @@ with needs_extra("mlserver"):
     from mlserver.utils import get_model_uri, to_absolute_path
 
 REFUSED = {
-    "parallel_workers": "expected 0, because errors in streams and readiness go past a runtime in a worker process",
+    "parallel_workers": "expected 0, because errors in streams and readiness bypass a runtime in a worker process",
     "debug": "expected false in settings.json, because MLServer writes tracebacks into answers otherwise",
     "cache_enabled": "expected false, because MLServer's cache keeps headers and answers without counting",
     "max_batch_size": "expected at most 1, because MLServer's batches merge requests of several clients",
 }
-"""Settings that would undo the service, and why."""
+"""Settings that would bypass the service's protection, and the reasons."""
 
 TRANSPORT = {"content_type": ("np",), "binary_data": (True, False), "binary_data_output": (True, False)}
-"""Parameters that clients of MLServer and Triton add by themselves, with the values that change no answer."""
+"""Parameters that clients of MLServer and Triton add automatically, with harmless values."""
 
 
 class HardenedRuntime(MLModel):  # type: ignore[misc]
-    """A service as a model of MLServer, with the model's name."""
+    """A service as a model of MLServer, under the model's name."""
 
     async def load(self) -> bool:
-        """Load model and certificate; raises what `Service.load` does, and ConfigurationError for one of `REFUSED`."""
+        """Load model and certificate; raises as `Service.load`, and ConfigurationError for a setting in `REFUSED`."""
         settings, worker = self.settings, isinstance(multiprocessing.current_process(), Worker)
-        given = (worker, logger.isEnabledFor(logging.DEBUG), settings.cache_enabled, settings.max_batch_size > 1)
-        for name, is_given in zip(REFUSED, given, strict=True):
-            if is_given:
+        values = (worker, logger.isEnabledFor(logging.DEBUG), settings.cache_enabled, settings.max_batch_size > 1)
+        for name, is_refused in zip(REFUSED, values, strict=True):
+            if is_refused:
                 raise ConfigurationError(f"{name}: {REFUSED[name]}")
         extra = {**((settings.parameters and settings.parameters.extra) or {}), "name": self.name}
         for file in {"certificate", "key", "public_key", "public"} & extra.keys():
             extra[file] = to_absolute_path(settings, extra[file])
         service = await asyncio.to_thread(Service.load, await get_model_uri(settings), **extra)
-        known, self.intake = metadata_v2(service), Intake(service)
-        self.inputs = [types.MetadataTensor(**one) for one in known["inputs"]]
-        self.outputs = [types.MetadataTensor(**one) for one in known["outputs"]]
+        metadata, self.intake = metadata_v2(service), Intake(service)
+        self.inputs = [types.MetadataTensor(**one) for one in metadata["inputs"]]
+        self.outputs = [types.MetadataTensor(**one) for one in metadata["outputs"]]
         self.watching = asyncio.create_task(self._watch())
         return True
 
     async def _watch(self) -> None:
-        """Keep readiness up to date: MLServer reads it at every question, and must not wait for the ledger then."""
+        """Update readiness in the background: MLServer reads it at every question, and must not wait for the ledger."""
         while await asyncio.sleep(1, True):
             self.ready = (await asyncio.to_thread(self.intake.service.ready))["status"] != "unavailable"
 
     async def unload(self) -> bool:
-        """Close the service; MLServer unloads what it could not load, too."""
+        """Close the service; MLServer also unloads models that failed to load."""
         if hasattr(self, "watching"):
             self.watching.cancel()
             await asyncio.to_thread(self.intake.service.close)
         return True
 
     async def predict(self, payload: types.InferenceRequest) -> types.InferenceResponse:
-        """Tensor `input` -> tensors `explanation` and `label`, counted for the client of the request's headers."""
+        """Tensor `input` -> tensors `explanation` and `label`, charged to the client in the request's headers."""
         client, body = "", payload.model_dump(exclude_none=True)
         headers = body.get("parameters", {}).pop("headers", {})
         for part in (body, *body["inputs"], *body.get("outputs", ())):
             given = part.pop("parameters", {})
             part["parameters"] = {name: value for name, value in given.items() if value not in TRANSPORT.get(name, ())}
         try:
-            named = headers.get("x-client-id")
-            client = client_of([] if named is None else [named])
+            name = headers.get("x-client-id")
+            client = client_name([] if name is None else [name])
             if "host" in headers and headers.get("content-type", "").partition(";")[0] != "application/json":
-                raise RequestError("expected application/json", status=415)  # over REST; a web page can send the rest
+                raise RequestError("expected application/json", status=415)  # REST only; web pages can send other types
             if not (body["id"].isascii() and body["id"].isprintable()):
-                raise RequestError("id: expected printable ASCII, since MLServer writes it into a header", field="id")
+                raise RequestError("id: expected printable ASCII, because MLServer writes it into a header", field="id")
             content, _ = await self.intake.answer(client, lambda: infer_v2(self.intake.service, body, client))
-            for one in content["outputs"]:  # of texts gRPC wants bytes, which REST writes as texts again
+            for one in content["outputs"]:  # gRPC needs texts as bytes, which REST writes as texts
                 texts = one["datatype"] == "BYTES"
                 one["data"] = [text.encode() for text in one["data"]] if texts else one["data"].tolist()
             return types.InferenceResponse(**content)
         except Exception as error:
-            problem = self.intake.service.refused("infer", client, error)
+            problem = self.intake.service.record_problem("infer", client, error)
         raise MLServerError(f"{problem.title}: {problem.detail}", problem.status)
 
     async def predict_stream(self, payloads: AsyncIterator[types.InferenceRequest]) -> AsyncIterator[Any]:
-        """`predict` of each; an error is an answer without tensors, because MLServer writes tracebacks into streams."""
+        """`predict` each; errors become answers without tensors, because MLServer writes tracebacks into streams."""
         async for payload in payloads:
             try:
                 yield await self.predict(payload)
             except MLServerError as error:
-                said = types.Parameters(error=str(error), status=error.status_code)
-                yield types.InferenceResponse(model_name=self.name, outputs=[], parameters=said)
+                parameters = types.Parameters(error=str(error), status=error.status_code)
+                yield types.InferenceResponse(model_name=self.name, outputs=[], parameters=parameters)

@@ -1,8 +1,8 @@
-"""Payloads of the V1 and V2 inference protocols, read strictly and written from a list; no framework is imported.
+"""Payloads of the V1 and V2 inference protocols, for every platform.
 
-A request holds inputs and nothing else: whatever else a client sends (a target, steps, baselines, parameters) is
-refused by name, because the server decides. An answer holds explanations and labels, and the digest of the certificate.
-`Intake` is how requests come in on every platform: bounded in bytes and in threads, for all clients and for each.
+A request contains inputs and nothing else: any other field (a target, steps, baselines, parameters) is refused by name,
+because the server decides. An answer contains explanations and labels, and the digest of the certificate. `Intake`
+limits the bytes and threads of requests, for all clients and for each.
 
 V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 V2 (Open Inference Protocol): https://github.com/kserve/open-inference-protocol
@@ -32,42 +32,42 @@ INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "pro
 """Names of the V2 tensors."""
 
 BODY_SECONDS = 30.0
-"""In which a request's body must have come."""
+"""Time limit of a request's body."""
 
-IN_FLIGHT = 64 << 20
-"""Bytes of all bodies that are read or answered."""
+MAX_BYTES_IN_FLIGHT = 64 << 20
+"""Of all bodies that are being read or answered."""
 
-AT_ONCE = 128
-"""Requests of all clients that have a thread."""
+MAX_THREADS = 128
+"""For the requests of all clients."""
 
-AT_ONCE_EACH = 32
-"""Requests of one client that have a thread; more of them wait."""
+MAX_THREADS_PER_CLIENT = 32
+"""More requests of one client wait."""
 
 T = TypeVar("T")
 
 
 class Intake:
-    """Requests on their way to a service, of which one client holds a share at most.
+    """Requests in progress, of which each client has a limited share.
 
     Args:
-        service: which.
+        service: that answers.
     """
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self._held: Counter[str] = Counter()  # bytes of each client
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._threads: list[CapacityLimiter] = []  # made in the event loop that it is for
+        self._threads: list[CapacityLimiter] = []  # made in its event loop
 
     @asynccontextmanager
     async def body(self, stream: AsyncIterator[bytes], client: str) -> AsyncIterator[bytearray]:
-        """A request's body, as it comes in; its bytes count as long as the block lasts.
+        """Read a request's body; its bytes count until the block ends.
 
         Raises:
-            RequestError: it is longer than `Bounds.size`, and the rest is not read (413), or too slow (408).
-            UnavailableError: too many bytes of all clients, or of this one, are on their way.
+            RequestError: longer than `Bounds.size` (413; the rest is not read), or too slow (408).
+            UnavailableError: too many bytes in progress, of all clients or of this one.
         """
-        body, most = bytearray(), self.service.now.bounds.size
+        body, limit = bytearray(), self.service.now.bounds.size
         try:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
@@ -75,61 +75,65 @@ class Intake:
                         self._check_room(client, len(part), len(body))
                         self._held[client] += len(part)
                         body += part
-                        if len(body) > most:
-                            raise RequestError(f"expected a body of at most {most:,} bytes", status=413)
+                        if len(body) > limit:
+                            raise RequestError(f"expected a body of at most {limit:,} bytes", status=413)
             except TimeoutError:
                 raise RequestError(f"expected the body within {BODY_SECONDS:g} s", status=408) from None
             yield body
         finally:
             self._held[client] -= len(body)
-            self._held += Counter()  # without clients that hold nothing
+            self._held += Counter()  # drops clients without bytes
 
     def _check_room(self, client: str, more: int, own: int) -> None:
-        """Raise UnavailableError unless a request that has `own` bytes may have more: beside others of its client it
-        keeps to a share, beside those of all to the whole; alone it may have what `Bounds.size` allows."""
-        mine, every = self._held[client], self._held.total()
-        if (mine > own and mine + more > IN_FLIGHT // 4) or (every > own and every + more > IN_FLIGHT):
-            raise UnavailableError("overloaded: too many bytes of requests wait already; ask again later")
+        """Raise UnavailableError unless a request with `own` bytes may have more.
+
+        With other requests of its client, it shares a quarter of all bytes; with those of others, all bytes. Alone it
+        may have `Bounds.size`.
+        """
+        mine, total = self._held[client], self._held.total()
+        limit = MAX_BYTES_IN_FLIGHT
+        if (mine > own and mine + more > limit // 4) or (total > own and total + more > limit):
+            raise UnavailableError("overloaded: too many bytes of requests in progress; ask again later")
 
     async def answer(self, client: str, ask: Callable[[], T]) -> T:
-        """What `ask` returns, in a thread; requests of one client beyond its share wait for each other."""
+        """The result of `ask` in a thread; requests beyond the client's share wait."""
         if not self._threads:
-            self._threads.append(CapacityLimiter(AT_ONCE))
-        async with self._turns.setdefault(client, asyncio.Semaphore(AT_ONCE_EACH)):
+            self._threads.append(CapacityLimiter(MAX_THREADS))
+        async with self._turns.setdefault(client, asyncio.Semaphore(MAX_THREADS_PER_CLIENT)):
             return await to_thread.run_sync(ask, limiter=self._threads[0])
 
 
 class Strict(BaseModel):
-    """A JSON object without other members than the listed ones, nor values of other types."""
+    """A JSON object with only the listed members and types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Nothing(Strict):
-    """Parameters, of which there are none."""
+class NoParameters(Strict):
+    """An empty object."""
 
 
 class RequestV1(Strict):
-    """Inputs of a V1 request."""
+    """A V1 request."""
 
     instances: Any = Field(json_schema_extra={"type": "array", "items": {}})
 
 
 class TensorV2(Strict):
-    """The inputs of a V2 request."""
+    """The input tensor of a V2 request."""
 
     name: Literal["input"]
     shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=8)]
     datatype: Literal["FP64", "FP32", "FP16", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"]
     data: Any = Field(json_schema_extra={"type": "array", "items": {}})
-    parameters: Nothing | None = None
+    parameters: NoParameters | None = None
 
 
 class OutputV2(Strict):
-    """A tensor that is asked for."""
+    """A requested tensor."""
 
     name: Literal["explanation", "label", "probabilities"]
-    parameters: Nothing | None = None
+    parameters: NoParameters | None = None
 
 
 class RequestV2(Strict):
@@ -138,17 +142,17 @@ class RequestV2(Strict):
     inputs: Annotated[list[TensorV2], Field(min_length=1, max_length=1)]
     outputs: Annotated[list[OutputV2], Field(max_length=3)] | None = None
     id: Annotated[str, Field(max_length=256)] = ""
-    parameters: Nothing | None = None
+    parameters: NoParameters | None = None
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
-def checked(model: type[M], payload: Any) -> M:
-    """A payload as the model says it is.
+def validated(model: type[M], payload: Any) -> M:
+    """A payload as an instance of the model.
 
     Raises:
-        RequestError: it is not; the words name the field and quote nothing.
+        RequestError: it does not match; the message names the field and quotes no values.
     """
     try:
         return model.model_validate(payload)
@@ -157,57 +161,55 @@ def checked(model: type[M], payload: Any) -> M:
         where = [str(part)[:80] for part in first["loc"] if isinstance(part, str)]
         name = where[-1] if where else ""
         if first["type"] == "extra_forbidden":
-            said = f"{name!r} is no part of a request: what is explained, and how, is the server's to decide"
+            detail = f"{name!r} is not a field of a request; the server decides what is explained, and how"
         else:
-            said = f"{'.'.join(where) or 'the request'}: {first['msg'][:300]}"
-        raise RequestError(said, field=name) from None
+            detail = f"{'.'.join(where) or 'the request'}: {first['msg'][:300]}"
+        raise RequestError(detail, field=name) from None
 
 
 Reply = tuple[Any, Answer]
-"""A response, in JSON types and NumPy arrays, and what it was made of."""
+"""A response, in JSON types and NumPy arrays, and the answer it was made from."""
 
 Operation = Callable[[Service, Any, str], Reply]
 """(service, payload, client) -> the response: `explain_v1`, `predict_v1` or `infer_v2`."""
 
 
 def headers(answer: Answer) -> dict[str, str]:
-    """Of HTTP: which certificate an answer is under, whether that certifies it, and that nobody stores it."""
+    """HTTP headers of an answer: its certificate, whether it is uncertified, and that it must not be stored."""
     found = {"X-Safexplain-Certificate": answer.certificate, "Cache-Control": "no-store"}
     return found | ({"X-Safexplain-Uncertified": "true"} if answer.uncertified else {})
 
 
 def explain_v1(service: Service, payload: Any, client: str) -> Reply:
-    """{"instances": [...]} -> {"explanations": [...]}, of the class that the model predicts for each.
-
-    There are `probabilities` too where the service was told to give them.
+    """{"instances": [...]} -> {"explanations": [...]} of the predicted classes, with `probabilities` if enabled.
 
     Args:
-        service: which.
+        service: that answers.
         payload: decoded JSON.
-        client: who asks.
+        client: whose budget is charged.
 
     Raises:
-        RequestError: anything but instances, or what cannot be explained.
+        RequestError: other fields than instances, or inputs that cannot be explained.
         SafexplainError: see `Service.explain`.
     """
     answer = service.explain(_instances(payload), client=client)
-    return {"explanations": answer.explanation, **_beside(answer)}, answer
+    return {"explanations": answer.explanation, **_extra_members(answer)}, answer
 
 
 def predict_v1(service: Service, payload: Any, client: str) -> Reply:
     """{"instances": [...]} -> {"predictions": [...]}: labels alone; arguments and errors as `explain_v1`."""
     answer = service.predict(_instances(payload), client=client)
-    return {"predictions": answer.label, **_beside(answer)}, answer
+    return {"predictions": answer.label, **_extra_members(answer)}, answer
 
 
 def infer_v2(service: Service, payload: Any, client: str) -> Reply:
     """A V2 inference request with the tensor `input` -> a response with the tensors `explanation` and `label`.
 
-    There is `probabilities` too where the service was told to give it. A request may choose by `outputs` which of them
-    it wants; without `explanation` nothing is explained. Arguments and errors as `explain_v1`.
+    There is `probabilities` too if enabled. A request may choose among them by `outputs`; without `explanation` nothing
+    is explained. Arguments and errors as `explain_v1`.
     """
-    given = (EXPLANATION, LABEL, PROBABILITIES) if service.now.probabilities else (EXPLANATION, LABEL)
-    request, x, wanted = _inference(payload, given)
+    available = (EXPLANATION, LABEL, PROBABILITIES) if service.now.probabilities else (EXPLANATION, LABEL)
+    request, x, wanted = _inference(payload, available)
     answer = (service.explain if EXPLANATION in wanted else service.predict)(x, client=client)
     content: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
     if request.id:
@@ -218,7 +220,7 @@ def infer_v2(service: Service, payload: Any, client: str) -> Reply:
 
 
 def metadata_v2(service: Service) -> dict[str, Any]:
-    """What the V2 protocol says about a model."""
+    """V2 metadata of the model."""
     now = service.now
     shape = [-1] if now.shape is None else [-1, *now.shape]
     return {
@@ -235,24 +237,24 @@ def metadata_v2(service: Service) -> dict[str, Any]:
 
 
 def _instances(payload: Any) -> NDArray[np.float32]:
-    instances = checked(RequestV1, payload).instances
+    instances = validated(RequestV1, payload).instances
     if isinstance(instances, list) and instances and isinstance(instances[0], Mapping):
         name = str(next(iter(instances[0]), "instances"))[:80]
         raise RequestError(f"instances: expected arrays of numbers, got an object with {name!r}", field=name)
     return numbers(instances, "instances")
 
 
-def _inference(payload: Any, given: tuple[str, ...]) -> tuple[RequestV2, NDArray[np.float32], list[str]]:
-    """The request, its inputs, and names of the outputs that it wants: all that are given, where it names none."""
-    request = checked(RequestV2, payload)
-    wanted: list[str] = [output.name for output in request.outputs or ()] or list(given)
-    if len(set(wanted)) < len(wanted) or not set(wanted) <= set(given):
-        raise RequestError(f"outputs: expected {' or '.join(given)}, each once", field="outputs")
+def _inference(payload: Any, available: tuple[str, ...]) -> tuple[RequestV2, NDArray[np.float32], list[str]]:
+    """The request, its inputs, and the names of its outputs; by default all available ones."""
+    request = validated(RequestV2, payload)
+    wanted: list[str] = [output.name for output in request.outputs or ()] or list(available)
+    if len(set(wanted)) < len(wanted) or not set(wanted) <= set(available):
+        raise RequestError(f"outputs: expected {' or '.join(available)}, each once", field="outputs")
     (tensor,) = request.inputs
     array, shape = numbers(tensor.data, "data"), tensor.shape
     if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
-        had = f"{array.size}" if array.ndim == 1 else f"the shape {list(array.shape)}"
-        raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {had}", field="data")
+        got = f"{array.size}" if array.ndim == 1 else f"the shape {list(array.shape)}"
+        raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {got}", field="data")
     return request, array.reshape(shape), wanted
 
 
@@ -266,7 +268,7 @@ def _output(answer: Answer, name: str) -> dict[str, Any]:
     return {"name": name, "datatype": "BYTES", "shape": [len(texts)], "data": texts}
 
 
-def _beside(answer: Answer) -> dict[str, Any]:
-    """What a V1 answer has beside what was asked for: probabilities, and that it is uncertified, where that is so."""
+def _extra_members(answer: Answer) -> dict[str, Any]:
+    """Further members of a V1 answer: probabilities, and whether it is uncertified."""
     given: dict[str, Any] = {} if answer.probabilities is None else {PROBABILITIES: answer.probabilities}
     return given | ({"uncertified": True} if answer.uncertified else {})

@@ -3,9 +3,9 @@
     application = deployment("/srv/model.pt2", "/srv/certificate.json", ledger="postgresql://...", replicas=4)
     serve.run(application)                              # or `serve run module:application`
 
-Only settings travel through Ray: each replica loads a service of its own, with the key of its environment
-(SAFEXPLAIN_NOISE_KEY) or of a file. Answers are a function of key, certificate and question, so replicas agree without
-talking; what they must share is the ledger.
+Only settings pass through Ray: each replica loads its own service, with the key from its environment
+(SAFEXPLAIN_NOISE_KEY) or a file. Answers are a function of key, certificate and question, so replicas agree without
+communicating; they must only share the ledger.
 """
 
 from __future__ import annotations
@@ -34,41 +34,40 @@ def deployment(
     audit_log: str | Path | None = None,
     **settings: Any,
 ) -> Any:
-    """An application for `ray.serve.run`, whose replicas answer over HTTP as `safexplain serve` does.
+    """An application for `ray.serve.run` whose replicas answer over HTTP like `safexplain serve`.
 
     Args:
         model: Path of the model file, the same on every node.
         certificate: Path of its certificate; None: as in `Service.load`.
-        replicas: How many.
+        replicas: Their number.
         actor: Ray's `ray_actor_options`: `num_cpus`, `num_gpus`, `runtime_env`, ...
-        audit_log: File of each node for the log of who asked when (JSON lines); None: it is not written.
+        audit_log: File of each node for the audit log (JSON lines); None: not written.
         settings: Arguments of `Service.load`. `ledger` must be a URL that every replica reaches, `key` a path.
 
     Raises:
-        ConfigurationError: several replicas without a shared ledger, or a setting that would send the key, or an object
-            of this process, through Ray.
+        ConfigurationError: several replicas without a shared ledger, or a setting that would send the key or an object
+            through Ray.
     """
     variables = (actor or {}).get("runtime_env", {}).get("env_vars", {})
     if isinstance(settings.get("key"), bytes | bytearray) or KEY_VARIABLE in variables:
         raise ConfigurationError(
-            f"Ray shows a deployment's settings: give the path of the key's file, or set {KEY_VARIABLE} on every node"
+            f"key: expected the path of a file, because Ray displays settings; or set {KEY_VARIABLE} on every node"
         )
     ledger = settings.get("ledger")
     if not isinstance(ledger, str | None) or (replicas > 1 and ledger is None):
         raise ConfigurationError(
-            "each replica would grant a client a whole budget: give the URL of one ledger that all of them open "
+            "ledger: expected the URL of one ledger for all replicas, because otherwise a client has a budget at each "
             '(ledger="postgresql://..."; on one machine also "sqlite:///spent.sqlite")'
         )
-    *files, asked = (None if file is None else str(file) for file in (model, certificate, audit_log))
+    *files, log_file = (None if file is None else str(file) for file in (model, certificate, audit_log))
 
     def build() -> Any:
-        """Made in the replica, where the service lives."""
+        """Run in each replica."""
         from safexplain.serve.http import app
-        from safexplain.serve.service import Service
-        from safexplain.serve.telemetry import audit_log
+        from safexplain.serve.service import Service, audit_log
 
-        if asked is not None:
-            audit_log.addHandler(WatchedFileHandler(asked))
+        if log_file is not None:
+            audit_log.addHandler(WatchedFileHandler(log_file))
             audit_log.setLevel(logging.INFO)
             audit_log.propagate = False
         return app(Service.load(*files, **settings))
@@ -77,6 +76,6 @@ def deployment(
         serve.ingress(build)(),
         name=settings.get("name", "model"),
         num_replicas=replicas,
-        max_ongoing_requests=64,  # of each replica; Ray lets others wait
+        max_ongoing_requests=64,  # per replica; other requests wait
         ray_actor_options=dict(actor or {}),
     ).bind()

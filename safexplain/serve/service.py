@@ -1,11 +1,15 @@
-"""The core of a service that explains: it answers questions and knows no platform.
+"""The core of a service that explains: it answers questions, whatever the platform.
 
     x --checked--> canonical input --digest--> remembered for this client?  yes: the same answer, free
-        no: a seat, in turn --> charged, if the client may ask --> model and explainer, with others --> remembered
+        no: seats, in turn --> charged, if the budget allows --> model and explainer, in a batch --> remembered
 
-The server decides what is explained (the class that the model predicts) and how (as the certificate says). An answer is
-all or nothing: if one row is refused before the model is asked, none costs anything. What is charged is computed to its
-end and remembered, also where the model fails or nobody waits any more: asking again is free.
+The server decides what is explained (the predicted class) and how (as the certificate states). A request is answered
+completely or not at all: if one row is refused before the model is asked, no row is charged. Charged rows are always
+computed and remembered, even if nobody waits any more; asking again is free, also after an error of the model.
+
+`Seats` limit the rows that are charged and computed at once; a request that waits for seats has not been charged.
+One thread calls the explainer (`Batches`), so no two explanations of a model are ever made at the same time; a batch
+fills while the one before is computed. `Metrics` and the audit log hold no input, explanation or label.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ import json
 import logging
 import math
 import os
+import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, suppress
@@ -30,6 +36,8 @@ import numpy as np
 import torch
 from cachetools import LRUCache
 from numpy.typing import NDArray
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 from torch import Tensor
 
 from safexplain.errors import (
@@ -45,33 +53,39 @@ from safexplain.errors import (
     UnavailableError,
 )
 from safexplain.hardening.noise import as_hashed
-from safexplain.serve.batches import Batches, Seats
 from safexplain.serve.inputs import ANONYMOUS, numbers, principal
 from safexplain.serve.loading import Generation, Options, Remembered
 from safexplain.serve.questions import Questions
-from safexplain.serve.telemetry import READY, Metrics, record
 
 __all__ = ["SETTINGS", "Answer", "Service"]
 
 _log = logging.getLogger("safexplain.serve")
 
-SETTINGS = "SAFEXPLAIN_SERVE"
-"""Environment variable with the arguments of `Service.load` as JSON: how workers and containers are told."""
+audit_log = logging.getLogger("safexplain.serve.audit")
+"""One JSON object per line, for the handlers of this logger."""
 
-MOST_REMEMBERED = 256 * 2**20
-"""Bytes of answers that are remembered; those that were not asked for longest are forgotten first."""
+SETTINGS = "SAFEXPLAIN_SERVE"
+"""Environment variable with the arguments of `Service.load` as JSON, for workers and containers."""
+
+MEMORY_BYTES = 256 * 2**20
+"""Size of all remembered answers; the least recently used are dropped first."""
+
+READY = {"ready": 1.0, "degraded": 0.5, "unavailable": 0.0}
+"""Status -> value of the gauge."""
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What leaves for n inputs, and nothing else does.
+    """Everything that leaves for n inputs.
 
     Args:
-        explanation: (n, ...) float32, or n dictionaries of plain JSON values; None: labels were asked alone.
-        label: (n,) int64, the predicted classes, which are what is explained.
+        explanation: (n, ...) float32, or n dictionaries of JSON types; None: only labels were requested.
+        label: (n,) int64, the predicted classes, which are explained.
         certificate: hexadecimal SHA-256 of the certificate's file.
-        uncertified: whether no audit has certified what is served.
-        probabilities: (n, classes) float32, only where the service was told to give them.
+        uncertified: whether no audit has certified this release.
+        probabilities: (n, classes) float32, or None unless the service returns them.
     """
 
     explanation: NDArray[np.float32] | list[Any] | None
@@ -83,12 +97,12 @@ class Answer:
 
 @dataclass(eq=False)
 class _Flight:
-    """A request that is being answered, for all of one client that ask the same at the same time."""
+    """A request in progress, shared by equal requests of one client at the same time."""
 
     keys: list[bytes]
     waiting: int = 0
     job: Future[list[Remembered]] | None = None
-    found: Future[dict[bytes, Remembered]] = field(default_factory=Future)
+    answers: Future[dict[bytes, Remembered]] = field(default_factory=Future)
 
 
 class Service(AbstractContextManager["Service"]):
@@ -96,31 +110,31 @@ class Service(AbstractContextManager["Service"]):
 
     Attributes:
         name: of the model, in URLs.
-        now: what is served, which a reload replaces.
-        metrics: what is counted.
+        now: the model and certificate in use, which a reload replaces.
+        metrics: counts of requests and answers.
     """
 
     def __init__(self, options: Options) -> None:
         self._options, self.name = options, options.name
-        self._ledger = Questions(options.ledger)  # once: a reload forgets nothing that was counted
-        self._memory: Any = LRUCache(MOST_REMEMBERED, getsizeof=lambda answer: answer.size)
+        self._ledger = Questions(options.ledger)  # once: a reload keeps all counts
+        self._memory: Any = LRUCache(MEMORY_BYTES, getsizeof=lambda answer: answer.size)
         self.metrics = Metrics()
-        self._seen = options.files()
+        self._loaded_files = options.file_states()
         self.now = options.generation(self._ledger)
-        self._seats = Seats(2 * options.batch_rows)  # half of them are charged while the others are computed
+        self._seats = Seats(2 * options.batch_rows)  # half are charged while the other half is computed
         self._batches = Batches(options.batch_rows, self.metrics.batches.observe)
         self._guard, self._reloading = threading.Lock(), threading.Lock()
         self._flights: dict[frozenset[bytes], _Flight] = {}
         self._degraded = False
         self._closing = threading.Event()
         self.metrics.ready.set(READY["ready"])
-        self._began()
+        self._announce()
         if options.watch:
             threading.Thread(target=self._watch, name="safexplain watch", daemon=True).start()
 
     @classmethod
     def load(cls, model: Any, certificate: str | Path | None = None, **options: Any) -> Service:
-        """A service, once certificate, key, model and its file are seen to belong together.
+        """A service, after checking that certificate, key, model and its file belong together.
 
         Args:
             model: the model's file, or the model itself.
@@ -129,57 +143,57 @@ class Service(AbstractContextManager["Service"]):
 
         Raises:
             CertificateError: damaged, altered, unsigned, of another model or file, or not "certified".
-            RefusedError: there is noise and no key or a weak one; or answers depend on other rows of a batch.
+            RefusedError: noise without a key or with a weak one, or answers that depend on other rows of a batch.
             InputError, ConfigurationError, MissingExtraError, LedgerError: something cannot be read or used.
         """
         return cls(Options.of(model, certificate, options))
 
     @classmethod
     def from_environment(cls, **options: Any) -> Service:
-        """The service that SAFEXPLAIN_SERVE describes: the arguments of `load` as a JSON object; `options` go before.
+        """The service of SAFEXPLAIN_SERVE: the arguments of `load` as a JSON object, which `options` override.
 
         Raises:
-            ConfigurationError: it is no such object, or nobody says which model.
+            ConfigurationError: not a JSON object, or no model.
             SafexplainError: as `load`.
         """
         try:
             given = {**json.loads(os.environ.get(SETTINGS) or "{}"), **options}
             model = given.pop("model")
         except (ValueError, TypeError, KeyError):
-            wanted = '{"model": "model.pt2", "certificate": "certificate.json"}'
-            raise ConfigurationError(f"{SETTINGS}: expected a JSON object such as {wanted}") from None
+            example = '{"model": "model.pt2", "certificate": "certificate.json"}'
+            raise ConfigurationError(f"{SETTINGS}: expected a JSON object such as {example}") from None
         return cls.load(model, **given)
 
     @property
     def digest(self) -> str:
-        """Of the certificate that is served."""
+        """SHA-256 of the certificate in use, hexadecimal."""
         return self.now.release.digest
 
     def explain(self, x: Any, *, client: str = ANONYMOUS) -> Answer:
-        """Explanations of the classes that the model predicts, and these classes.
+        """Explanations of the predicted classes, and these classes.
 
         Args:
-            x: (n, ...) numbers; taken as float32.
-            client: who asks, and whose budget it is.
+            x: (n, ...) numbers; converted to float32.
+            client: whose budget is charged.
 
         Raises:
-            RequestError: the inputs are of another shape, not finite, out of range, or too many.
-            BudgetExhausted: the client may not ask this now; `renews` says when it may.
-            UnavailableError, LedgerError: it cannot be answered now; asking again is free, if it was charged.
+            RequestError: inputs of another shape, not finite, out of range, or too many.
+            BudgetExhausted: the client's budget is spent; `renews` is when it renews.
+            UnavailableError, LedgerError: no answer now; asking again is free if it was charged.
             RefusedError: the model is no longer the certified one.
             InputError: the model's scores of an input are NaN; it was charged.
         """
         return self._answer("explain", x, client)
 
     def predict(self, x: Any, *, client: str = ANONYMOUS) -> Answer:
-        """The classes that the model predicts, which are counted as explanations are; see `explain`."""
+        """Predicted classes, which are charged like explanations; see `explain`."""
         return self._answer("predict", x, client)
 
     def ready(self) -> dict[str, Any]:
-        """Whether it can answer, and from what, in JSON types.
+        """Whether and from which certificate the service can answer, in JSON types.
 
-        `status` is "ready"; "degraded", where an older certificate is served because a newer one could not be loaded;
-        or "unavailable", where the ledger cannot be reached or the service is closed.
+        `status` is "ready"; "degraded" if a newer certificate could not be loaded, so an older one is in use; or
+        "unavailable" if the ledger cannot be reached or the service is closed.
         """
         now = self.now
         certificate = now.release.certificate
@@ -212,16 +226,16 @@ class Service(AbstractContextManager["Service"]):
         return found
 
     def reload(self) -> None:
-        """Load model and certificate again; both are replaced as one, while requests go on.
+        """Load model and certificate again, and replace both together while requests go on.
 
         Raises:
-            SafexplainError: as `load`; what was served is served on, and `ready` says "degraded".
+            SafexplainError: as `load`; the old pair stays in use, and `ready` reports "degraded".
         """
         with self._reloading:
-            self._seen = self._options.files()
+            self._loaded_files = self._options.file_states()
             try:
                 new = self._options.generation(self._ledger)
-            except Exception as error:  # whatever it is, what was served is served on; the reason stands in the log
+            except Exception as error:  # of any kind: the old pair stays in use
                 self._degraded = True
                 self.metrics.reloads.labels("refused").inc()
                 self.metrics.ready.set(READY["degraded"])
@@ -231,30 +245,31 @@ class Service(AbstractContextManager["Service"]):
             self.metrics.reloads.labels("loaded").inc()
             self.metrics.ready.set(READY["ready"])
             _log.warning("now serving certificate %s", new.release.digest)
-            self._began()
+            self._announce()
             gc.collect()  # a model is full of cycles
 
-    def _began(self) -> None:
-        """Say what is served: its limits to the ledger, and in the log whether nobody has signed for it."""
+    def _announce(self) -> None:
+        """Store the limits in the ledger, and warn about an unchecked signature."""
         budget, certificate = self.now.budget.describe(), self.now.release.certificate
-        self._ledger.served(self.name, {name: budget[name] for name in ("questions", "period", "looks", "most_looks")})
+        limits = {name: budget[name] for name in ("questions", "period", "looks", "most_looks")}
+        self._ledger.record_service(self.name, limits)
         if certificate is not None and certificate.signature != "valid":
             _log.warning(
-                "the certificate's signature is not checked: its checksum protects from accidents, not from somebody"
+                "the certificate's signature is not checked; its checksum detects accidents, not tampering by somebody"
                 " who can write the file. Sign it, and serve with --public-key"
             )
 
-    def refused(self, operation: str, client: str, error: BaseException) -> Problem:
-        """What a client is told about an error; if it came before there was a question, it is recorded here."""
+    def record_problem(self, operation: str, client: str, error: BaseException) -> Problem:
+        """The client's view of an error, which is recorded unless `explain` or `predict` recorded it."""
         problem = problem_of(error)
         if not getattr(error, "recorded", False):
             if problem.status == 500:
                 _log.error("%s: %s", operation, type(error).__name__)
-            self._told(operation, client, problem.status, self.now, (), 0, time.perf_counter())
+            self._record(operation, client, problem.status, self.now, (), 0, time.perf_counter())
         return problem
 
     def close(self) -> None:
-        """Answer what is being computed, and nothing more."""
+        """Finish submitted questions, and refuse new ones."""
         self._closing.set()
         self.metrics.ready.set(READY["unavailable"])
         self._batches.close()
@@ -277,19 +292,21 @@ class Service(AbstractContextManager["Service"]):
             status = 200
             self.metrics.answers.labels("computed").inc(len(found) - remembered)
             self.metrics.answers.labels("remembered").inc(remembered)
-            return _assembled(operation, found, now)
+            return _assemble(operation, found, now)
         except BaseException as error:
             problem = problem_of(error)
             status = problem.status
             setattr(error, "recorded", True)  # noqa: B010 (any exception may come)
-            if status >= 500 or problem.type == "reasons":  # into other words a library may have put any number
+            if status >= 500 or problem.type == "reasons":  # messages of libraries may contain numbers of the input
                 ours = isinstance(error, SafexplainError) and not isinstance(error, InputError)
                 _log.error("%s: %s%s", operation, type(error).__name__, f": {error}" if ours else "")
             raise
         finally:
-            self._told(operation, client if isinstance(client, str) else "", status, now, digests, remembered, started)
+            self._record(
+                operation, client if isinstance(client, str) else "", status, now, digests, remembered, started
+            )
 
-    def _told(
+    def _record(
         self,
         operation: str,
         client: str,
@@ -299,31 +316,35 @@ class Service(AbstractContextManager["Service"]):
         remembered: int,
         started: float,
     ) -> None:
-        """A request is in metrics and audit log."""
+        """Count a request in the metrics, and write its line of the audit log."""
         seconds = time.perf_counter() - started
         self.metrics.requests.labels(operation, str(status)).inc()
         self.metrics.seconds.labels(operation).observe(seconds)
-        record(
-            operation=operation,
-            client=client,
-            status=status,
-            certificate=now.release.digest,
-            questions=(self._ledger.keyed(digest).hex() for digest in digests),  # made where they are written
-            remembered=remembered,
-            seconds=seconds,
-            uncertified=now.release.uncertified,
-        )
+        if not audit_log.isEnabledFor(logging.INFO):
+            return
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "operation": operation,
+            "client": client,
+            "status": status,
+            "certificate": now.release.digest,
+            "remembered": remembered,
+            "rows": len(digests),
+            "seconds": round(seconds, 4),
+            "questions": [self._ledger.keyed(digest).hex() for digest in digests],  # nobody can find inputs by guessing
+        }
+        audit_log.info(json.dumps(line | ({"uncertified": True} if now.release.uncertified else {})))
 
     def _find(
         self, operation: str, client: str, now: Generation, x: Tensor, digests: Sequence[bytes]
     ) -> tuple[list[Remembered], int]:
-        """The answer to each row, and how many of them were remembered.
+        """The answer to each row, and the number of remembered ones.
 
-        What one client asked is never looked up for another, so that how fast an answer comes tells nobody what others
-        asked. Equal requests of one client at the same time are computed once.
+        Answers are remembered for each client apart, so response times reveal nothing about other clients' questions.
+        Equal requests of one client at the same time are computed once.
         """
-        of = f"{operation}\0{client}\0".encode()
-        keys = [of + digest for digest in digests]
+        prefix = f"{operation}\0{client}\0".encode()
+        keys = [prefix + digest for digest in digests]
         with self._guard:
             found = {key: self._memory[key] for key in keys if key in self._memory}
         remembered = sum(key in found for key in keys)
@@ -332,75 +353,77 @@ class Service(AbstractContextManager["Service"]):
             until = time.monotonic() + self._options.timeout
             with self._guard:
                 flight = self._flights.get(frozenset(rows))
-                mine = flight is None
+                is_new = flight is None
                 if flight is None:
                     flight = self._flights[frozenset(rows)] = _Flight(list(rows))
                 flight.waiting += 1
-            if mine:
+            if is_new:
                 index = list(rows.values())
                 self._start(flight, operation, client, now, x[index], [digests[i] for i in index])
-            found |= self._landed(flight, until)
+            found |= self._wait_for(flight, until)
         return [found[key] for key in keys], remembered
 
     def _start(
-        self, flight: _Flight, operation: str, client: str, now: Generation, x: Tensor, asked: Sequence[bytes]
+        self, flight: _Flight, operation: str, client: str, now: Generation, x: Tensor, digests: Sequence[bytes]
     ) -> None:
-        """Have rows charged and computed; the flight gets their answers, or why there are none."""
+        """Have rows charged and computed; the flight gets their answers or the error."""
 
         def done(job: Future[list[Remembered]]) -> None:
-            self._seats.give(len(x))
-            late = UnavailableError("nobody waited for it")
-            self._end(flight, late if job.cancelled() else job.exception(), job)
+            self._seats.release(len(x))
+            cancelled = UnavailableError("nobody waited for it")
+            self._finish(flight, cancelled if job.cancelled() else job.exception(), job)
 
-        seated = False
+        has_seats = False
         try:
-            self._seats.take(client, len(x), self._options.timeout)
-            seated = True
+            self._seats.acquire(client, len(x), self._options.timeout)
+            has_seats = True
             if self._closing.is_set():
                 raise UnavailableError("the service is closed")
-            now.budget.charge(client, asked, x.numpy())
+            now.budget.charge(client, digests, x.numpy())
             flight.job = self._batches.submit(now.explain if operation == "explain" else now.label, x)
         except BaseException as error:
-            if seated:
-                self._seats.give(len(x))
-            self._end(flight, error)
+            if has_seats:
+                self._seats.release(len(x))
+            self._finish(flight, error)
         else:
             flight.job.add_done_callback(done)
 
-    def _end(self, flight: _Flight, error: BaseException | None, job: Future[list[Remembered]] | None = None) -> None:
-        """Remember the answers, also where nobody waits for them any more, and give them to who does."""
+    def _finish(
+        self, flight: _Flight, error: BaseException | None, job: Future[list[Remembered]] | None = None
+    ) -> None:
+        """Remember the answers, whether or not somebody still waits, and hand them to the waiting requests."""
         found = dict(zip(flight.keys, job.result(), strict=True)) if job is not None and error is None else {}
         with self._guard:
             del self._flights[frozenset(flight.keys)]
             for key, answer in found.items():
-                if answer.size <= MOST_REMEMBERED:
+                if answer.size <= MEMORY_BYTES:
                     self._memory[key] = answer
         if error is not None:
-            flight.found.set_exception(error)
+            flight.answers.set_exception(error)
         else:
-            flight.found.set_result(found)
+            flight.answers.set_result(found)
 
-    def _landed(self, flight: _Flight, until: float) -> dict[bytes, Remembered]:
-        """The answers of a flight, once they are there; what is not begun when the last one leaves is cancelled."""
+    def _wait_for(self, flight: _Flight, until: float) -> dict[bytes, Remembered]:
+        """The answers of a flight; a job that has not begun is cancelled when the last request stops waiting."""
         try:
-            return flight.found.result(max(0.0, until - time.monotonic()))
+            return flight.answers.result(max(0.0, until - time.monotonic()))
         except FutureTimeout:
             raise UnavailableError(f"no answer within {self._options.timeout:g} s; ask again, which is free") from None
         finally:
             with self._guard:
                 flight.waiting -= 1
-                left = flight.waiting == 0
-            if left and flight.job is not None:
+                is_last = flight.waiting == 0
+            if is_last and flight.job is not None:
                 flight.job.cancel()
 
     def _watch(self) -> None:
         while not self._closing.wait(self._options.watch):
-            if self._options.files() != self._seen:
-                with suppress(Exception):  # it was told in `reload`, and the next change may be a good one
+            if self._options.file_states() != self._loaded_files:
+                with suppress(Exception):  # `reload` logged it, and the next change may be a good one
                     self.reload()
 
 
-def _assembled(operation: str, found: Sequence[Remembered], now: Generation) -> Answer:
+def _assemble(operation: str, found: Sequence[Remembered], now: Generation) -> Answer:
     label = np.array([answer.label for answer in found], np.int64)
     maps: Any = None
     if operation == "explain":
@@ -412,21 +435,204 @@ def _assembled(operation: str, found: Sequence[Remembered], now: Generation) -> 
     return Answer(maps, label, now.release.digest, now.release.uncertified, probabilities)
 
 
-# What a client is told instead of an answer: a status and a sentence about the request (RFC 9457), nothing computed
+class Seats:
+    """Rows that may be charged and computed at once. Clients take turns, however many requests each has.
+
+    Args:
+        rows: at once; a request with more rows gets all seats.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = self._free = rows
+        self._queues: OrderedDict[str, deque[tuple[int, threading.Event]]] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def acquire(self, client: str, rows: int, seconds: float) -> None:
+        """Wait for seats; `release` them later.
+
+        Raises:
+            UnavailableError: after this many seconds, without seats.
+        """
+        mine = (min(rows, self._rows), threading.Event())
+        with self._guard:
+            self._queues.setdefault(client, deque()).append(mine)
+            self._admit()
+        if mine[1].wait(seconds):
+            return
+        with self._guard:
+            if not mine[1].is_set():
+                self._queues[client].remove(mine)
+                self._admit()
+                raise UnavailableError(f"no answer within {seconds:g} s; ask again later")
+
+    def release(self, rows: int) -> None:
+        """Release the seats of a request with this many rows."""
+        with self._guard:
+            self._free += min(rows, self._rows)
+            self._admit()
+
+    def _admit(self) -> None:
+        """Admit the first request of each client in turn, while seats are free; a large request is not overtaken."""
+        while self._queues:
+            client, waiting = self._queues.popitem(last=False)
+            if waiting:
+                rows, admitted = waiting[0]
+                if rows > self._free:
+                    self._queues[client] = waiting
+                    self._queues.move_to_end(client, last=False)
+                    return
+                self._free -= rows
+                waiting.popleft()
+                admitted.set()
+                if waiting:
+                    self._queues[client] = waiting
+
+
+Compute = Callable[[Tensor], Sequence[Any]]
+"""(n, ...) float32 -> n answers, one for each row."""
+
+
+@dataclass(eq=False)
+class _Job:
+    compute: Compute
+    x: Tensor
+    done: Future[list[Any]] = field(default_factory=Future)
+
+
+class Batches:
+    """A queue of questions, and the thread that answers them.
+
+    A batch holds the questions that came while the one before was computed; it does not wait for more.
+
+    Args:
+        rows: of one batch, at most; a request with more rows is its own batch.
+        on_batch: called with the rows of each batch.
+    """
+
+    def __init__(self, rows: int = 32, on_batch: Callable[[int], None] = lambda rows: None) -> None:
+        self.rows, self._on_batch = rows, on_batch
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="safexplain batches", daemon=True)
+        self._thread.start()
+
+    def submit(self, compute: Compute, x: Tensor) -> Future[list[Any]]:
+        """Answers to the rows of x, computed together with others of the same `compute`; cancellable until then.
+
+        Args:
+            compute: makes the answers.
+            x: (n, ...) float32.
+
+        Raises:
+            UnavailableError: it is closed.
+        """
+        with self._guard:
+            if self._closed:
+                raise UnavailableError("the service is closed")
+            job = _Job(compute, x)
+            self._queue.put(job)
+        return job.done
+
+    def close(self) -> None:
+        """Answer everything that was submitted, then stop."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        leftover: list[_Job | None] = []
+        while True:
+            jobs = self._next_batch(leftover)
+            if not jobs:
+                return
+            if wanted := [job for job in jobs if job.done.set_running_or_notify_cancel()]:
+                self._answer(wanted)
+            del jobs, wanted  # otherwise they would keep a replaced model alive until the next question
+
+    def _next_batch(self, leftover: list[_Job | None]) -> list[_Job]:
+        """The next jobs that can be computed together; none if closed. `leftover` keeps one that cannot."""
+        first = leftover.pop() if leftover else self._queue.get()
+        if first is None:
+            return []
+        jobs, count = [first], len(first.x)
+        while count < self.rows and not self._queue.empty():
+            job = self._queue.get()
+            differs = job is None or job.compute != first.compute or job.x.shape[1:] != first.x.shape[1:]
+            if job is None or differs or count + len(job.x) > self.rows:
+                leftover.append(job)
+                break
+            jobs.append(job)
+            count += len(job.x)
+        return jobs
+
+    def _answer(self, jobs: list[_Job]) -> None:
+        self._on_batch(sum(len(job.x) for job in jobs))
+        try:
+            answers = list(jobs[0].compute(torch.cat([job.x for job in jobs]) if len(jobs) > 1 else jobs[0].x))
+        except BaseException as error:
+            if len(jobs) == 1:
+                jobs[0].done.set_exception(error)
+            else:  # only the job that caused the error gets it
+                for job in jobs:
+                    self._answer([job])
+            return
+        start = 0
+        for job in jobs:
+            job.done.set_result(answers[start : start + len(job.x)])
+            start += len(job.x)
+
+
+class Metrics:
+    """Prometheus metrics of one service.
+
+    Attributes:
+        requests: by operation and status.
+        seconds: per request, by operation.
+        answers: rows, by source: computed or remembered.
+        batches: rows that were computed together.
+        reloads: by outcome: loaded or refused.
+        ready: a value of `READY`.
+    """
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        own: dict[str, Any] = {"registry": self._registry}
+        by = ["operation", "status"]
+        self.requests = Counter("safexplain_requests", "Requests by operation and status", by, **own)
+        seconds = ("safexplain_request_seconds", "Seconds per request", ["operation"])
+        self.seconds = Histogram(*seconds, buckets=_BUCKETS, **own)
+        self.answers = Counter("safexplain_answers", "Answers by source: computed or remembered", ["source"], **own)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+        self.batches = Histogram("safexplain_batch_rows", "Rows computed together", buckets=sizes, **own)
+        self.reloads = Counter("safexplain_reloads", "Reloads by outcome", ["outcome"], **own)
+        values = "1 ready, 0.5 degraded, 0 unavailable"
+        self.ready = Gauge("safexplain_ready", values, multiprocess_mode="livemin", **own)
+
+    def text(self) -> tuple[bytes, str]:
+        """The exposition and its content type; of all workers if PROMETHEUS_MULTIPROC_DIR is set."""
+        registry = self._registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An answer in application/problem+json.
+    """A refusal or an error as a client sees it (application/problem+json, RFC 9457).
 
     Args:
         status: of HTTP.
         type: the kind of problem, at the end of a URN.
         title: the same for all of a type.
         detail: what was expected, what came and what to do.
-        field: of the request, where one is wrong.
-        renews: when the budget does (RFC 3339), None: never; only of the type "budget".
-        retry_after: seconds, for the header Retry-After; 0: it is not given.
+        field: of the request, if one is wrong.
+        renews: of type "budget" only: when the budget renews (RFC 3339); None: never.
+        retry_after: seconds, for the header Retry-After; 0: no header.
     """
 
     status: int
@@ -446,10 +652,10 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a client is told about an error: sentences of this package about the request, and nothing else.
+    """The client's view of an error: sentences of this package about the request, and nothing else.
 
     Args:
-        error: raised by `Service` or while a request was read; of any other the client learns nothing.
+        error: raised by `Service`, or while a request was read; of any other error, the client learns nothing.
     """
     if isinstance(error, RequestError):
         return Problem(error.status, "request", "The request cannot be answered", str(error), error.field)
@@ -463,13 +669,13 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, UnavailableError):
         return Problem(503, "unavailable", "The service cannot answer now", str(error), retry_after=1)
     if isinstance(error, LedgerError):
-        said = "the ledger cannot be reached, and no new question is answered without it; ask again later"
-        return Problem(503, "unavailable", "The service cannot answer now", said, retry_after=5)
+        detail = "the ledger cannot be reached, and every new question needs it; ask again later"
+        return Problem(503, "unavailable", "The service cannot answer now", detail, retry_after=5)
     if isinstance(error, CertificateError | RefusedError):
-        said = "the certificate does not hold for what is served; the operator is told in the log"
-        return Problem(503, "certificate", "Nothing certified can be served", said)
+        detail = "the certificate does not match the model; the operator's log has the reason"
+        return Problem(503, "certificate", "Nothing certified can be served", detail)
     if isinstance(error, ProhibitedReasonError):
-        return Problem(422, "reasons", "There are no reasons to give", "the operator is told why in the log")
-    if isinstance(error, InputError):  # raised behind the checks of the service: its words may hold anything
+        return Problem(422, "reasons", "There are no reasons to give", "the operator's log has the reason")
+    if isinstance(error, InputError):  # raised by the model, so its message may contain anything
         return Problem(422, "request", "The request cannot be answered", "the model cannot take this input")
-    return Problem(500, "internal", "Internal error", "the request failed; the operator is told in the log")
+    return Problem(500, "internal", "Internal error", "the request failed; the operator's log has the reason")

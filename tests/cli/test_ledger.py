@@ -13,7 +13,7 @@ import pytest
 from safexplain.cli import _run
 from safexplain.errors import InputError
 from safexplain.ledger import BudgetExhausted, Ledger
-from safexplain.serve.questions import Most, Questions
+from safexplain.serve.questions import Limit, Questions
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -133,7 +133,7 @@ def test_wrong_usage_is_one_line(database, capfd, arguments, message):
 def test_questions_are_shown_and_granted(tmp_path, capfd):
     path = f"sqlite:///{tmp_path / 'asked.db'}"
     with Questions(path) as asked:
-        asked.ask("ann", [b"1", b"2"], Most(3, "day"))
+        asked.ask("ann", [b"1", b"2"], Limit(3, "day"))
     assert run("show", path) == 0
     printed = capfd.readouterr().out
     rows = {line.split("  ")[0].strip(): line.split() for line in printed.splitlines()}
@@ -174,12 +174,12 @@ def test_a_training_is_charged_from_its_statement_once_and_shown_in_a_line_of_it
 def test_what_services_enforce_is_shown(tmp_path, capfd):
     path = f"sqlite:///{tmp_path}/served.db"
     with Questions(path) as ledger:
-        ledger.served("scoring", {"questions": 20})
-        ledger.served("credit", {"questions": 200, "period": "week", "looks": None})
-        ledger.served("scoring", {"questions": 30})  # started again
-        ledger.ask("ann", [b"1"], Most(200, "week"))
+        ledger.record_service("scoring", {"questions": 20})
+        ledger.record_service("credit", {"questions": 200, "period": "week", "looks": None})
+        ledger.record_service("scoring", {"questions": 30})  # started again
+        ledger.ask("ann", [b"1"], Limit(200, "week"))
         with pytest.raises(InputError, match="limits: expected a mapping of JSON types"):
-            ledger.served("credit", {"questions": math.inf})
+            ledger.record_service("credit", {"questions": math.inf})
     assert run("show", path) == 0
     printed = capfd.readouterr().out
     assert "Service credit, for each client: period week, questions 200\n" in printed

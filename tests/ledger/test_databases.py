@@ -11,7 +11,7 @@ import pytest
 from safexplain.errors import ConfigurationError, InputError, LedgerError, MissingExtraError
 from safexplain.ledger import Ledger, Pure, opening
 from safexplain.ledger.storage import VERSION
-from safexplain.serve.questions import Most, Questions
+from safexplain.serve.questions import Limit, Questions
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -175,7 +175,7 @@ def test_a_ledger_of_0_2_is_read_and_charged_on(of_0_2, sqlite_url):
 
 def test_questions_of_0_2_stay_free_and_grants_hold(of_0_2, sqlite_url):
     with Questions(sqlite_url, clock=march) as asked:
-        assert asked.ask("dan", DIGESTS, Most(1, "day")) == 0
+        assert asked.ask("dan", DIGESTS, Limit(1, "day")) == 0
         assert asked.counts() == {"dan": 5}
         assert asked.grants() == {"dan": 9, "": 7}, "what the ledger itself allowed is granted to everybody"
         assert asked.verify() == 5

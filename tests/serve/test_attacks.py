@@ -140,7 +140,7 @@ def test_where_no_shape_is_known_what_the_model_cannot_take_is_the_clients_mista
             assert check(got, wrong.shape) == 422
             assert got.json()["field"] == "input"
             shape = ", ".join(map(str, wrong.shape[1:]))
-            assert got.json()["detail"] == f"the model takes no inputs of shape ({shape})"
+            assert got.json()["detail"] == f"the model cannot take inputs of shape ({shape})"
         assert ask(url, rows).status_code == 200
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

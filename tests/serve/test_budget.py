@@ -118,7 +118,7 @@ def test_honest_questions_are_taken_for_looks_as_often_as_the_quantile_says(quan
         client = f"ann {i}"
         charge(budget, client, rows(n, seed=4 + i))
         charge(budget, client, fresh[i : i + 100])
-        seen = budget.asked.seen(client, budget.likeness.space)
+        seen = budget.questions.history(client, budget.likeness.space)
         taken += sum(q.first <= n for q in seen[n:] if q.first != q.number)
     error = 4 * math.sqrt(quantile * (1 - quantile) / 1000) + 0.02  # and the sampling error of the quantile itself
     assert quantile - error < taken / 1000 < quantile + error
@@ -241,18 +241,18 @@ def test_inputs_are_not_stored(tmp_path):
     with Questions(f"sqlite:///{tmp_path}/budget.db") as ledger:
         budget = Budget(ledger, Limits(), public=rows(100, seed=1))
         charge(budget, "ann", x)
-        (question,) = ledger.seen("ann", budget.likeness.space)
+        (question,) = ledger.history("ann", budget.likeness.space)
     assert len(question.sketch) == 4 * 16, "half as many numbers as the input has"
     stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert not any(number.tobytes() in stored for number in x[0])
 
 
 def test_histories_are_read_as_they_grow_and_forgotten_when_there_is_no_room(monkeypatch):
-    monkeypatch.setattr(module, "MOST_KEPT", 2000)
+    monkeypatch.setattr(module, "HISTORY_BYTES", 2000)
     budget = Budget(Questions(None), Limits(looks=2, quantile=1e-6), public=rows(100, seed=1))
-    read, seen = [], budget.asked.seen
+    read, seen = [], budget.questions.history
     monkeypatch.setattr(
-        budget.asked, "seen", lambda client, space, after: read.append(after) or seen(client, space, after)
+        budget.questions, "history", lambda client, space, after: read.append(after) or seen(client, space, after)
     )
     for row in rows(4):
         budget.charge("ann", digests(row[None]), row[None])
@@ -288,17 +288,17 @@ def test_a_ledger_that_is_away_refuses_everything(tmp_path):
     budget = Budget(Questions(f"sqlite:///{path}"), Limits(), public=rows(100, seed=1))
     x = rows(2)
     charge(budget, "ann", x[:1])
-    budget.asked.ping()
+    budget.questions.ping()
     path.rename(tmp_path / "away.db")
-    for use in (lambda: budget.charge("ann", digests(x), x), budget.asked.ping):
+    for use in (lambda: budget.charge("ann", digests(x), x), budget.questions.ping):
         with pytest.raises(LedgerError):
             use()
     with pytest.raises(LedgerError):
         budget.charge("ann", digests(x[:1]), x[:1])
     (tmp_path / "away.db").rename(path)
     charge(budget, "ann", x)
-    assert budget.asked.counts() == {"ann": 2}
-    budget.asked.close()
+    assert budget.questions.counts() == {"ann": 2}
+    budget.questions.close()
 
 
 def test_a_ledger_made_by_a_service_takes_other_limits_later(tmp_path):

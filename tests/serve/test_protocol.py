@@ -24,7 +24,7 @@ from safexplain.errors import (
     UnavailableError,
 )
 from safexplain.serve import Limits, Service, protocol
-from safexplain.serve.inputs import Bounds, client_of, numbers
+from safexplain.serve.inputs import Bounds, client_name, numbers
 from safexplain.serve.protocol import Intake, metadata_v2
 from safexplain.serve.service import problem_of
 
@@ -134,7 +134,7 @@ ROW = [0.5] * 64
         ({"Instances": [ROW]}, "instances: Field required"),
         ({"instances": None}, "instances: expected numbers"),
         ({"instances": [ROW, ROW[:-1]]}, "all of one length"),
-        ({"instances": [[*ROW[:-1], True]]}, "expected lists of numbers"),
+        ({"instances": [[*ROW[:-1], True]]}, "expected nothing but lists of numbers"),
         ({"instances": [{"input": ROW, "target": 1}]}, "got an object with 'input'"),
         ({"instances": [[10**400] * 64]}, "numbers that float32 can hold"),
         ({"instances": [[1e300] * 64]}, "expected finite numbers"),
@@ -163,8 +163,8 @@ def test_a_malformed_v1_request_is_refused_in_words(service, payload, says):
         ({"data": [1.0] * 63}, "expected 64 numbers .* got 63"),
         ({"data": [ROW[:32], ROW[32:]]}, r"got the shape \[2, 32\]"),
         ({"data": [[1.0], [2.0, 3.0]]}, "all of one length"),
-        ({"extra": 1}, "'extra' is no part"),
-        ({"parameters": {"content_type": "np"}}, "'content_type' is no part"),
+        ({"extra": 1}, "'extra' is not a field of a request"),
+        ({"parameters": {"content_type": "np"}}, "'content_type' is not a field of a request"),
     ],
 )
 def test_a_malformed_v2_tensor_is_refused_in_words(service, made, change, says):
@@ -235,7 +235,7 @@ def test_a_body_that_is_too_long_is_not_read_to_its_end(service):
 
 def test_of_the_bytes_on_their_way_one_client_has_a_share(service, monkeypatch):
     """And they count as long as they are answered."""
-    monkeypatch.setattr(protocol, "IN_FLIGHT", 4000)
+    monkeypatch.setattr(protocol, "MAX_BYTES_IN_FLIGHT", 4000)
     intake = Intake(service)
 
     async def parts(size):
@@ -290,13 +290,13 @@ def test_what_a_body_may_hold_follows_from_rows_and_shape(shape):
     [([], "", "anonymous"), (["clinic-7"], "", "clinic-7"), (["x"], "ada", "user:ada"), ([], "ada", "user:ada")],
 )
 def test_a_user_goes_before_the_header(named, user, expected):
-    assert client_of(named, user) == expected
+    assert client_name(named, user) == expected
 
 
 @pytest.mark.parametrize("named", [["a", "b"], ["user:ada"]])
 def test_a_header_names_one_client_and_no_user(named):
     with pytest.raises(RequestError) as caught:
-        client_of(named)
+        client_name(named)
     assert caught.value.field == "X-Client-Id"
 
 

@@ -15,12 +15,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
-from safexplain.serve.questions import Looks, Most, Questions
+from safexplain.serve.questions import Limit, NearDuplicates, Questions
 from tests.ledger.conftest import SetClock, postgres_server, postgres_url, sqlite_url  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")
-EVER = Most(10**6, "lifetime")
+EVER = Limit(10**6, "lifetime")
 
 
 def named(*numbers: int) -> list[bytes]:
@@ -47,12 +47,12 @@ in_each_database = pytest.mark.parametrize("asked", ["memory", "sqlite", "postgr
 
 @in_each_database
 def test_distinct_questions_are_counted_and_what_was_asked_before_is_free(asked):
-    three = Most(3, "lifetime")
+    three = Limit(3, "lifetime")
     assert asked.ask("ann", named(1, 2, 1), three) == 2
     assert asked.ask("ann", named(2, 1), three) == 0
     assert asked.ask("bob", named(1), three) == 1, "each client counts alone"
     assert asked.ask("ann", named(1, 3), three) == 1
-    with pytest.raises(BudgetExhausted, match=r"1 new question would exceed 3 over all time, 3 being asked") as error:
+    with pytest.raises(BudgetExhausted, match="1 new question would exceed 3 over all time, with 3 asked") as error:
         asked.ask("ann", named(4), three)
     assert (error.value.principal, error.value.requested) == ("ann", 1)
     assert (error.value.spent, error.value.budget, error.value.renews) == (3, 3, None)
@@ -63,9 +63,9 @@ def test_distinct_questions_are_counted_and_what_was_asked_before_is_free(asked)
 
 
 def test_several_are_all_counted_or_none(asked):
-    three = Most(3, "lifetime")
+    three = Limit(3, "lifetime")
     asked.ask("ann", named(1), three)
-    with pytest.raises(BudgetExhausted, match=r"3 new questions would exceed 3 over all time, 1 being asked"):
+    with pytest.raises(BudgetExhausted, match=r"3 new questions would exceed 3 over all time, with 1 asked already"):
         asked.ask("ann", named(1, 2, 3, 4), three)
     assert asked.counts() == {"ann": 1}
     assert asked.ask("ann", named(2, 3), three) == 2
@@ -82,7 +82,7 @@ def test_what_is_stored_of_a_question_is_its_digest_under_a_secret_of_the_ledger
 
 
 def test_a_period_renews_the_count_and_old_questions_stay_free(asked, clock):
-    two = Most(2, "day")
+    two = Limit(2, "day")
     asked.ask("ann", named(1, 2), two)
     with pytest.raises(BudgetExhausted, match="renews at 2026-03-12 00:00 UTC") as error:
         asked.ask("ann", named(3), two)
@@ -99,7 +99,7 @@ def test_a_period_renews_the_count_and_old_questions_stay_free(asked, clock):
 
 @in_each_database
 def test_a_grant_takes_the_place_of_the_limit(asked):
-    one = Most(1, "day")
+    one = Limit(1, "day")
     asked.ask("ann", named(1), one)
     asked.grant("ann", 3, "contract 7")
     assert asked.ask("ann", named(2, 3), one) == 2
@@ -115,15 +115,15 @@ def test_a_grant_takes_the_place_of_the_limit(asked):
 
 
 def looks_of(digests):
-    """Looks of questions whose sketches are alike if their first byte is; sketches as digests."""
+    """NearDuplicates of questions whose sketches are alike if their first byte is; sketches as digests."""
 
-    def place(positions, number, later):
+    def assign(positions, number, later):
         first = {}
         for seen in later:
             first.setdefault(seen.sketch[:1], seen.first)
         return [first.setdefault(digests[i][:1], number + j) for j, i in enumerate(positions)]
 
-    return Looks("space", digests, 0, place, (Most(2, "day"), Most(3, "lifetime")))
+    return NearDuplicates("space", digests, 0, assign, (Limit(2, "day"), Limit(3, "lifetime")))
 
 
 @in_each_database
@@ -143,9 +143,9 @@ def test_looks_at_one_thing_are_counted_by_period_and_over_all_time(asked, clock
     with pytest.raises(BudgetExhausted, match=r"3 over all time about one map.* never renews") as error:
         ask(b"a4")
     assert error.value.renews is None
-    assert [s.first for s in asked.seen("ann", "space")] == [1, 1, 3, 4, 3, 1]
-    assert [s.number for s in asked.seen("ann", "space", after=4)] == [5, 6]
-    assert asked.seen("ann", "another space") == asked.seen("bob", "space") == []
+    assert [s.first for s in asked.history("ann", "space")] == [1, 1, 3, 4, 3, 1]
+    assert [s.number for s in asked.history("ann", "space", after=4)] == [5, 6]
+    assert asked.history("ann", "another space") == asked.history("bob", "space") == []
     assert asked.verify() == 6
 
 
@@ -154,7 +154,7 @@ def ask_until_refused(url, pipe, begin):
     begin.wait()
     try:
         while True:
-            done += asked.ask("ann", named(random.getrandbits(60)), Most(60, "lifetime"))
+            done += asked.ask("ann", named(random.getrandbits(60)), Limit(60, "lifetime"))
     except BudgetExhausted:
         pipe.send(done)
 
@@ -214,7 +214,7 @@ def test_no_question_that_was_acknowledged_is_lost_to_kill_9(database, request):
 
 
 def test_a_process_forgets_what_is_on_the_disk_before_it_fills_memory(sqlite_url, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("safexplain.serve.questions.MOST_REMEMBERED", 3)
+    monkeypatch.setattr("safexplain.serve.questions.MAX_CACHED_CLIENTS", 3)
     with Questions(sqlite_url) as asked:
         for i in range(10):
             assert asked.ask(f"client {i}", named(1), EVER) == 1

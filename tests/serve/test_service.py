@@ -180,13 +180,13 @@ def test_a_service_has_the_limits_that_its_documentation_names(made):
     text = " ".join((Path(__file__).parents[2] / "docs" / "serving.md").read_text().split())
     for said, number in (
         ("Limits: 64 rows", Options(made.model).most_rows == 64),
-        ("in progress together may hold 64 MiB", protocol.IN_FLIGHT == 64 * 2**20),
-        ("256 MiB of answers", service_module.MOST_REMEMBERED == 256 * 2**20),
+        ("in progress together may hold 64 MiB", protocol.MAX_BYTES_IN_FLIGHT == 64 * 2**20),
+        ("256 MiB of answers", service_module.MEMORY_BYTES == 256 * 2**20),
     ):
         assert (said in text, number) == (True, True), said
     options = Options(made.model)
     assert (options.batch_rows, options.timeout, options.watch, options.name) == (32, 60.0, 0.0, "model")
-    assert (protocol.AT_ONCE, protocol.AT_ONCE_EACH, protocol.BODY_SECONDS) == (128, 32, 30.0)
+    assert (protocol.MAX_THREADS, protocol.MAX_THREADS_PER_CLIENT, protocol.BODY_SECONDS) == (128, 32, 30.0)
     assert Remembered(1, np.zeros((3, 4), np.float32)).size == 548
     assert Remembered(1, {"a": [1]}).size == 510
     assert Remembered(1, None).size == 500
@@ -216,7 +216,7 @@ def test_a_model_that_changes_while_it_is_served_is_no_longer_served(made, tmp_p
 
 def test_answers_that_depend_on_the_batch_are_not_served(tmp_path):
     path = exported(trained(), tmp_path / "m.pt2")
-    with pytest.raises(RefusedError, match="shuffling"):
+    with pytest.raises(RefusedError, match="shuffles"):
         Service.load(path, None, uncertified=True, explainer="FeaturePermutation", hardening=Hardening.recommended())
 
 

@@ -87,7 +87,7 @@ def honest(task: Task, quantile: float) -> Iterator[dict[str, Any]]:
     free = budget_of(task, quantile, NO_LIMIT)
     free.charge("client", digests(x), x)
     assert free.likeness is not None
-    seen = free.asked.seen("client", free.likeness.space)
+    seen = free.questions.history("client", free.likeness.space)
     taken = np.array([question.first != question.number for question in seen])
     exact = taken_exactly(task, x, quantile)
     refused = np.ones(len(x), bool)

@@ -95,7 +95,7 @@ def test_kserves_own_hooks_whose_endpoints_copy_headers_into_answers_give_none(e
     model, question = HardenedModel(expected), ({"instances": [[0.5] * 64]}, {"x-client-id": "ann"})
     hooks = [model.explain, model.predict, *(partial(model, verb=verb) for verb in InferenceVerb)]
     for ask in hooks:
-        with pytest.raises(HTTPException, match="nowhere else") as refused:
+        with pytest.raises(HTTPException, match="only at the HTTP routes") as refused:
             asyncio.run(ask(*question))
         assert refused.value.status_code == 404
 
