@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 from pathlib import Path
 
@@ -149,12 +150,32 @@ def of_0_2(path) -> Path:
     return path
 
 
+@pytest.fixture
+def of_0_2_in_postgres(postgres_url) -> None:
+    """The same ledger as 0.2.0 kept it in PostgreSQL."""
+    script = (Path(__file__).parent / "of_0_2.sql").read_text()
+    script = script.replace("id INTEGER PRIMARY", "id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY")
+    script = re.sub(r"X'([0-9A-F]+)'", r"'\\x\1'", script)
+    for table, last in (("ledger_charges", 40), ("ledger_grants", 2)):
+        script = script.replace(f'"{table}" VALUES', f"{table} OVERRIDING SYSTEM VALUE VALUES")
+        script += f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), {last});"
+    with pytest.importorskip("psycopg").connect(postgres_url, autocommit=True) as connection:
+        connection.execute(script)
+
+
+in_each_database_of_0_2 = pytest.mark.parametrize(
+    ("made", "url"), [("of_0_2", "sqlite"), ("of_0_2_in_postgres", "postgres")], indirect=["url"]
+)
+
+
 def march(_=None):
     return 1_773_230_500_000_000  # the month in which it was made
 
 
-def test_a_ledger_of_0_2_is_read_and_charged_on(of_0_2, sqlite_url):
-    with Ledger(sqlite_url, clock=march) as ledger:
+@in_each_database_of_0_2
+def test_a_ledger_of_0_2_is_read_and_charged_on(made, url, request):
+    request.getfixturevalue(made)
+    with Ledger(url, clock=march) as ledger:
         assert ledger._storage.version() == VERSION
         spent = {a.principal: (a.rule, round(a.spent, 3), a.epsilon, a.charges) for a in ledger.accounts()}
         assert spent == {
@@ -169,12 +190,14 @@ def test_a_ledger_of_0_2_is_read_and_charged_on(of_0_2, sqlite_url):
         assert ledger.charge_training(TRAINED).id == 40, "the same training is not charged again"
         ledger.charge("ann", mu=0.25)
         assert ledger.verify() == 41
-    with Ledger(sqlite_url, clock=march) as ledger:
+    with Ledger(url, clock=march) as ledger:
         assert ledger.account("ann").charges == 6, "it is read once"
 
 
-def test_questions_of_0_2_stay_free_and_grants_hold(of_0_2, sqlite_url):
-    with Questions(sqlite_url, clock=march) as asked:
+@in_each_database_of_0_2
+def test_questions_of_0_2_stay_free_and_grants_hold(made, url, request):
+    request.getfixturevalue(made)
+    with Questions(url, clock=march) as asked:
         assert asked.ask("dan", DIGESTS, Limit(1, "day")) == 0
         assert asked.counts() == {"dan": 5}
         assert asked.grants() == {"dan": 9, "": 7}, "what the ledger itself allowed is granted to everybody"
