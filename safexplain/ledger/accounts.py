@@ -77,11 +77,7 @@ class Settings:
             raise ConfigurationError("total_delta= needs total_epsilon=; without it, the total has no limit")
 
     def with_defaults(self) -> Settings:
-        """Settings of a new ledger.
-
-        Raises:
-            ConfigurationError: no epsilon.
-        """
+        """Settings of a new ledger; ConfigurationError without epsilon."""
         if self.epsilon is None:
             raise ConfigurationError(
                 "there is no ledger yet, and a new one needs a budget; for example Ledger(url, epsilon=1.0, delta=1e-6)"
@@ -103,11 +99,7 @@ class Settings:
 
     @classmethod
     def load(cls, rows: list[tuple[Any, ...]]) -> Settings:
-        """The settings in the rows that `save` wrote.
-
-        Raises:
-            LedgerError: the rows are damaged.
-        """
+        """The settings in the rows that `save` wrote; LedgerError if they are damaged."""
         try:
             return cls(**{name: json.loads(value) for name, value in rows}).with_defaults()
         except (TypeError, ValueError) as error:
@@ -143,29 +135,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Balance:
-    """A row of the table of accounts.
-
-    Args:
-        principal: name.
-        period: its start, microseconds; 0 for a lifetime.
-        time: of the last charge.
-        sums: of this period.
-        granted: budget that was granted, or None.
-    """
+    """A row of the table of accounts."""
 
     principal: str
-    period: int = 0
-    time: int = 0
-    sums: Composition = EMPTY
+    period: int = 0  # its start, microseconds; 0 for a lifetime
+    time: int = 0  # of the last charge
+    sums: Composition = EMPTY  # of this period
     granted: Budget | None = None
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> Balance:
-        """The balance in a row of ACCOUNT_COLUMNS.
-
-        Raises:
-            LedgerError: its sums are not numbers.
-        """
+        """The balance in a row of ACCOUNT_COLUMNS; LedgerError if its sums are not numbers."""
         principal, period, time, rule, order, *sums, unbounded, charges, epsilon, delta = row
         try:
             prefix_epsilon, prefix_delta, spent, failures = map(int, sums[:4])
@@ -248,8 +228,7 @@ class Balances:
     ) -> Balances:
         """The balances of accounts that were read; `trainings` returns those since a time.
 
-        Raises:
-            LedgerError: the account of the total is missing.
+        Raises LedgerError if the account of the total is missing.
         """
         if TOTAL not in found:
             raise LedgerError("the ledger has no account of the total; restore it from a backup")
@@ -313,10 +292,9 @@ class Balances:
     def check_fits(
         self, after: Composition, before: Composition, budget: Budget, entry: Entry, principal: str | None
     ) -> Composition:
-        """Return the sums after an entry; `principal` is "" for the total and None for a principal without an account.
+        """Return the sums after an entry, or raise BudgetExhausted if they exceed a limited budget.
 
-        Raises:
-            BudgetExhausted: the sums exceed a limited budget.
+        `principal` is "" for the total and None for a principal without an account.
         """
         if math.isinf(budget.epsilon) or after.within(budget):
             return after
@@ -325,8 +303,8 @@ class Balances:
         names = {TOTAL: "all principals together", None: "a new principal"}
         subject, hint = f"a release of epsilon {requested:.6g}", ""
         if isinstance(entry.release, Training):
-            subject = f"the training ({entry.mechanism or 'of a model'}) of epsilon {requested:.6g} at delta"
-            subject += f" {entry.release.delta:g}"
+            name = entry.mechanism or "of a model"
+            subject = f"the training ({name}) of epsilon {requested:.6g} at delta {entry.release.delta:g}"
             hint = ". A training counts in every account and in the total"
             if before.rule in ("", "basic") and budgeted(budget.delta) < before.delta + charged(entry.release.delta):
                 hint += (

@@ -26,17 +26,11 @@ class StoredAnswer:
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions of one principal, which are all answered or none.
-
-    Args:
-        principal: name.
-        questions: their keyed digests; one may occur several times.
-        entries: question -> what a new answer costs, in the order of the questions.
-    """
+    """Questions of one principal, which are all answered or none."""
 
     principal: str
-    questions: tuple[str, ...]
-    entries: Mapping[str, Entry]
+    questions: tuple[str, ...]  # keyed digests; one may occur several times
+    entries: Mapping[str, Entry]  # question -> what a new answer costs, in the order of the questions
 
     @classmethod
     def of(
@@ -50,8 +44,7 @@ class Batch:
     ) -> Batch:
         """Check and digest questions; `keyed` is the ledger's.
 
-        Raises:
-            ConfigurationError: neither one release nor one for each question.
+        Raises ConfigurationError unless there is one release, or one for each question.
         """
         if isinstance(questions, str | bytes):
             raise ConfigurationTypeError("questions: expected a sequence of questions; for one question use `answer`")
@@ -95,8 +88,7 @@ class Batch:
     ) -> dict[str, str]:
         """Question -> its new answer as JSON, where none is stored.
 
-        Raises:
-            InputError: the answers are not JSON, or their number is wrong.
+        Raises InputError if the answers are not JSON, or their number is wrong.
         """
         first = {q: i for i, q in reversed(list(enumerate(self.questions))) if q not in stored}
         positions = sorted(first.values())

@@ -36,9 +36,7 @@ COLUMNS = (
 def replacing(target: str | PathLike[str], protected: Sequence[Path]) -> Iterator[Path]:
     """A path to write to; its file, with mode 0600, replaces the target if the block ends without an error.
 
-    Raises:
-        ConfigurationError: the target is a protected file.
-        InputError: the folder does not exist or cannot be written to.
+    Raises ConfigurationError for a protected target, and InputError if the folder does not exist or is not writable.
     """
     path = Path(target)
     if any(path.resolve() == file.resolve() for file in protected):
@@ -112,8 +110,7 @@ def copy(storage: Storage, path: str | PathLike[str]) -> None:
 def verify(execute: Execute) -> int:
     """Replay every charge, in a transaction that holds the ledger, and return their number.
 
-    Raises:
-        LedgerError: something does not match; the message names the first few.
+    Raises LedgerError about the first few mismatches.
     """
     rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal", ())
     stored = {row[0]: Balance.of(row) for row in rows}

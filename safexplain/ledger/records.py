@@ -150,11 +150,7 @@ CHARGE_COLUMNS = "id, principal, period, time, mechanism, parameters, release, q
 
 
 def charge_from_row(row: tuple[Any, ...]) -> Charge:
-    """The charge in a row of CHARGE_COLUMNS.
-
-    Raises:
-        LedgerError: the row is damaged.
-    """
+    """The charge in a row of CHARGE_COLUMNS; LedgerError if it is damaged."""
     number, principal, period, time, mechanism, parameters, release, question, digest, repeated = row
     try:
         return Charge(
@@ -207,11 +203,7 @@ def principal_name(principal: str) -> str:
 
 
 def text(name: str, value: Any) -> str:
-    """Text that every database stores unchanged.
-
-    Raises:
-        InputError: it has a NUL, or characters outside UTF-8.
-    """
+    """Text that every database stores unchanged; InputError for NUL or characters outside UTF-8."""
     found = str(value)
     if "\0" in found or found.encode(errors="ignore").decode() != found:
         raise InputError(f"{name}: expected text in UTF-8 without NUL, got {found[:40]!a}")
@@ -224,11 +216,7 @@ def mechanism_columns(mechanism: str, parameters: Mapping[str, Any] | None) -> t
 
 
 def as_json(name: str, value: Mapping[str, Any]) -> str:
-    """A mapping as it is stored.
-
-    Raises:
-        InputError: its values are not JSON types.
-    """
+    """A mapping as it is stored; InputError if its values are not JSON types."""
     try:
         return json.dumps(dict(value), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -269,11 +269,7 @@ KINDS: dict[str, type[Release]] = {release.kind: release for release in get_args
 def as_release(
     release: Release | None = None, epsilon: float | None = None, delta: float = 0.0, mu: float | None = None
 ) -> Release:
-    """The release that the arguments of `Ledger.charge` describe.
-
-    Raises:
-        ConfigurationError: not exactly one of release, epsilon and mu, or a value out of range.
-    """
+    """The release that the arguments of `Ledger.charge` describe; ConfigurationError as there."""
     if (release is not None) + (epsilon is not None) + (mu is not None) != 1:
         raise ConfigurationError("a charge needs exactly one of a release, epsilon= (with or without delta=) and mu=")
     if delta and epsilon is None:
@@ -300,11 +296,7 @@ def to_json(release: Release) -> str:
 
 @lru_cache(maxsize=4096)
 def from_json(text: str) -> Release:
-    """The release that `to_json` wrote.
-
-    Raises:
-        LedgerError: the text is not a release.
-    """
+    """The release that `to_json` wrote; LedgerError if the text is not one."""
     try:
         values: dict[str, Any] = dict(json.loads(text))
         if values["kind"] == "gaussian":  # written by 0.2, as is laplace

@@ -141,16 +141,10 @@ def _load(stored: str | None, number: int) -> PrivacyStatement:
 
 
 def charge_everybody(execute: Execute, balances: Balances, statement: PrivacyStatement, training: Training) -> Charge:
-    """In a transaction that holds the ledger: count a training in every account, and record it.
+    """In a transaction that holds the ledger: count a new training in every account, and record it.
 
-    Args:
-        execute: runs SQL.
-        balances: opened for the total.
-        statement: of a training that is not recorded.
-        training: of the statement.
-
-    Raises:
-        BudgetExhausted: it does not fit into the total, the budget of a new principal, or an existing account.
+    The balances are those of the total. Raises BudgetExhausted if the training does not fit into the total, the budget
+    of a new principal, or an existing account.
     """
     settings = balances.settings
     value = _dump(statement)

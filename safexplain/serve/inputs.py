@@ -145,11 +145,7 @@ def client_name(header: Sequence[str], user: str = "") -> str:
 
 
 def principal(client: str) -> str:
-    """A client's name as the ledger stores it (`principal_name`).
-
-    Raises:
-        RequestError: empty, too long, surrounded by white space, or with control characters.
-    """
+    """A client's name as the ledger stores it; RequestError for one that `principal_name` refuses."""
     try:
         return principal_name(client)
     except (InputError, ConfigurationTypeError) as error:

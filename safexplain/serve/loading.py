@@ -83,11 +83,7 @@ class Generation:
     bounds: Bounds
 
     def check(self, x: NDArray[np.float32]) -> None:
-        """Check inputs before they are charged.
-
-        Raises:
-            RequestError: too many rows, another shape, not finite, or out of range.
-        """
+        """Raise RequestError for too many rows, another shape, numbers that are not finite or out of range."""
         if x.ndim == 0:
             raise RequestError("expected numbers (n, ...), got a single number", field="input")
         if len(x) > self.bounds.rows:
@@ -128,11 +124,7 @@ class Generation:
         return [Remembered(label, None, p) for label, p in rows]
 
     def _scores(self, x: Tensor) -> Tensor:
-        """(n, classes) scores of the model.
-
-        Raises:
-            RequestError: the shape of inputs is unknown, and the model cannot take this one.
-        """
+        """(n, classes) scores; RequestError if the shape of inputs is unknown, and the model cannot take this one."""
         try:
             return self.release.predict(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -257,21 +249,13 @@ class Options:
         return tuple(found)
 
     def generation(self, questions: Questions) -> Generation:
-        """Load model and certificate from the files.
-
-        Raises:
-            SafexplainError: as `Service.load`.
-        """
+        """Load model and certificate from the files, with errors as `Service.load`."""
         shape, model, file = self.input_shape, self.model, None
         if isinstance(model, str | Path):
             loaded = load_model(
-                model,
-                arch=self.arch,
-                trust_pickle=self.trust_pickle,
-                input_shape=shape,
-                trust_types=self.trust_types,
-                columns=self.columns,
-            )
+                model, arch=self.arch, trust_pickle=self.trust_pickle, input_shape=shape,
+                trust_types=self.trust_types, columns=self.columns,
+            )  # fmt: skip
             shape = shape or _shape_of(loaded.model)
             if self.certificate is not None and load_certificate(self.certificate).digests("sha256"):
                 file = model  # the certificate names the SHA-256 of a model's file
@@ -281,17 +265,10 @@ class Options:
             public = np.asarray(public, np.float32)
             shape = shape or tuple(public.shape[1:])
         release = load_release(
-            model,
-            self.certificate,
-            file=file,
-            key=self.key,
-            public_key=self.public_key,
-            public=public,
-            uncertified=self.uncertified,
-            method=self.explainer,
-            hardening=self._hardening(),
+            model, self.certificate, file=file, key=self.key, public_key=self.public_key, public=public,
+            uncertified=self.uncertified, method=self.explainer, hardening=self._hardening(),
             shape=shape if self.certificate is None else None,
-        )
+        )  # fmt: skip
         if release.mixes_batch:
             raise RefusedError(
                 f"{release.method} shuffles the rows of a batch, so answers to one client would depend on questions of"

@@ -160,11 +160,7 @@ def log_model(name: str, model_file: str | Path, certificate: str | Path, **opti
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for `Service.load`.
-
-    Raises:
-        ConfigurationError: keys outside `SETTINGS`.
-    """
+    """Arguments for `Service.load`; ConfigurationError for keys outside `SETTINGS`."""
     given = {name: value for name, value in config.items() if value is not None}
     if unknown := sorted(given.keys() - SETTINGS):
         raise ConfigurationError(

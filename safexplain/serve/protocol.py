@@ -47,11 +47,7 @@ T = TypeVar("T")
 
 
 class Intake:
-    """Requests in progress, of which each client has a limited share.
-
-    Args:
-        service: that answers.
-    """
+    """Requests in progress to a service, of which each client has a limited share."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -149,11 +145,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validated(model: type[M], payload: Any) -> M:
-    """A payload as an instance of the model.
-
-    Raises:
-        RequestError: it does not match; the message names the field and quotes no values.
-    """
+    """A payload as an instance of the model; or RequestError, which names the field and quotes no values."""
     try:
         return model.model_validate(payload)
     except ValidationError as error:

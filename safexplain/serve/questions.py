@@ -36,15 +36,7 @@ MAX_CACHED_CLIENTS = 100_000
 
 @dataclass(frozen=True)
 class Limit:
-    """A number of questions in each period.
-
-    Args:
-        number: at least 1.
-        period: "lifetime", "day", "week" or "month".
-
-    Raises:
-        ConfigurationError: a number below 1, or another period.
-    """
+    """A number of questions (at least 1) in each period: "lifetime", "day", "week" or "month"."""
 
     number: int
     period: str
@@ -301,8 +293,7 @@ def _record(
 ) -> list[int]:
     """In a transaction that holds the ledger: record the new questions, and return their numbers.
 
-    Raises:
-        BudgetExhausted: as `Questions.ask`.
+    Raises BudgetExhausted as `Questions.ask`.
     """
     known, last = _numbers(execute, client, digests), _last_number(execute, client)
     positions = {digest: i for i, digest in reversed(list(enumerate(digests))) if digest not in known}

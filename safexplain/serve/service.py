@@ -438,8 +438,7 @@ def _assemble(operation: str, found: Sequence[Remembered], now: Generation) -> A
 class Seats:
     """Rows that may be charged and computed at once. Clients take turns, however many requests each has.
 
-    Args:
-        rows: at once; a request with more rows gets all seats.
+    A request with more rows than seats gets all seats.
     """
 
     def __init__(self, rows: int) -> None:
@@ -448,11 +447,7 @@ class Seats:
         self._guard = threading.Lock()
 
     def acquire(self, client: str, rows: int, seconds: float) -> None:
-        """Wait for seats; `release` them later.
-
-        Raises:
-            UnavailableError: after this many seconds, without seats.
-        """
+        """Wait for seats, to `release` later; UnavailableError after this many seconds."""
         mine = (min(rows, self._rows), threading.Event())
         with self._guard:
             self._queues.setdefault(client, deque()).append(mine)
@@ -502,11 +497,8 @@ class _Job:
 class Batches:
     """A queue of questions, and the thread that answers them.
 
-    A batch holds the questions that came while the one before was computed; it does not wait for more.
-
-    Args:
-        rows: of one batch, at most; a request with more rows is its own batch.
-        on_batch: called with the rows of each batch.
+    A batch has at most `rows` rows, of questions that came while the one before was computed; it does not wait for
+    more. A request with more rows is its own batch. `on_batch` is called with the rows of each batch.
     """
 
     def __init__(self, rows: int = 32, on_batch: Callable[[int], None] = lambda rows: None) -> None:
@@ -520,12 +512,7 @@ class Batches:
     def submit(self, compute: Compute, x: Tensor) -> Future[list[Any]]:
         """Answers to the rows of x, computed together with others of the same `compute`; cancellable until then.
 
-        Args:
-            compute: makes the answers.
-            x: (n, ...) float32.
-
-        Raises:
-            UnavailableError: it is closed.
+        Raises UnavailableError after `close`.
         """
         with self._guard:
             if self._closed:
@@ -587,16 +574,7 @@ class Batches:
 
 
 class Metrics:
-    """Prometheus metrics of one service.
-
-    Attributes:
-        requests: by operation and status.
-        seconds: per request, by operation.
-        answers: rows, by source: computed or remembered.
-        batches: rows that were computed together.
-        reloads: by outcome: loaded or refused.
-        ready: a value of `READY`.
-    """
+    """Prometheus metrics of one service."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -652,11 +630,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """The client's view of an error: sentences of this package about the request, and nothing else.
-
-    Args:
-        error: raised by `Service`, or while a request was read; of any other error, the client learns nothing.
-    """
+    """The client's view of an error: sentences of this package about the request, and nothing of any other error."""
     if isinstance(error, RequestError):
         return Problem(error.status, "request", "The request cannot be answered", str(error), error.field)
     if isinstance(error, BudgetExhausted):

@@ -100,11 +100,7 @@ def rows_of(execute: Execute, query: str, values: Sequence[Any], keys: Iterable[
 
 
 def identity_of(execute: Execute) -> tuple[str, bytes]:
-    """A ledger's name and secret.
-
-    Raises:
-        LedgerError: it has none.
-    """
+    """A ledger's name and secret; LedgerError if it has none."""
     rows = execute("SELECT id, secret FROM ledger_identity WHERE secret IS NOT NULL", ())
     if len(rows) != 1:
         raise LedgerError("the ledger is damaged: it has no identity; restore it from a backup")
@@ -162,8 +158,7 @@ class Storage(ABC):
     def transaction(self) -> AbstractContextManager[Execute]:
         """A transaction that is durable when the block ends, and rolled back if it raises.
 
-        Raises:
-            LedgerError: the database cannot be written, or others held it until the timeout.
+        Raises LedgerError if the database cannot be written, or others held it until the timeout.
         """
 
     @contextmanager
@@ -195,12 +190,7 @@ class Storage(ABC):
             raise LedgerError("the ledger is damaged: it has no version; restore it from a backup") from None
 
     def create(self) -> None:  # noqa: B027
-        """Create an empty database, if there is none.
-
-        Raises:
-            InputError: its folder does not exist.
-            LedgerError: it cannot be created.
-        """
+        """Create an empty database, if there is none; InputError if its folder does not exist."""
 
     @abstractmethod
     def now(self) -> int:
@@ -210,9 +200,7 @@ class Storage(ABC):
     def backup(self, path: Path) -> None:
         """Copy everything that was acknowledged to a file, while others go on.
 
-        Raises:
-            ConfigurationError: the database has its own tools for that.
-            LedgerError: the copy cannot be written.
+        Raises ConfigurationError if the database has its own tools for that.
         """
 
     def close(self) -> None:

@@ -29,15 +29,9 @@ _ADVISORY_LOCK = 0x73616665  # held while tables are created
 
 
 class PostgresStorage(Storage):
-    """A server; a connection that the server closed is opened again.
+    """A server, by a URL as libpq reads it; a connection that the server closed is opened again.
 
-    Args:
-        url: as libpq reads it.
-        timeout: seconds to wait for the server and for other writers.
-        clock: microseconds since 1970; None: the server's clock.
-
-    Raises:
-        MissingExtraError: psycopg is not installed.
+    Raises MissingExtraError without psycopg.
     """
 
     identity = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"

@@ -54,12 +54,7 @@ def steady() -> int:
 
 
 def anchored_clock(wall: Callable[[], int] = time.time_ns, steady: Callable[[], int] = steady) -> Callable[[], int]:
-    """A clock of microseconds since 1970 that starts at the wall clock and then follows a steady one.
-
-    Args:
-        wall: nanoseconds since 1970.
-        steady: nanoseconds that only go forward.
-    """
+    """A clock of microseconds since 1970 that starts at the wall clock and then follows a steady one (nanoseconds)."""
     anchor = wall() - steady()
     return lambda: (anchor + steady()) // 1000
 
@@ -96,8 +91,7 @@ def check_folder(folder: Path) -> None:
 def make_private(path: Path) -> bool:
     """Set the mode of an existing file to 0600; return whether other users had access to it before.
 
-    Raises:
-        LedgerError: it is not a regular file, or belongs to another user.
+    Raises LedgerError if it is not a regular file, or belongs to another user.
     """
     try:
         found = os.lstat(path)
@@ -137,9 +131,6 @@ class FileQueue:
 
     The kernel releases the lock when its holder dies. SQLite's own waiting polls at growing intervals, which starves
     some processes.
-
-    Args:
-        path: of the lock file, which stays empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -225,13 +216,7 @@ class LocalStorage(Storage):
 
 
 class SqliteStorage(LocalStorage):
-    """A database in a file.
-
-    Args:
-        path: absolute.
-        timeout: seconds to wait for other writers.
-        clock: microseconds since 1970; None: the clock of the process.
-    """
+    """A database in a file, by its absolute path."""
 
     def __init__(self, path: Path, timeout: float, clock: Callable[[], int] | None = None) -> None:
         self.path = path
@@ -358,12 +343,7 @@ class SqliteStorage(LocalStorage):
 
 
 class MemoryStorage(LocalStorage):
-    """A database in memory that ends with the process; a forked child continues with a copy.
-
-    Args:
-        timeout: seconds to wait for other threads.
-        clock: microseconds since 1970; None: the clock of the process.
-    """
+    """A database in memory that ends with the process; a forked child continues with a copy."""
 
     def __init__(self, timeout: float, clock: Callable[[], int] | None = None) -> None:
         super().__init__("in memory", "memory:", timeout, clock)
