@@ -299,7 +299,7 @@ def test_what_holds_by_construction_says_so_and_what_it_rests_on(
         "by construction: no attacks were run; it rests on the assumptions below",
         "IntegratedGradients of a student of the labels of 597 public inputs",
         "The label of each explained query is released anyway",
-        "The labels of the public inputs may be asked for",
+        "The labels of the public inputs may be queried",
         "What the labels themselves tell",
         "90.0% [85.0%, 93.0%] of 200 inputs",
         "not signed",

@@ -136,13 +136,13 @@ def test_one_member_and_one_non_member_are_enough():
 def test_infinite_scores_are_ranked_and_nan_is_refused():
     member = np.array([True, False, True, False])
     assert ranked(np.array([np.inf, 0.0, -np.inf, 1.0]), member).tolist() == [True, False, False, True]
-    with pytest.raises(InputError, match="1 of 4 scores are NaN"):
+    with pytest.raises(InputError, match="expected no NaN, got 1 of 4"):
         ranked(np.array([np.nan, 0.0, 1.0, 2.0]), member)
     with pytest.raises(InputError, match="expected scores"):
         ranked(np.zeros(3), member)
     with pytest.raises(InputError, match="bool or 0/1"):
         ranked(np.zeros(4), member.astype(int) + 1)
-    with pytest.raises(InputError, match="need members and non-members, got 4 and 0"):
+    with pytest.raises(InputError, match="expected members and non-members, got 4 and 0"):
         ranked(np.zeros(4), np.ones(4, dtype=bool))
 
 

@@ -25,17 +25,17 @@ __all__ = ["EXIT_CODES", "SCENARIOS", "Claim", "Finding", "ScenarioName", "Verdi
 
 @dataclass(frozen=True)
 class Claim:
-    """A mechanism and the epsilon that is promised for it.
+    """A claimed mechanism and its epsilon.
 
     Args:
-        mechanism: steps of the sampled Gaussian mechanism that the training is said to take; None where it is not
-            known: then `epsilon` is needed, and bounds that need no mechanism.
+        mechanism: claimed steps of the sampled Gaussian mechanism; None: unknown, which requires `epsilon` and a method
+            for bounds without a mechanism.
         delta: in [1e-12, 1).
-        epsilon: as promised for one record; None: as the accountant finds for the mechanism.
-        adjacency: under which it is promised, "substitute" or "add_remove".
+        epsilon: claimed for one record; None: computed by the accountant from the mechanism.
+        adjacency: of the claimed epsilon, "substitute" or "add_remove".
 
     Raises:
-        ConfigurationError: neither mechanism nor epsilon, or a value out of range.
+        ConfigurationError: neither mechanism nor epsilon is given, or a value is out of range.
     """
 
     mechanism: Steps | None
@@ -48,41 +48,40 @@ class Claim:
         check_delta(self.delta)
         if self.adjacency == "zero_out":
             raise ConfigurationError(
-                'adjacency: canaries substitute records; expected "substitute" or "add_remove", got "zero_out", whose'
-                " epsilon says no more about substitution than add_remove's"
+                'adjacency: expected "substitute" or "add_remove", because canaries substitute records; got "zero_out"'
             )
         if self.mechanism is None and self.epsilon is None:
-            raise ConfigurationError("a claim needs the mechanism (its noise multiplier, rate, steps), or an epsilon")
+            raise ConfigurationError("a claim needs a mechanism (noise multiplier, rate, steps) or an epsilon")
         if self.epsilon is not None and not 0 < self.epsilon < math.inf:
             raise ConfigurationError(f"epsilon: expected a finite number above 0, got {self.epsilon!r}")
 
     @classmethod
     def of(cls, statement: PrivacyStatement, adjacency: Adjacency = "substitute") -> Claim:
-        """The claim that a training's statement makes.
+        """The claim of a training's privacy statement.
 
         Raises:
-            ConfigurationError: it is of several phases, or of another mechanism than noisy sums of gradients.
+            ConfigurationError: it has several phases, or another mechanism than noisy sums of gradients.
         """
         if len(statement.phases) != 1:
             raise ConfigurationError(
-                f"a statement of one phase of training can be audited, got one of {len(statement.phases)}; give"
+                f"expected a statement with one phase of training, got {len(statement.phases)}; pass"
                 " Claim(None, delta, epsilon) to audit the epsilon alone"
             )
         return cls(statement.phases[0], statement.delta, adjacency=adjacency)
 
     @cached_property
     def accounted(self) -> Epsilons | None:
-        """What the accountant finds for the mechanism, under each adjacency; None where it is not known."""
+        """The mechanism's epsilons by the accountant; None: the mechanism is unknown."""
         return None if self.mechanism is None else composed([self.mechanism], self.delta)
 
     @property
     def add_remove(self) -> float | None:
-        """Epsilon for one record more or less: as promised, otherwise as accounted; None: not known."""
+        """Epsilon for one record added or removed: as claimed, otherwise as accounted; None: unknown."""
         return self._of("add_remove")
 
     @property
     def substitute(self) -> float | None:
-        """Epsilon for one record substituted: as promised, otherwise as accounted; None: not known."""
+        """Epsilon for one record substituted: as claimed, otherwise as accounted; None: unknown."""
         return self._of("substitute")
 
     def _of(self, adjacency: Adjacency) -> float | None:
@@ -91,13 +90,13 @@ class Claim:
         return None if self.accounted is None else self.accounted.of(adjacency)
 
     def after(self, steps: int) -> Claim:
-        """The claim about a model that is released after so many steps; a promised epsilon is for all of them."""
+        """The claim about a model released after this many steps, with its epsilon by the accountant."""
         if self.mechanism is None or steps == self.mechanism.steps:
             return self
         return replace(self, mechanism=replace(self.mechanism, steps=steps), epsilon=None)
 
     def sampled(self) -> dict[str, Any]:
-        """The arguments that bounds take of the mechanism, whose noise they put to the test."""
+        """The mechanism's arguments for bounds: all but the noise, which they test."""
         of_steps = {} if self.mechanism is None else self.mechanism.to_dict()
         return {k: v for k, v in of_steps.items() if k != "noise_multiplier"}
 
@@ -107,7 +106,7 @@ class Claim:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Claim:
-        """Read what `to_dict` gave; InputError: it is not such a claim."""
+        """Read what `to_dict` wrote; raises `InputError` if it is not a claim."""
         try:
             return from_table(cls, content, "claim")
         except ConfigurationError as error:
@@ -126,11 +125,11 @@ SCENARIOS: dict[ScenarioName, str | None] = {
     "outlier": None,
     "white-box": None,
 }
-"""The paper's number of each; None: not in the paper. docs/canaries.md says what stands in the record's place."""
+"""Canary -> its number in the paper; None: not in the paper. docs/canaries.md describes each."""
 
 
 def scenario_of(name: str) -> ScenarioName:
-    """A name or the paper's number, as "gradient" or "S2"; ConfigurationError: neither."""
+    """The canary of a name or number, as "gradient" or "S2"; raises `ConfigurationError` if there is none."""
     numbers = {number.lower(): key for key, number in SCENARIOS.items() if number}
     found = numbers.get(name.lower(), name)
     if found not in get_args(ScenarioName):
@@ -145,11 +144,11 @@ EXIT_CODES: dict[Verdict, int] = {"refuted": 1, "not refuted": 3, "as claimed": 
 """Exit code of the command line for each verdict."""
 
 TOLERANCE = 5e-3
-"""Versions of the accountant may differ by so much in a stated bound, absolutely and relatively."""
+"""Absolute and relative difference of a stated bound that is allowed between versions of the accountant."""
 
 
 class Finding(ABC):
-    """What was found about a training's claim."""
+    """The result of an audit about a training's claim."""
 
     scenario: ScenarioName
     claim: Claim
@@ -160,7 +159,7 @@ class Finding(ABC):
     @property
     @abstractmethod
     def verdict(self) -> Verdict:
-        """What follows for the claim."""
+        """The verdict about the claim."""
 
     @property
     @abstractmethod
@@ -169,15 +168,15 @@ class Finding(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: what outside scripts read, with what it was computed from."""
+        """Plain JSON types: results for scripts, with the counts behind them."""
 
     @abstractmethod
     def check(self, content: Mapping[str, Any]) -> None:
-        """Raise InputError where what is stated differs from what follows from the counts."""
+        """Raise `InputError` if a stated value does not follow from the counts."""
 
     @property
     def claimed(self) -> float:
-        """The epsilon that is claimed, under the claim's own adjacency."""
+        """The claimed epsilon, under the claim's adjacency."""
         found = self.claim.add_remove if self.claim.adjacency == "add_remove" else self.claim.substitute
         assert found is not None
         return found
@@ -189,13 +188,13 @@ class Finding(ABC):
 
     @property
     def seconds_per_run(self) -> float:
-        """Of training and scoring."""
+        """Time of training and scoring a run."""
         return self.seconds / self.runs
 
     def __str__(self) -> str:
         return self.sentence
 
     def _stated(self) -> dict[str, Any]:
-        """What every finding says of its claim."""
+        """The claimed epsilons; None: unknown or infinite."""
         claimed = {"add_remove": self.claim.add_remove, "substitute": self.claim.substitute}
         return {f"epsilon_{name}": v if v is not None and math.isfinite(v) else None for name, v in claimed.items()}

@@ -1,7 +1,7 @@
-"""What the runs on D and D' say about the claim: scores, errors, findings, and how they are read back.
+"""Scores of runs on D and D', errors counted in them, and the finding about a claim.
 
-Scores are what the adversary computes from each run after each audited step; `judge` counts its errors in them.
-Findings state their bounds and are computed again from the counts when they are read, as they are in a certificate.
+The adversary computes a score from each run after each audited step; `judge` counts its errors. When a finding is read,
+its bounds are computed again from the counts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from safexplain.verdict.stats.lower_bounds import BoundMethod, ErrorCounts, choo
 __all__ = ["CanaryResult", "Errors", "Scores", "finding_of", "judge", "load_finding"]
 
 LEAST_SURE, SUREST = 0.5, 1 - 1e-9
-"""Confidences between which a verdict means something."""
+"""Allowed confidences."""
 
 DETECTABLE_TOLERANCE = 0.05
-"""By how much versions may differ in an epsilon that would have been found, relatively."""
+"""Relative and absolute difference of a detectable epsilon that is allowed between versions."""
 
 FREE = ("clopper-pearson",)
-"""Bounds that take nothing of the mechanism as given."""
+"""Methods that assume nothing about the mechanism."""
 
 Array = NDArray[np.float64]
 
@@ -44,17 +44,17 @@ Found = TypeVar("Found", bound=Finding)
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """A number a run and audited step; higher says that the run trained on the record itself (D), not on D'.
+    """One score for each run and audited step; higher means that the run trained on the record (D), not on D'.
 
     Args:
         steps: (k,) increasing; the last is the released model.
-        d: (k, runs on D), not NaN; or (k, runs on D, s) with names for s scores of each run, which say D where they
-            are high or where they are low: the best one is chosen on some of the runs.
-        d_prime: (k, runs on D'), in which the canary stood in the record's place; or (k, runs on D', s).
-        names: (s,) of several scores.
+        d: (k, runs on D), not NaN; or (k, runs on D, s) with `names` for s scores of each run, high or low on D, of
+            which the best is chosen on some of the runs.
+        d_prime: (k, runs on D'), where the canary replaced the record; or (k, runs on D', s).
+        names: (s,) if there are several scores.
 
     Raises:
-        InputError: the shapes do not fit, a score is NaN, or steps do not increase.
+        InputError: shapes do not fit, a score is NaN, or steps do not increase.
     """
 
     steps: tuple[int, ...]
@@ -74,39 +74,39 @@ class Scores:
                 raise InputError(f"scores {name}: {int(np.isnan(values).sum())} of {values.size} are NaN")
             object.__setattr__(self, name, values)
         if any(later <= earlier for earlier, later in zip((0, *self.steps), self.steps, strict=False)):
-            raise InputError(f"steps: expected increasing numbers from 1 on, got {self.steps}")
+            raise InputError(f"steps: expected increasing numbers of at least 1, got {self.steps}")
 
     @property
     def runs(self) -> int:
-        """On D and D' together."""
+        """Number of runs on D and D' together."""
         return int(self.d.shape[1]) + int(self.d_prime.shape[1])
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How often the adversary was wrong about the models after so many steps, at one threshold.
+    """The adversary's errors after one number of steps, at a threshold that was not chosen on the counted runs.
 
-    A run was said to be on D at and above the threshold, which was fixed without looking at the runs counted.
+    Runs whose score reaches the threshold are classified as D.
     """
 
     step: int
     threshold: float
-    false_positives: int  # runs on D' that were said to be on D
-    negatives: int  # runs on D' that were counted
-    false_negatives: int  # runs on D that were said to be on D'
-    positives: int  # runs on D that were counted
+    false_positives: int  # runs on D' classified as D
+    negatives: int  # counted runs on D'
+    false_negatives: int  # runs on D classified as D'
+    positives: int  # counted runs on D
 
 
 @dataclass(frozen=True)
 class CanaryResult(Finding):
-    """Errors of the adversary at each audited step, and what follows from them for the claim.
+    """Errors of the adversary at each audited step, and the verdict about the claim.
 
-    Bounds are computed from the counts, never stored beside them. Each holds at `confidence` by itself; the verdict
-    rests on the last step alone, the released model.
+    Bounds are always computed from the counts. Each holds separately at `confidence`; the verdict rests on the last
+    step alone, the released model.
 
     Raises:
-        ConfigurationError: a method that needs the mechanism, which the claim does not name.
-        InputError: no errors, or of more runs than there were.
+        ConfigurationError: the method needs a mechanism, but the claim has none.
+        InputError: no errors, or errors of more runs than `runs`.
     """
 
     scenario: ScenarioName
@@ -116,7 +116,7 @@ class CanaryResult(Finding):
     errors: tuple[Errors, ...]  # at each audited step, in order
     runs: int  # on D and D' together
     seconds: float
-    setting: Mapping[str, Any] = field(default_factory=dict)  # what was trained on what, for readers
+    setting: Mapping[str, Any] = field(default_factory=dict)  # model and data, for readers
 
     def __post_init__(self) -> None:
         check_method(self.method, self.confidence, self.claim)
@@ -125,16 +125,16 @@ class CanaryResult(Finding):
 
     @cached_property
     def epsilon_lower(self) -> float:
-        """What epsilon under substitution is at least, for the released model; at most 500, which promises nothing."""
+        """Lower bound on epsilon under substitution for the released model, capped at 500."""
         return self.lower(self.errors[-1])
 
     @cached_property
     def ceiling(self) -> float:
-        """The bound if the adversary had made no error: more could not have been shown with these runs."""
+        """The bound if the adversary had made no error: the largest that these runs can show."""
         return self.lower(replace(self.errors[-1], false_positives=0, false_negatives=0))
 
     def lower(self, at: Errors) -> float:
-        """The lower bound at one audited step; at most 500, which promises nothing."""
+        """The lower bound at one audited step, capped at 500."""
         counts = (at.false_positives, at.negatives, at.false_negatives, at.positives)
         family = {"confidence": self.confidence, **self.claim.after(at.step).sampled()}
         return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **family), VACUOUS)
@@ -143,9 +143,9 @@ class CanaryResult(Finding):
     def detectable(self) -> float | None:
         """The smallest epsilon of a training that these canaries would have refuted in 95 of 100 audits.
 
-        Of one with less noise than claimed, by as many runs, the same method and threshold rule, with a canary as
-        strong as its errors show it to be in the training at hand (`safexplain.verdict.stats.detectable`). None: they
-        would not have found even a training whose epsilon promises nothing.
+        For a training with less noise than claimed, as many runs, the same method and threshold rule, and a canary as
+        strong as its errors in this training show (`safexplain.verdict.stats.detectable`). None: they would not have
+        refuted even a training with a vacuous epsilon.
         """
         c, at = self.claim, self.errors[-1]
         if (promise := promise_of(self.claimed, c.delta, c.mechanism, c.adjacency)) is None:
@@ -155,10 +155,10 @@ class CanaryResult(Finding):
 
     @property
     def verdict(self) -> Verdict:
-        """Refuted if the bound is above the claim, which happens to a right one in at most 1 - confidence of audits.
+        """Refuted if the bound is above the claim; a correct claim is refuted in at most 1 - confidence of audits.
 
-        A claim under add/remove is one about what a record contains, and refuted by more than it promises: nothing
-        need be wrong with the training, only with promising the smaller number.
+        Canaries substitute a record, so a claim under add/remove can be refuted although the training is correct: its
+        smaller epsilon does not cover the content of a record.
         """
         return "refuted" if self.epsilon_lower > self.claimed else "not refuted"
 
@@ -185,7 +185,7 @@ class CanaryResult(Finding):
         return f"Not refuted: {found}.{beyond} {would}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: what outside scripts read, with what it was computed from."""
+        """Plain JSON types: results for scripts, with the counts behind them."""
         names = ("verdict", "detectable", "runs", "seconds_per_run", "sentence", "seconds", "scenario", "method")
         return {
             "epsilon_lower": self.epsilon_lower,
@@ -199,7 +199,7 @@ class CanaryResult(Finding):
         }
 
     def check(self, content: Mapping[str, Any]) -> None:
-        """Raise InputError where what is stated differs from what follows from the counts."""
+        """Raise `InputError` if a stated value does not follow from the counts."""
         again, near = self.to_dict(), (TOLERANCE, TOLERANCE)
         for name in ("epsilon_lower", "ceiling", "epsilon_add_remove", "epsilon_substitute", "verdict"):
             check_follows(content[name], again[name], name, "the counts", near)
@@ -223,22 +223,22 @@ def judge(
     seed: int = 0,
     setting: Mapping[str, Any] | None = None,
 ) -> CanaryResult:
-    """Bounds at every audited step.
+    """Count errors and compute bounds at every audited step.
 
     Args:
-        scores: of the runs on D and on D'; of several, one is chosen with its threshold, and named in the setting.
-        claim: what they are measured against.
+        scores: of the runs on D and on D'; of several scores, one is chosen and named in the setting.
+        claim: the claim to test.
         scenario: name or number of the canary.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: fixed before the scores were seen, of the first score where there are several; None: chosen on 30 %
-            of the runs, which then do not count.
+        threshold: fixed before the scores were seen, for the first score if there are several; None: chosen on 30 % of
+            the runs, which then do not count.
         confidence: of each bound.
-        seconds: that training and scoring took.
+        seconds: time of training and scoring.
         seed: of the split.
-        setting: what was trained on what, for readers.
+        setting: model and data, for readers.
 
     Raises:
-        ConfigurationError: a method that needs the mechanism, which the claim does not name.
+        ConfigurationError: the method needs a mechanism, but the claim has none.
         InputError: too few runs.
     """
     check_method(method, confidence, claim)
@@ -259,14 +259,13 @@ def judge(
 
 
 def decisive(findings: Sequence[Found]) -> Found:
-    """Of several findings about one claim, the one that decides.
+    """The decisive one of several findings about one claim.
 
-    One that refutes the claim, that with the highest bound; otherwise the white box, if every check passed; otherwise
-    the canaries that would have found the smallest epsilon. Each bound must hold at a confidence that allows for their
-    number.
+    This is the refutation with the highest bound; otherwise the white box, if every check passed; otherwise the
+    canaries with the smallest detectable epsilon. Each bound must hold at a confidence that allows for their number.
     """
     if not findings:
-        raise InputError("expected one finding or more, got none")
+        raise InputError("expected at least one finding, got none")
 
     def rank(found: Finding) -> tuple[int, float, float]:
         if not isinstance(found, CanaryResult):
@@ -279,25 +278,25 @@ def decisive(findings: Sequence[Found]) -> Found:
 
 
 def finding_of(content: Any) -> Finding:
-    """The finding that its `to_dict` gave, its bound computed again; other fields are ignored.
+    """Read what a finding's `to_dict` wrote, and compare it with what follows from the counts.
 
     Raises:
         InputError: fields are missing, or a stated bound, epsilon or verdict does not follow from the counts.
     """
     if not isinstance(content, Mapping):
-        raise InputError(f"canaries: expected an object as `safexplain canaries --json` prints, got {content!r:.60}")
+        raise InputError(f"canaries: expected an object from `safexplain canaries --json`, got {content!r:.60}")
     try:
         found = counted(content)
         found.check(content)
     except InputError as error:
         raise InputError(f"canary result: {error}") from None
     except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"canary result: expected what `safexplain canaries --json` prints; {error!r}") from None
+        raise InputError(f"canary result: expected the output of `safexplain canaries --json`; {error!r}") from None
     return found
 
 
 def counted(content: Mapping[str, Any]) -> Finding:
-    """What follows from the counts that `to_dict` gave; nothing is compared with what is stated beside them."""
+    """The finding from the counts that `to_dict` wrote, without comparing the stated results."""
     if "checks" in content:
         return white_box_of(content)
     values = {f.name: content[f.name] for f in fields(CanaryResult)}
@@ -307,20 +306,20 @@ def counted(content: Mapping[str, Any]) -> Finding:
 
 
 def load_finding(path: str | Path) -> Finding:
-    """Read canaries.json; InputError: it cannot be read, or as `finding_of`."""
+    """Read canaries.json; raises `InputError` if it cannot be read, or as `finding_of`."""
     return finding_of(strict_json.load(path, "canaries"))
 
 
 def check_method(method: str, confidence: float, claim: Claim) -> None:
-    """Raise ConfigurationError unless it is a method, of which the first inverts the curve of the claim's mechanism,
-    and the confidence is one that a verdict can have."""
+    """Raise `ConfigurationError` unless method and confidence are valid, and the claim has a mechanism if "pld" needs
+    it."""
     if not LEAST_SURE <= check_number("confidence", confidence) <= SUREST:
-        raise ConfigurationError(f"confidence lies in [0.5, 1 - 1e-9], got {confidence:.12g}")
+        raise ConfigurationError(f"confidence: expected a number in [0.5, 1 - 1e-9], got {confidence:.12g}")
     curved, *others = names = get_args(BoundMethod)
     if method not in names:
         raise ConfigurationError(f"method: expected one of {', '.join(names)}, got {method!r}")
     if method == curved and claim.mechanism is None:
         free = next(name for name in others if name in FREE)
         raise ConfigurationError(
-            f'method="{curved}" needs the mechanism (sample rate and steps); give the claim one, or use "{free}"'
+            f'method="{curved}" needs a claim with a mechanism (sample rate and steps); add it, or use "{free}"'
         )

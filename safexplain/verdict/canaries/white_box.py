@@ -32,18 +32,18 @@ __all__ = [
 ]
 
 SCALES = ("sensitivity", "size of the noise")
-"""Checks that find a factor by which a step is less private than claimed."""
+"""Checks that measure a factor by which a step is less private than claimed."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that the claimed mechanism promises of its steps.
+    """One property that the claimed mechanism guarantees for its steps.
 
     Args:
         name: of the check.
-        found: what was seen, a number; None: it could not be checked.
-        allowed: the most that it may be.
-        says: what was seen, in words.
+        found: measured value; None: it could not be checked.
+        allowed: largest allowed value.
+        says: the finding in words.
     """
 
     name: str
@@ -57,20 +57,20 @@ class Check:
 
     @property
     def passed(self) -> bool | None:
-        """Whether no more was found than is allowed; None: it could not be checked."""
+        """Whether the value is allowed; None: it could not be checked."""
         return None if self.found is None else bool(self.found <= self.allowed)
 
 
 @dataclass(frozen=True)
 class WhiteBoxResult(Finding):
-    """What `WhiteBox` saw of a training.
+    """The finding of `WhiteBox` about a training.
 
     Args:
         claim: of the training, with its mechanism.
         checks: in the order in which they were made.
-        runs: trainings that were watched.
-        seconds: that they took.
-        setting: what was trained on what, for readers.
+        runs: number of watched trainings.
+        seconds: time that they took.
+        setting: model and data, for readers.
 
     Raises:
         InputError: no checks or runs, or a claim without a mechanism.
@@ -85,11 +85,11 @@ class WhiteBoxResult(Finding):
 
     def __post_init__(self) -> None:
         if not self.checks or self.runs < 1 or self.claim.mechanism is None:
-            raise InputError("a white box's result: expected checks, runs, and a claim with its mechanism")
+            raise InputError("white-box result: expected checks, runs, and a claim with its mechanism")
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """Checks that found what the mechanism does not allow."""
+        """Checks that failed."""
         return tuple(check for check in self.checks if check.passed is False)
 
     @property
@@ -104,10 +104,10 @@ class WhiteBoxResult(Finding):
 
     @property
     def epsilon_seen(self) -> float | None:
-        """Epsilon, under the claim's adjacency, of steps that are all like the worst that was seen; at most 500.
+        """Epsilon, under the claim's adjacency, of steps that are all like the worst seen, capped at 500.
 
-        None where no factor says how much worse than claimed it is, as where the model depends on a record by more than
-        the noisy sums: no noise hides that, so that no epsilon follows.
+        None: a failed check measures no factor, for example because the model depends on a record other than through
+        the noisy sums, so no epsilon follows.
         """
         mechanism = self.claim.mechanism
         assert mechanism is not None
@@ -119,7 +119,7 @@ class WhiteBoxResult(Finding):
 
     @property
     def sentence(self) -> str:
-        """The verdict with what it rests on."""
+        """The verdict with its reasons."""
         if self.failed:
             seen = self.epsilon_seen
             much = f". With steps like the worst seen, epsilon is {seen:.3g}, not {self.claimed:.3g}" if seen else ""
@@ -132,7 +132,7 @@ class WhiteBoxResult(Finding):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: what outside scripts read, with what it was computed from."""
+        """Plain JSON types: results for scripts, with the checks behind them."""
         names = ("verdict", "epsilon_seen", "runs", "seconds_per_run", "sentence", "seconds", "scenario")
         return {
             **self._stated(),
@@ -143,7 +143,7 @@ class WhiteBoxResult(Finding):
         }
 
     def check(self, content: Mapping[str, Any]) -> None:
-        """Raise InputError where what is stated differs from what follows from the checks."""
+        """Raise `InputError` if a stated value does not follow from the checks."""
         again = self.to_dict()
         for name in ("verdict", "epsilon_add_remove", "epsilon_substitute", "epsilon_seen"):
             check_follows(content[name], again[name], name, "the checks", (TOLERANCE, TOLERANCE))
@@ -152,7 +152,7 @@ class WhiteBoxResult(Finding):
 
 
 def white_box_of(content: Mapping[str, Any]) -> WhiteBoxResult:
-    """What `to_dict` gave; what can be derived is not read."""
+    """Read what `to_dict` wrote, without derived fields."""
     rows = [{k: row[k] for k in ("name", "found", "allowed", "says")} for row in content["checks"]]
     checks = tuple(from_table(Check, row, "check") for row in rows)
     claim = Claim.from_dict(content["claim"])
@@ -162,17 +162,17 @@ def white_box_of(content: Mapping[str, Any]) -> WhiteBoxResult:
 Array = NDArray[np.float64]
 
 RISK = 1e-6
-"""Probability, at most, with which a test calls a right training wrong."""
+"""Largest probability that a test fails for a correct training."""
 
 SLACK = 1.01
-"""How much more a record may add than C, and noise be smaller than claimed, and count as rounding."""
+"""Factor by which a record's contribution may exceed C, or noise fall below the claim, that counts as rounding."""
 
 PAIRS, LAGS = 400, 8
-"""Pairs of coordinates, and steps between two draws of noise, of which the correlation is tested."""
+"""Number of pairs of coordinates, and largest lag in steps, whose correlation is tested."""
 
 
 def noise_size(z: Array, squares: Array, numbers: Array, steps: Sequence[str], coordinates: Sequence[str]) -> Check:
-    """How much smaller than claimed noise is in the step, tensor or coordinate where it surely is smallest.
+    """Check the size of the noise in the step, tensor or coordinate where it is most clearly too small.
 
     Args:
         z: (runs, steps, k) noise at some coordinates, over the claimed standard deviation.
@@ -201,10 +201,10 @@ def noise_size(z: Array, squares: Array, numbers: Array, steps: Sequence[str], c
 
 
 def noise_distribution(z: Array, rng: np.random.Generator) -> Check:
-    """Whether noise (runs, steps, k), scaled to variance 1, is normally distributed."""
+    """Check whether noise (runs, steps, k), scaled to variance 1, is normally distributed."""
     values = z[z != 0]
     if len(values) < 100:
-        return Check("distribution of the noise", None, 6.0, "too few numbers of noise were drawn to tell how")
+        return Check("distribution of the noise", None, 6.0, "too little noise was drawn to test its distribution")
     values = rng.permutation(values)[:50_000] / values.std()
     tests = (
         distributions.kstest(values, "norm").pvalue, distributions.skewtest(values).pvalue,
@@ -216,7 +216,7 @@ def noise_distribution(z: Array, rng: np.random.Generator) -> Check:
 
 
 def noise_independence(z: Array, rng: np.random.Generator) -> Check:
-    """Whether noise (runs, steps, k) is drawn anew in each step, each run and each coordinate."""
+    """Check whether noise (runs, steps, k) is drawn anew in each step, run and coordinate."""
     z = z / max(float(z.std()), 1e-12)
     found = {"two trainings": _correlation(z[1:], z[:-1])}
     for lag in range(1, min(z.shape[1], LAGS + 1)):
@@ -235,21 +235,21 @@ def noise_independence(z: Array, rng: np.random.Generator) -> Check:
 
 
 def _correlation(a: Array, b: Array) -> float:
-    """Sum of products of independent numbers of variance 1, in standard deviations."""
+    """Sum of products of independent numbers of variance 1, in its standard deviations."""
     products = a * b
     return abs(float(products.sum())) / math.sqrt(max(products.size, 1))
 
 
 def _normal_limit(tests: int) -> float:
-    """Standard deviations that none of so many tests exceeds; a half more, as sums of products have heavier tails."""
+    """Limit for this many normal tests together, times 1.5 because sums of products have heavier tails."""
     return 1.5 * float(distributions.norm.isf(RISK / tests / 2))
 
 
 def batches_drawn(drawn: NDArray[np.bool_], mechanism: Steps) -> Iterator[Check]:
-    """How often records are in the batches (runs, steps, n), and whether each is drawn by itself, anew in each step.
+    """Check the sample rate of the batches (runs, steps, n), and whether records are drawn independently in each step.
 
-    For independent draws with probability q, counts of m draws have the variance m q (1 - q), and their squared
-    deviations, over that, the mean 1 and the variance 2 + (1 - 6 q (1 - q)) / (m q (1 - q)).
+    For independent draws with probability q, counts of m draws have the variance m q (1 - q); their squared deviations
+    over that have the mean 1 and the variance 2 + (1 - 6 q (1 - q)) / (m q (1 - q)).
     """
     q, trials = mechanism.sample_rate, drawn.shape[0] * drawn.shape[1]
     often = drawn.sum((0, 1))

@@ -1,4 +1,4 @@
-"""Reading a certificate: nothing is believed that can be checked. No torch here.
+"""Reading a certificate and checking everything in it that can be checked. No torch.
 
 Reading checks the signature (if a public key is given), the form of every field, the checksum, and that the verdict and
 every bound follow from what the audit measured: counts, policy and controls. Sentences are computed again too; those of
@@ -40,23 +40,23 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 __all__ = ["Certificate", "GuaranteeCertificate", "load_any", "load_certificate", "load_guarantee", "recount"]
 
 SECRETS = frozenset({"key", "noise_key", "private_key", "secret"})
-"""Names that must not stand in a certificate, which is public."""
+"""Names that no certificate may contain, because certificates are public."""
 
 _HEX = re.compile(r"[0-9a-f]{32,128}")
 
 MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000
-"""Larger audits are refused, lest a few digits in a file keep its reader busy for hours."""
+"""Larger audits are refused: a few digits in a file could keep its reader busy for hours."""
 
 LONGEST_TEXT = 65_536
-"""Characters of one text; the longest that are written are sentences."""
+"""Largest number of characters of one text."""
 
 Signature = Literal["valid", "unchecked", "none"]
-"""Valid for the public key that was given; signed, and no key was given; not signed."""
+"""Valid for the given public key; signed, but no key was given; not signed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """What both kinds of certificate have."""
+    """Fields of both kinds of certificate."""
 
     subject: Mapping[str, Mapping[str, str]]
     environment: Mapping[str, str]
@@ -65,13 +65,13 @@ class _Read:
     statement: Mapping[str, Any]
 
     def digests(self, algorithm: str) -> frozenset[str]:
-        """Digests of the models that it is about."""
+        """Digests of the audited models by one algorithm."""
         return frozenset(d[algorithm] for d in self.subject.values() if algorithm in d)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Explainer:
-    """What a certificate's field `explainer` holds."""
+    """The field `explainer` of a certificate."""
 
     method: str
     output: Literal["probability", "logit"]
@@ -82,7 +82,7 @@ class _Explainer:
 
 @dataclass(frozen=True, kw_only=True)
 class _AsWritten:
-    """What a certificate holds as its file does."""
+    """Fields that are read as they stand in the file."""
 
     hardening: dict[str, Any]
     utility: dict[str, float] | None
@@ -95,32 +95,32 @@ class _AsWritten:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate(_Read, _Explainer, _AsWritten):
-    """What was audited, how, and what came out.
+    """A certificate of an audit.
 
     Args:
-        subject: name -> {algorithm: hex digest} of each audited model; of an endpoint, its URL and the digest of its
+        subject: name -> {algorithm: hex digest} of each audited model; for an endpoint, its URL and the digest of its
             answers.
         method: name in the catalog of explanation methods.
         output: "probability" or "logit".
-        softmax: whether `Probability` was put over the model.
-        options: arguments of the explanation, as the command line took them.
-        shape: of one input; None: the audit did not say.
+        softmax: whether the model was wrapped in `Probability`.
+        options: arguments of the explanation, as given on the command line.
+        shape: of one input; None: not stated.
         hardening: as `Hardening.to_dict`.
-        noise_stream: how its noise is made; None: it has none, or the audit did not say.
-        judgement: policy, counts and controls, and with them verdict and bounds.
+        noise_stream: name of the noise generation; None: no noise, or not stated.
+        judgement: policy, counts and controls, from which verdict and bounds follow.
         utility: agreement with the native explanation, or None.
         materials: name -> digest of data, signals, recipe and configuration.
         environment: versions, seed, device.
         notes: caveats.
-        native: what was found in the explanation without hardening, as recorded; None: that is what was audited.
+        native: verdict about the explanation without hardening, as recorded; None: that is what was audited.
         limits: what the audit does not show, each a headline and a sentence.
-        privacy: the guarantee of the model's training, or None; who trained the model states it, no audit can check
-            that the training was as stated.
-        canaries: what canaries found about a training like the model's, or None.
+        privacy: the guarantee of the model's training as stated by those who trained it, which no audit can check; or
+            None.
+        canaries: finding of canaries about a training like the model's, or None.
         search: `trials` and `digest` of the search that chose the configuration, or None.
-        subject_data: whose membership was attacked, "pre-training" or "fine-tuning", of a model that was trained in two
-            stages; None: it was trained once.
-        signature: "valid" (for the public key that was given), "unchecked" (signed, no key given), or "none".
+        subject_data: data whose membership was attacked, "pre-training" or "fine-tuning", if the model was trained in
+            two stages; else None.
+        signature: "valid" (for the given public key), "unchecked" (signed, no key given), or "none".
         statement: the in-toto statement itself.
     """
 
@@ -130,21 +130,21 @@ class Certificate(_Read, _Explainer, _AsWritten):
     canaries: Finding | None
 
     kind: ClassVar[str] = "by audit"
-    """Attacks were run; what holds "by construction" is a `GuaranteeCertificate`."""
+    """As opposed to a `GuaranteeCertificate`, "by construction"."""
 
     @property
     def verdict(self) -> Verdict:
-        """Certified, leak or inconclusive; computed from the counts."""
+        """The verdict, computed from the counts."""
         return self.judgement.verdict
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence; computed likewise."""
+        """The verdict in one sentence, computed from the counts."""
         return words.sentence(self.judgement)
 
     @property
     def libraries(self) -> dict[str, str]:
-        """Distribution -> version of the libraries that explainers of tables run, beside Captum."""
+        """Distribution -> version of the libraries, other than Captum, that the explainers used."""
         each = [self.options, *(value for value in self.options.values() if isinstance(value, Mapping))]
         made_with = [found for options in each if isinstance(found := options.get("made_with"), Mapping)]
         named = [found for made in made_with if isinstance(found := made.get("libraries"), Mapping)]
@@ -152,24 +152,24 @@ class Certificate(_Read, _Explainer, _AsWritten):
 
     @property
     def endpoint(self) -> str | None:
-        """URL of the service whose answers were audited, without the model being seen; None: a model was audited."""
+        """URL of the audited service, whose model was not seen; None: a model was audited."""
         return next((name for name, digests in self.subject.items() if ANSWERS_DIGEST in digests), None)
 
     def need_model(self, path: str | Path) -> None:
-        """Raise `CertificateError` if the certificate, read from this path, is about an endpoint and no model."""
+        """Raise `CertificateError` if the certificate, read from this path, is about an endpoint, not a model."""
         if (url := self.endpoint) is not None:
             raise CertificateError(
-                f"{path} is about the answers of the endpoint {url}, whose model was not seen: it holds no digest of a"
-                " model, and so cannot be about this one; audit the model's file to certify it"
+                f"{path} is about the answers of the endpoint {url}, whose model was not seen, so it cannot be about"
+                " this model; audit the model's file to certify it"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuaranteeCertificate(_Read):
-    """What is guaranteed by construction, about which model: another kind of certificate, without a verdict.
+    """A certificate of a guarantee by construction, without a verdict.
 
-    `guarantee` has its words and the digests of the explaining models, `measured` their agreement and faithfulness, or
-    is None; the other fields are those of `Certificate`.
+    `guarantee` states it with the digests of the explaining models; `measured` holds their agreement and faithfulness,
+    or is None. The other fields are those of `Certificate`.
     """
 
     guarantee: Guarantee
@@ -183,17 +183,17 @@ def load_certificate(path: str | Path, *, public_key: Key | None = None) -> Cert
 
     Args:
         path: a statement, or a signed envelope around one.
-        public_key: ed25519, PEM: its path, or its bytes. Given, the file must be signed with its private key.
+        public_key: ed25519, PEM: its path, or its bytes. If given, the file must be signed with its private key.
 
     Raises:
-        CertificateError: damaged, altered, of another kind or version, or not signed as asked for.
-        InputError: a file cannot be read, or the key is none.
+        CertificateError: damaged, altered, of another kind or version, or not signed with this key.
+        InputError: a file cannot be read, or the key is invalid.
         MissingExtraError: a public key is given and the extra `sign` is not installed.
     """
     found = load_any(path, public_key=public_key)
     if isinstance(found, GuaranteeCertificate):
         raise CertificateError(
-            f"{path}: a guarantee by construction, about explanations of other models, and no audit; it is loaded by"
+            f"{path}: expected the certificate of an audit, got a guarantee by construction; load it with"
             " PublicExplainer.from_certificate or StudentExplainer.from_certificate"
         )
     return found
@@ -204,7 +204,8 @@ def load_guarantee(path: str | Path, *, public_key: Key | None = None) -> Guaran
     found = load_any(path, public_key=public_key)
     if isinstance(found, Certificate):
         raise CertificateError(
-            f"{path}: a certificate by audit, of a hardening; it is loaded by from_certificate of the hardened class"
+            f"{path}: expected a guarantee by construction, got the certificate of an audit; load it with"
+            " from_certificate of the hardened class"
         )
     return found
 
@@ -221,7 +222,7 @@ def load_any(path: str | Path, *, public_key: Key | None = None) -> Certificate 
         content = strict_json.parse(payload, f"the payload of {path}")
     elif public_key is not None:
         raise CertificateError(
-            f"{path} is not signed, and a public key was given; sign it: safexplain sign {path} --key key.pem"
+            f"{path} is not signed, but a public key was given; sign it: safexplain sign {path} --key key.pem"
         )
     read = _read_guarantee if content.get("predicateType") == GUARANTEE_TYPE else _read_audit
     try:
@@ -301,10 +302,12 @@ def _predicate_of(content: Mapping[str, Any], kind: type[Predicate]) -> tuple[Pr
     for _, value in strict_json.inside(content):
         if isinstance(value, str) and len(value) > LONGEST_TEXT:
             raise CertificateError(
-                f"it holds a text of {len(value):,} characters ({value[:20]!r}...): expected {LONGEST_TEXT:,} at most"
+                f"expected texts of at most {LONGEST_TEXT:,} characters, got {len(value):,} ({value[:20]!r}...)"
             )
         if isinstance(value, dict) and (secret := sorted(SECRETS & {name.lower() for name in value})):
-            raise CertificateError(f"it holds a field {secret[0]!r}: certificates are public; make a new secret")
+            raise CertificateError(
+                f"it holds a field {secret[0]!r}, but certificates are public: remove it, and replace the secret"
+            )
     if predicate.schema_version != version:
         _refuse("schema_version", version, predicate.schema_version)
     if lacking := [name for name in made_with if name not in predicate.environment]:
@@ -320,7 +323,7 @@ def _predicate_of(content: Mapping[str, Any], kind: type[Predicate]) -> tuple[Pr
             _refuse("subject", f"different names with a {MODEL_DIGEST} each, or one with {ANSWERS_DIGEST} alone", entry)
         found[one.name] = one.digest
     if not found:
-        raise CertificateError("subject: it names no model")
+        raise CertificateError("subject: expected at least one model, got none")
     return predicate, found
 
 
@@ -332,7 +335,7 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
     if judgement.implied is not None:
         judgement.implied.check(privacy)
     if p.verdict != judgement.verdict:
-        raise CertificateError(f"verdict says {p.verdict!r:.40}, but {judgement.verdict!r} follows from the counts")
+        raise CertificateError(f"verdict is {p.verdict!r:.40}, but {judgement.verdict!r} follows from the counts")
     explainer = from_table(
         _Explainer, {"softmax": p.explainer.get("output") == "probability", **p.explainer}, "explainer"
     )
@@ -342,9 +345,9 @@ def _read_audit(content: Mapping[str, Any], signature: Signature) -> Certificate
     if not all(side > 0 for side in explainer.shape or ()):
         _refuse("explainer.shape", "sizes from 1 on", explainer.shape)
     if p.materials.get(CONFIGURATION) != configuration_digest(p.explainer, p.hardening, p.audit["policy"]):
-        raise CertificateError(f"materials: {CONFIGURATION!r} is not that of explainer, hardening and policy")
+        raise CertificateError(f"materials: {CONFIGURATION!r} does not match explainer, hardening and policy")
     if "noise_stream" in content["predicate"] and not p.hardening.get("noise"):
-        raise CertificateError(f"noise_stream: {p.noise_stream!r:.60} is named, and the hardening has no noise")
+        raise CertificateError(f"noise_stream: got {p.noise_stream!r:.60}, but the hardening has no noise")
     if p.native is not None:
         from_table(_Native, p.native, "native")
     if "search" in content["predicate"]:
@@ -385,7 +388,7 @@ def _read_guarantee(content: Mapping[str, Any], signature: Signature) -> Guarant
 
 
 def _read_optional(content: Mapping[str, Any], name: str, read: Callable[[Any], Part]) -> Part | None:
-    """What an optional field of the predicate says, computed again; None where there is none."""
+    """An optional field of the predicate, checked; None: it is missing."""
     try:
         return read(content["predicate"][name]) if name in content["predicate"] else None
     except InputError as error:
@@ -399,7 +402,7 @@ def _refuse_null(table: Mapping[str, Any], where: str, except_for: tuple[str, ..
 
 def _check_checksum(content: Mapping[str, Any], stated: str) -> None:
     if stated != checksum(content):
-        raise CertificateError("it was changed after it was written: the checksum is another")
+        raise CertificateError("it was changed after it was written: the checksum does not match")
 
 
 def _refuse(name: str, expected: object, found: object, more: str = "") -> NoReturn:
@@ -417,8 +420,7 @@ def recount(audit: Mapping[str, Any], *, compare_words: bool = True) -> Judgemen
         compare_words: also compare sentences; another version may phrase them differently.
 
     Raises:
-        CertificateError: a count is missing or impossible, or something does not follow from the counts; the message
-            names it.
+        CertificateError: a count is missing or impossible, or a value does not follow from the counts.
     """
     try:
         judgement = Judgement.from_dict(audit)
@@ -426,9 +428,9 @@ def recount(audit: Mapping[str, Any], *, compare_words: bool = True) -> Judgemen
         computed = {**judgement.to_dict(), **(words.written(judgement) if compare_words else {})}
     except (SafexplainError, ValueError, ArithmeticError) as error:
         raise CertificateError(f"audit: {error}") from None
-    own = {name: value for name, value in computed.items() if name != "others"}
+    alone = {name: value for name, value in computed.items() if name != "others"}
     try:
-        check_follows({name: audit[name] for name in own.keys() & audit.keys()}, own, "audit", "the counts")
+        check_follows({name: audit[name] for name in alone.keys() & audit.keys()}, alone, "audit", "the counts")
     except InputError as error:
         raise CertificateError(str(error)) from None
     for other in audit["others"]:
@@ -437,15 +439,15 @@ def recount(audit: Mapping[str, Any], *, compare_words: bool = True) -> Judgemen
 
 
 def _check(judgement: Judgement) -> None:
-    """What `Judgement` takes, but no audit writes."""
+    """Refuse what `Judgement` accepts but no audit writes."""
     if max(judgement.members, judgement.non_members, judgement.references) > MOST_EXAMPLES or judgement.references < 0:
-        raise CertificateError(f"members, non_members and references are counts up to {MOST_EXAMPLES:,}")
+        raise CertificateError(f"members, non_members and references: expected counts up to {MOST_EXAMPLES:,}")
     if judgement.split not in ("certification", "selection"):
         _refuse("split", "certification or selection", judgement.split)
     if judgement.uses is not None and judgement.uses < 1:
-        _refuse("uses", "a count from 1 on, or null", judgement.uses)
+        _refuse("uses", "a count of at least 1, or null", judgement.uses)
     if len(judgement.evidence) > MOST_ATTACKS or len(judgement.others) > MOST_ATTACKS:
-        raise CertificateError(f"evidence, others: at most {MOST_ATTACKS}")
+        raise CertificateError(f"evidence, others: expected at most {MOST_ATTACKS} entries")
     if any(o.policy != judgement.policy or o.targets != judgement.targets for o in judgement.others):
         raise CertificateError("others: expected judgements of the same targets under the same policy")
     if judgement.others and len({judgement.target, *(o.target for o in judgement.others)}) < judgement.targets:

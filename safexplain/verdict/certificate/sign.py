@@ -1,4 +1,4 @@
-"""Signed certificates: DSSE envelopes with ed25519, through securesystemslib (extra `sign`). No torch here.
+"""Signed certificates: DSSE envelopes with ed25519, through securesystemslib (extra `sign`). No torch.
 
 An envelope (https://github.com/secure-systems-lab/dsse, version 1.0.2) holds the statement's bytes in base64, so that
 what is verified is what is read. Only ed25519 (RFC 8032) is accepted: a file cannot choose a weaker algorithm.
@@ -37,7 +37,7 @@ def sign_certificate(statement: Mapping[str, Any], private_key: Key) -> dict[str
     """The statement in a signed envelope, as plain JSON types.
 
     Args:
-        statement: as `certificate.statement` makes it.
+        statement: from `certificate.statement`.
         private_key: ed25519, PEM (PKCS #8) without a password: `openssl genpkey -algorithm ed25519 -out key.pem`.
 
     Raises:
@@ -71,10 +71,10 @@ def payload_of(content: Mapping[str, Any], where: str) -> bytes:
 
 
 def verify_envelope(content: Mapping[str, Any], public_key: Key, where: str) -> None:
-    """Check that one of the signatures over the payload was made with this key; key ids are hints and not looked at.
+    """Check that one of the signatures over the payload was made with this key. Key ids are ignored.
 
     Raises:
-        CertificateError: none was.
+        CertificateError: no signature was made with it.
         InputError: the key cannot be read or is of another kind.
         MissingExtraError: the extra `sign` is not installed.
     """
@@ -87,7 +87,7 @@ def verify_envelope(content: Mapping[str, Any], public_key: Key, where: str) -> 
         except library.errors.InvalidSignature:
             continue
         return
-    raise CertificateError(f"{where} was not signed with the private key of {_name(public_key)}, or was changed since")
+    raise CertificateError(f"{where} was not signed with the private key of {_name(public_key)}, or changed since")
 
 
 def _decoded(text: Any, where: str) -> bytes:
@@ -112,12 +112,12 @@ def _read_key(library: SimpleNamespace, key: Key, kind: str) -> Any:
             f"the {kind} key {_name(key)} cannot be used ({_first_line(error)}); expected {_EXPECTED[kind]}"
         ) from None
     if not isinstance(found, expected):
-        raise InputError(f"the {kind} key {_name(key)} is not ed25519, but {type(found).__name__}")
+        raise InputError(f"the {kind} key {_name(key)}: expected ed25519, got {type(found).__name__}")
     return found
 
 
 def _name(key: Key) -> str:
-    return "that was given" if isinstance(key, bytes) else str(key)
+    return "in bytes" if isinstance(key, bytes) else str(key)
 
 
 def _first_line(error: Exception) -> str:
@@ -133,7 +133,8 @@ def _library(purpose: str) -> SimpleNamespace:
         from securesystemslib.signer import CryptoSigner
     except ImportError as error:
         raise MissingExtraError(
-            f'{purpose} needs securesystemslib and cryptography ({error}): pip install "safexplain[sign]"'
+            f"{purpose} needs securesystemslib and cryptography ({error}); install the extra:"
+            ' pip install "safexplain[sign]"'
         ) from None
     parts = {"ed25519": ed25519, "errors": exceptions, "pem": serialization}
     return SimpleNamespace(Envelope=Envelope, CryptoSigner=CryptoSigner, **parts)

@@ -1,7 +1,6 @@
-"""Certificates as JSON: in-toto Statements (v1) of an audit's outcome, or of what holds by construction.
+"""Certificates as JSON: in-toto Statements (v1) of an audit's result, or of a guarantee by construction. No torch.
 
-The second have no verdict, no bound and no hardening, so that no reader takes one kind for the other. No torch here, so
-that a gatekeeper can read certificates without it. `read` reads them back, `sign` signs them; their JSON Schemas are
+A guarantee has no verdict, bound or hardening, so that readers cannot confuse the two kinds. The JSON Schemas are
 `docs/schema/explanation-audit-v3.json` and `docs/schema/explanation-guarantee-v1.json`.
 """
 
@@ -29,13 +28,13 @@ VERSIONS = {
     PREDICATE_TYPE: (SCHEMA_VERSION, ("safexplain", "captum", "torch")),
     GUARANTEE_TYPE: (GUARANTEE_VERSION, ("safexplain", "torch")),
 }
-"""Of each kind of statement, the version of its schema, and what its environment must give the version of."""
+"""Kind of statement -> version of its schema, and the distributions whose versions its environment must state."""
 
 MODEL_DIGEST = "safexplainModelDigest"
-"""Name of `safexplain._digest.model_digest` among the digests of a subject."""
+"""Name of a model's `safexplain._digest.model_digest` in a subject."""
 
 ANSWERS_DIGEST = "safexplainAnswersDigest"
-"""In its place, of an endpoint whose model was not seen: SHA-256 of the answers that it gave."""
+"""Name of the SHA-256 of an endpoint's answers, which takes its place if the model was not seen."""
 
 SUBJECT_DATA = {
     "pre-training": "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning"
@@ -43,10 +42,10 @@ SUBJECT_DATA = {
     "fine-tuning": "The verdict is about who was in the fine-tuning data, and says nothing about the pre-training"
     " data.",
 }
-"""Of a model that was trained in two stages: which data the verdict is about, and the sentence that says so."""
+"""For a model that was trained in two stages: the data that the verdict is about -> the sentence about it."""
 
 CONFIGURATION = "configuration sha256"
-"""Material that names explainer, hardening and policy together."""
+"""Name of the digest of explainer, hardening and policy together."""
 
 
 def statement(
@@ -69,9 +68,9 @@ def statement(
 ) -> dict[str, Any]:
     """The statement as plain JSON types.
 
-    Arguments are what `read.Certificate` gives back, each as its `to_dict()` has it; `explainer` is method, output,
-    options and, where they are known, softmax and shape; `audit` is `AuditResult.to_dict()`, and `native` the
-    `summary()` of the explanation without hardening, audited beside it (None: this is it).
+    Arguments are the fields of `read.Certificate`, each as its `to_dict()`; `explainer` holds method, output, options
+    and, if known, softmax and shape; `audit` is `AuditResult.to_dict()`, and `native` the `summary()` of the audit of
+    the explanation without hardening (None: this is it).
     """
     predicate: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -100,8 +99,7 @@ def guarantee_statement(
     environment: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The statement of what holds by construction, as plain JSON types; `read.GuaranteeCertificate` gives back what it
-    is made of."""
+    """The statement of a guarantee by construction, as plain JSON types; arguments as `read.GuaranteeCertificate`."""
     predicate = {
         "schema_version": GUARANTEE_VERSION,
         "kind": guarantee.kind,
@@ -125,12 +123,12 @@ def _sealed(subject: Mapping[str, Mapping[str, str]], kind: str, predicate: dict
 
 
 def configuration_digest(explainer: Any, hardening: Any, policy: Any) -> str:
-    """Hexadecimal SHA-256 of what was judged, and by what."""
+    """Hexadecimal SHA-256 of explainer, hardening and policy."""
     return sha256(canonical([explainer, hardening, policy]))
 
 
 def checksum(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a statement without its checksum. It finds damage and careless edits; a forger computes it again."""
+    """SHA-256 of a statement without its checksum: finds damage and careless edits, but not a forger."""
     predicate = {name: value for name, value in content["predicate"].items() if name != "checksum"}
     return "sha256:" + sha256(canonical({**content, "predicate": predicate}))
 
@@ -145,5 +143,5 @@ def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:
-    """The text of a file, and of what is signed."""
+    """The bytes that are written and signed."""
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()

@@ -1,18 +1,18 @@
-"""What an audit by canaries would have found: the smallest epsilon that it would have shown in 95 of 100 audits.
+"""The power of an audit by canaries: the smallest epsilon above the claim that 95 of 100 such audits would show.
 
-A weak canary finds nothing in any training. How weak it was is read from its errors, and asked of a training with less
-noise:
+A weak canary finds nothing in any training. Its strength is estimated from its errors and applied to a training with
+less noise:
 
-1. The canary's strength. A score is taken to be the number of batches that the record joined, up on D and down on D',
-   plus Gaussian noise. Two error rates give that noise, in units of the canary's effect, and the threshold. The rates
-   are their `CAUTION` quantiles under Jeffreys' prior, so that few errors in few runs do not pass for strength.
+1. The canary's strength. A score is modelled as the number of batches that the record joined, up on D and down on D',
+   plus Gaussian noise. Two error rates determine that noise, in units of the canary's effect, and the threshold. The
+   rates are their `CAUTION` quantiles under Jeffreys' prior, so that few errors in few runs do not count as strength.
 2. The same canary in a training whose noise multiplier is smaller by a factor, for the same sampling rate, steps and
-   sampling; where no mechanism is claimed, by that of one Gaussian mechanism.
-3. The probability that as many runs, judged by the same method at the same confidence, then give a bound above the
-   claim. A threshold that was fixed stays; one that is chosen on some of the runs is placed where it serves best.
+   sampling, or in one Gaussian mechanism if no mechanism is claimed.
+3. The probability that as many runs, judged by the same method at the same confidence, give a bound above the claim. A
+   fixed threshold stays; one that is chosen on some of the runs is placed optimally.
 
-The strength is that in the training at hand, taken to be as claimed. Were it broken already, a weak canary in it would
-look like a stronger one in a right training: from one number of errors nobody can tell these apart.
+The strength is estimated assuming that the training is as claimed: a weak canary in a broken training has the same
+errors as a stronger one in a correct training.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from safexplain.verdict.stats.tradeoff import SMALLEST_NOISE, Family, gaussian_e
 Array = NDArray[np.float64]
 
 OFTEN = 0.95
-"""Share of audits that are to find it."""
+"""Required share of audits that detect it."""
 
 CAUTION = 0.8
-"""Quantile of each error rate's posterior that is taken for the canary's."""
+"""Quantile of each error rate's posterior that is used."""
 
 LEAST, MOST = math.log(1e-3), math.log(1e3)
-"""Logarithms of the noise of a score over the canary's mean effect, between which it is looked for."""
+"""Search range for the logarithm of a score's noise over the canary's mean effect."""
 
 ACCURACY = 2e-3
-"""Relative accuracy of noise multipliers that are looked for, and of epsilons that are taken to be equal."""
+"""Relative accuracy of noise multipliers, and of epsilons that count as equal."""
 
 QUANTILES = (np.arange(200) + 0.5) / 200
-"""At which a number of false positives is read."""
+"""Quantiles at which the number of false positives is evaluated."""
 
 PLACES = ndtri(np.array([1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9]))
-"""Normal scores of the false-negative rates among which a chosen threshold is placed."""
+"""Normal scores of the candidate false-negative rates for a chosen threshold."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What is claimed; mechanism None: not known, and taken for one Gaussian."""
+    """A claimed epsilon and mechanism; None: unknown, modelled as one Gaussian mechanism."""
 
     epsilon: float
     delta: float
@@ -64,7 +64,7 @@ class Promise:
 
     @cached_property
     def family(self) -> Family:
-        """The mechanism but for its noise."""
+        """The mechanism without its noise."""
         m = self.mechanism
         if m is None:
             return Family()
@@ -72,18 +72,18 @@ class Promise:
 
     @cached_property
     def mu(self) -> float:
-        """The Gaussian trade-off whose epsilon is the claimed one."""
+        """mu of the Gaussian trade-off with the claimed epsilon."""
         return float(brentq(lambda mu: gaussian_epsilon(mu, self.delta) - self.epsilon, 1e-9, 1e3))
 
     def spent(self, shrink: float, adjacency: Adjacency | None = None) -> float:
-        """Epsilon of the training with so much of the noise."""
+        """Epsilon of the training if the noise is multiplied by `shrink`."""
         if self.mechanism is None:
             return gaussian_epsilon(self.mu / shrink, self.delta)
         less = replace(self.mechanism, noise_multiplier=shrink * self.mechanism.noise_multiplier)
         return epsilon_of([less], self.delta, adjacency or self.adjacency)
 
     def curve(self, fpr: Array, method: BoundMethod) -> Array:
-        """False-negative rates below which a method refutes the claim, at these false-positive rates."""
+        """False-negative rates below which the method refutes the claim, at these false-positive rates."""
         e, delta = self.epsilon, self.delta
         if method == "clopper-pearson":
             return np.maximum(1 - delta - math.exp(e) * fpr, (1 - delta - fpr) * math.exp(-e))
@@ -93,7 +93,7 @@ class Promise:
 
     @cached_property
     def limit(self) -> Steps:
-        """The mechanism whose epsilon under substitution, which bounds are of, is the claimed one."""
+        """The mechanism with the claimed epsilon under substitution, the adjacency of the bounds."""
         assert self.mechanism is not None
         if self.adjacency == "substitute" and abs(self.spent(1.0) / self.epsilon - 1) < ACCURACY:
             return self.mechanism
@@ -101,9 +101,9 @@ class Promise:
         return replace(self.mechanism, noise_multiplier=math.exp(log_shrink) * self.mechanism.noise_multiplier)
 
     def smallest_found(self, found: Callable[[float], bool]) -> float | None:
-        """Epsilon of the training with the most noise that is found; None: not even that of one without promise.
+        """Epsilon of the training with the most noise that is detected; None: not even a vacuous one is.
 
-        `found` says whether a training with so much of the noise is, and with less then too.
+        `found` tests whether a training with its noise multiplied by a factor is detected; it is monotone.
         """
         lowest = 1e-6 if self.mechanism is None else SMALLEST_NOISE / 2 / self.mechanism.noise_multiplier
         low, high = math.log(min(lowest, 0.5)), 0.0
@@ -117,7 +117,7 @@ class Promise:
 
 
 def promise_of(epsilon: float, delta: float, mechanism: Steps | None, adjacency: Adjacency) -> Promise | None:
-    """What is claimed; None where nothing is promised, or no noise makes it."""
+    """The claim; None: its epsilon is vacuous, or it has no noise."""
     if not 0 < epsilon < VACUOUS or delta < SMALLEST_DELTA:
         return None
     if mechanism is not None and not (mechanism.steps and mechanism.noise_multiplier):
@@ -129,8 +129,8 @@ def promise_of(epsilon: float, delta: float, mechanism: Steps | None, adjacency:
 def detectable(errors: ErrorCounts, method: BoundMethod, promise: Promise, *, fixed: bool) -> float | None:
     """The smallest epsilon that as many runs would show to be above the claim in 95 of 100 audits; None: none.
 
-    The canary's errors are those in the training at hand; `fixed` says whether the threshold was fixed beforehand, not
-    chosen on some of the runs.
+    `errors` are the canary's in the training at hand; `fixed`: the threshold was fixed beforehand, not chosen on some
+    of the runs.
     """
     fpr, fnr = (
         float(betaincinv(k + 0.5, n - k + 0.5, CAUTION))
@@ -152,7 +152,7 @@ def detectable(errors: ErrorCounts, method: BoundMethod, promise: Promise, *, fi
 def _refuted(fpr: float, fnr: float, errors: ErrorCounts, method: BoundMethod, promise: Promise) -> float:
     """Probability that runs with these error rates give a bound above the claim.
 
-    The upper limit of a rate with k errors is below r where P(X <= k) at r is below the limit's tail.
+    The upper limit of a rate with k errors is below r if P(X <= k) at r is below the limit's tail.
     """
     tail, n, m = (1 - errors.confidence) / 2, errors.negatives, errors.positives
     wrong = distributions.binom.ppf(QUANTILES, n, fpr)
@@ -163,7 +163,7 @@ def _refuted(fpr: float, fnr: float, errors: ErrorCounts, method: BoundMethod, p
 
 
 class _CanarySums:
-    """Scores of a canary: how many batches the record joined, over the mean, and Gaussian noise."""
+    """Distribution of a canary's scores: the number of batches with the record, over its mean, plus Gaussian noise."""
 
     def __init__(self, family: Family) -> None:
         draws, q = family.steps, family.sample_rate
@@ -174,17 +174,17 @@ class _CanarySums:
         self.weights = np.diff(distributions.binom.cdf(edges, draws, q))
 
     def below(self, threshold: Array, noise: float) -> Array:
-        """(k,) probabilities that a score on D is below; a score on D' is above minus the threshold as often."""
+        """(k,) probabilities of a score on D below the threshold, or on D' above its negative."""
         return np.asarray(ndtr((threshold[:, None] - self.counts) / noise) @ self.weights)
 
     def quantiles(self, rates: Array, noise: float) -> Array:
-        """(k,) thresholds below which scores on D are so often."""
+        """(k,) thresholds below which scores on D fall at these rates."""
         ends = self.counts[0] - 9 * noise, self.counts[-1] + 9 * noise
         at = np.unique(np.concatenate([np.linspace(*ends, 400), self.counts, self.counts + 1e-6]))
         return np.interp(rates, self.below(at, noise), at)
 
     def fit(self, fpr: float, fnr: float) -> tuple[float, float]:
-        """Noise and threshold at which a canary makes these errors."""
+        """Noise and threshold at which a canary has these error rates."""
 
         def gap(log_noise: float) -> float:
             near, far = self.quantiles(np.array([fnr, fpr]), math.exp(log_noise))
@@ -198,7 +198,7 @@ class _CanarySums:
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function is 0, or the end that is nearer to it."""
+    """The root of a falling function, or the nearer end."""
     if falling(low) <= 0:
         return low
     if falling(high) >= 0:

@@ -42,18 +42,18 @@ Array = NDArray[np.float64]
 BoundMethod = Literal["pld", "gdp", "clopper-pearson"]
 
 COARSE = 0.03
-"""Relative distance in epsilon at which thresholds are compared."""
+"""Relative resolution in epsilon when thresholds are compared."""
 
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Errors of an attack at a threshold that was fixed without them."""
+    """Errors of an attack at a threshold that was not chosen on these runs."""
 
-    false_positives: int  # runs on D' that were taken for D
+    false_positives: int  # runs on D' classified as D
     negatives: int
-    false_negatives: int  # runs on D that were taken for D'
+    false_negatives: int  # runs on D classified as D'
     positives: int
-    confidence: float = 0.95  # of the bound; each rate is limited with half of what is left
+    confidence: float = 0.95  # of the bound; each rate's limit has half of the risk
 
     def __post_init__(self) -> None:
         check_counts(self.false_positives, self.negatives)
@@ -72,10 +72,10 @@ class ErrorCounts:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table."""
+    """One row of the module's table."""
 
     bound: Callable[[ErrorCounts, float, Family], float]  # on epsilon, at least 0, from errors at a delta
-    merit: Callable[[Array, Array, float, Family], Array]  # (k,) larger for better limits of both rates
+    merit: Callable[[Array, Array, float, Family], Array]  # (k,) larger for limits of both rates with a higher bound
     needs_delta: bool = False  # delta must be above 0
 
 
@@ -90,7 +90,7 @@ def pld_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
 
 
 def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
-    """How far rates are below the curve of the smallest noise multiplier that any of them refutes."""
+    """Distance of rates below the curve of the smallest noise multiplier that any of them refutes."""
     distance = gaussian_distance(fpr, fnr)
     if family.is_gaussian:
         return distance
@@ -103,7 +103,7 @@ def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
 
 
 def gdp_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
-    """Epsilon of the Gaussian mechanism on which an attack can have just these error rates."""
+    """Epsilon of the Gaussian mechanism whose best attack has these error rates."""
     return gaussian_epsilon(float(gaussian_distance(errors.fpr, errors.fnr)), delta)
 
 
@@ -131,12 +131,12 @@ METHODS: dict[str, Method] = {
 
 
 CHOOSING = 0.3
-"""Share of the runs that choose a threshold. Of .2, .3 and .5, the one with the highest bounds where errors of both
-kinds are alike and where they are not, from 200 to 25,000 runs."""
+"""Share of the runs that choose a threshold: of .2, .3 and .5 the one with the highest bounds from 200 to 25,000 runs,
+whether errors of both kinds are alike or not."""
 
 STRICTER = 0.02
-"""Thresholds are compared by bounds with this share of the risk: by those at `confidence`, the best of thousands of
-thresholds is often an extreme one that a few runs made look good."""
+"""Thresholds are compared by bounds with this share of the risk: at the full risk, the best of thousands is often an
+extreme one that looks good on a few runs."""
 
 
 def epsilon_from_errors(
@@ -148,23 +148,23 @@ def epsilon_from_errors(
     method: BoundMethod = "clopper-pearson",
     **claimed: Unpack[Claimed],
 ) -> float:
-    """Lower bound on epsilon from counted errors of an attack whose threshold these did not choose.
+    """Lower bound on epsilon from counted errors of an attack whose threshold was not chosen on the counted runs.
 
-    Each error rate is taken at its Clopper-Pearson upper limit with half of 1 - confidence, so that both hold together.
+    Each error rate is taken at its Clopper-Pearson upper limit with half of 1 - confidence, so that both hold jointly.
 
-    - "pld": the trade-off curve of the sampled Gaussian mechanism under substitution is inverted over the noise
-      multiplier. It holds if the mechanism is as private as one of this sampling rate, steps and sampling with some
-      noise. For a full batch it is "gdp".
-    - "gdp": mu and then epsilon of the Gaussian mechanism (Nasr et al. 2023, arXiv 2302.07956). It assumes exact GDP,
-      and where steps are few and batches nearly full it claims too much: 11.6 where 8.6 is true (one step, q = .9,
-      noise .72; 25,000 runs), 3 % too much still with ten steps. With hundreds of steps it agrees with "pld".
-    - "clopper-pearson": assumes nothing of the mechanism (Kairouz, Oh and Viswanath, arXiv 1311.0776, Theorem 2.1), and
-      finds less than half of the epsilon of a Gaussian one.
+    - "pld": inverts the trade-off curve of the sampled Gaussian mechanism under substitution over the noise multiplier.
+      It holds if the mechanism is as private as one of this sampling rate, steps and sampling with some noise. For a
+      full batch it equals "gdp".
+    - "gdp": mu and then epsilon of the Gaussian mechanism (Nasr et al. 2023, arXiv 2302.07956). It assumes exact GDP
+      and is too high for few steps with nearly full batches: 11.6 instead of 8.6 (one step, q = .9, noise .72; 25,000
+      runs), still 3 % too high with ten steps. With hundreds of steps it agrees with "pld".
+    - "clopper-pearson": assumes nothing about the mechanism (Kairouz, Oh and Viswanath, arXiv 1311.0776, Theorem 2.1),
+      and finds less than half of the epsilon of a Gaussian one.
 
     Args:
-        false_positives: runs on D' taken for D.
+        false_positives: runs on D' classified as D.
         negatives: runs on D'.
-        false_negatives: runs on D taken for D'.
+        false_negatives: runs on D classified as D'.
         positives: runs on D.
         delta: in (0, 1); 0 is allowed for "clopper-pearson".
         method: one of these.
@@ -173,7 +173,7 @@ def epsilon_from_errors(
 
     Raises:
         InputError: counts, delta, confidence or method out of range.
-        ConfigurationError: sample_rate, steps or sampling is.
+        ConfigurationError: sample_rate, steps or sampling out of range.
     """
     confidence, family = confidence_and_family(claimed)
     errors = ErrorCounts(false_positives, negatives, false_negatives, positives, confidence)
@@ -184,38 +184,38 @@ def checked_method(name: str, delta: float, confidence: float) -> Method:
     """The method of this name.
 
     Raises:
-        InputError: there is none, or delta or confidence is out of its range.
+        InputError: there is none, or delta or confidence is out of range.
     """
     if name not in METHODS:
         raise InputError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
     check_confidence(confidence)
     if not 0 <= delta < 1:
-        raise InputError(f"delta lies in [0, 1), got {delta!r}")
+        raise InputError(f"delta: expected a number in [0, 1), got {delta!r}")
     if METHODS[name].needs_delta and delta < SMALLEST_DELTA:
         raise InputError(
-            f"delta: method {name!r} needs at least {SMALLEST_DELTA:g}, got {delta!r}; Gaussian noise has no epsilon at"
-            ' delta 0. Use method "clopper-pearson"'
+            f"delta: method {name!r} needs at least {SMALLEST_DELTA:g}, because Gaussian noise has no epsilon at delta"
+            f' 0; got {delta!r}. Increase delta, or use method "clopper-pearson"'
         )
     return METHODS[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound(ErrorCounts):
-    """A lower bound on epsilon, with the errors from which it was counted, and its confidence."""
+    """A lower bound on epsilon, with the errors behind it and its confidence."""
 
-    method: BoundMethod  # how it was computed
+    method: BoundMethod
     delta: float  # of the epsilon
-    threshold: float  # runs whose scores reach it were taken for D
-    family: Family  # the mechanism that was claimed, but for its noise
+    threshold: float  # runs whose scores reach it are classified as D
+    family: Family  # the claimed mechanism without its noise
 
     @cached_property
     def epsilon(self) -> float:
-        """The bound, at least 0; infinite if no noise at all explains so few errors (method "pld")."""
+        """The bound, at least 0; infinite if even no noise explains so few errors (method "pld")."""
         return METHODS[self.method].bound(self, self.delta, self.family)
 
     @cached_property
     def ceiling(self) -> float:
-        """What it would have been without any error; no attack can show more with so many runs."""
+        """The bound without any error, the largest that this number of runs can show."""
         return replace(self, false_positives=0, false_negatives=0).epsilon
 
     def __str__(self) -> str:
@@ -243,14 +243,14 @@ def bound_epsilon(
         scores_d_prime: (m,) scores of runs on D', which differs from D in one record.
         delta: in (0, 1); 0 is allowed for "clopper-pearson".
         method: "pld", "gdp" or "clopper-pearson", see `epsilon_from_errors`.
-        threshold: fixed before the scores were seen, then all runs count; None has it chosen on a random 30 % of the
-            runs on each, as the one with the highest bound there, and counted on the others.
-        seed: of the random part.
-        claimed: as of `epsilon_from_errors`.
+        threshold: fixed before the scores were seen, so that all runs count. None: the one with the highest bound on a
+            random 30 % of the runs on each data set; the other runs count.
+        seed: of this random choice.
+        claimed: as in `epsilon_from_errors`.
 
     Raises:
         InputError: scores that are NaN, of another shape or too few; delta, confidence or method out of range.
-        ConfigurationError: sample_rate, steps or sampling is.
+        ConfigurationError: sample_rate, steps or sampling out of range.
     """
     d, d_prime = _scores("scores_d", scores_d), _scores("scores_d_prime", scores_d_prime)
     confidence, family = confidence_and_family(claimed)
@@ -306,11 +306,11 @@ def _scores(name: str, scores: ArrayLike) -> Array:
 
 
 def _parts(d: Array, d_prime: Array, seed: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """On D and on D', the runs that choose and those that count."""
+    """For D and D': the runs that choose the threshold, and those that are counted."""
     if min(len(d), len(d_prime)) < 2:
         raise InputError(
-            f"expected at least 2 runs on each of D and D', got {len(d)} and {len(d_prime)}: the threshold is"
-            " chosen on some of them. Give more runs, or a threshold that was fixed before"
+            f"expected at least 2 runs on each of D and D', got {len(d)} and {len(d_prime)}, because some of them"
+            " choose the threshold; pass more runs, or a threshold that was fixed before"
         )
     rng = np.random.default_rng(seed)
     d, d_prime = rng.permutation(d), rng.permutation(d_prime)
@@ -321,7 +321,7 @@ def _parts(d: Array, d_prime: Array, seed: int) -> tuple[tuple[Array, Array], tu
 def _best_threshold(
     d: Array, d_prime: Array, method: Method, delta: float, confidence: float, family: Family
 ) -> tuple[Array, int, float]:
-    """(k,) sorted scores, which one has the highest bound, the middle one of equally good ones, and its merit."""
+    """(k,) sorted scores, the index of the one with the highest bound (the middle one of ties), and its merit."""
     high, low = np.sort(d), np.sort(d_prime)
     at = np.unique(np.concatenate([high, low]))
     strict = 1 - STRICTER * (1 - confidence)
@@ -334,13 +334,13 @@ def _best_threshold(
 
 @dataclass(frozen=True, eq=False)
 class ScoreChoice:
-    """One of several scores of every run, chosen with its threshold, and the runs that did not choose it."""
+    """One of several scores, chosen with its threshold, and the remaining runs, which are counted."""
 
-    score: int  # its number
-    negative: bool  # whether it says D where it is low
-    threshold: float  # at and above which a run is taken for D
-    d: Array  # (n,) scores of the runs on D that count, higher on D
-    d_prime: Array  # (m,) scores of the runs on D' that count
+    score: int  # index
+    negative: bool  # low scores mean D
+    threshold: float  # runs at or above it are classified as D
+    d: Array  # (n,) scores of the counted runs on D, higher on D
+    d_prime: Array  # (m,) scores of the counted runs on D'
 
 
 def choose_score(
@@ -352,13 +352,11 @@ def choose_score(
     seed: int = 0,
     **claimed: Unpack[Claimed],
 ) -> ScoreChoice:
-    """Of (n, s) scores of runs on D and (m, s) on D', the one with the highest bound on a random 30 % of the runs.
+    """The score, of s in (n, s) on D and (m, s) on D', with the highest bound on a random 30 % of the runs.
 
-    Where it is not known beforehand what an attack has to look at, it can look at several things. The best of them on
-    all runs would be no attack that was fixed before it was counted; the best on some runs is, for all others. Of
-    scores that tell these runs apart without an error, it is the one with the widest gap between D and D', in shares of
-    its range. Thresholds lie in the middle between two scores, which may be infinite, not NaN. Arguments and errors are
-    those of `bound_epsilon`.
+    The remaining runs give a valid bound, since they did not choose the score. Of several scores without any error, the
+    one with the widest gap between D and D', relative to its range, is chosen. Thresholds lie halfway between two
+    scores, which may be infinite, not NaN. Arguments and errors are those of `bound_epsilon`.
     """
     if d.ndim != 2 or d_prime.ndim != 2 or d.shape[1] != d_prime.shape[1]:
         raise InputError(f"expected scores (runs, s) on each of D and D', got {d.shape} and {d_prime.shape}")
@@ -377,7 +375,7 @@ def choose_score(
 
 
 def _gap(high: Array, low: Array) -> float:
-    """Between the lowest score on D and the highest on D', over the range of both; not above 0 where they overlap."""
+    """Gap between the lowest score on D and the highest on D', over the range of both; 0 if they overlap."""
     if high.min() <= low.max():
         return 0.0
     if np.isinf(high.min()) or np.isinf(low.max()):
@@ -386,7 +384,7 @@ def _gap(high: Array, low: Array) -> float:
 
 
 def _between(at: Array, here: int) -> float:
-    """In the middle between the score and the next lower one; beside minus infinity, beyond all others."""
+    """Threshold halfway between a score and the next lower one; next to an infinite score, beyond all finite ones."""
     below, above = (at[here - 1], at[here]) if here else (at[0], at[0])
     if np.isfinite(below) and np.isfinite(above):
         return float((below + above) / 2)

@@ -1,8 +1,8 @@
 """Lower bounds on epsilon from one training run with many canaries.
 
 Each canary is a pair of opposite gradients, of which a fair coin puts one into the training set. An attacker guesses
-coins, of those canaries only of which he is most sure. How many he guesses must have been fixed before: the best of
-several numbers is no bound, unless each has its part of 1 - confidence.
+the coins of those canaries that they are most sure of. The number of guesses must be fixed beforehand: the best of
+several numbers is no bound, unless they share 1 - confidence.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def one_run_lower_bound(
 ) -> float:
     """Lower bound on epsilon under substitution from guessed coins of canaries in one run.
 
-    - "steinke": assumes nothing of the mechanism (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Theorem 5.2).
+    - "steinke": assumes nothing about the mechanism (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Theorem 5.2).
     - "f-dp": assumes the sampled Gaussian mechanism of this sampling rate, steps and sampling, with some noise
       (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235, Algorithm 3), and finds more.
 
     Args:
-        correct: guesses that were right.
-        guesses: how many coins were guessed, a number fixed before.
-        canaries: how many coins there were.
+        correct: number of correct guesses.
+        guesses: number of guessed coins, fixed beforehand.
+        canaries: number of coins.
         delta: of the epsilon, in (0, 1); 0 is allowed for "steinke".
         method: one of these.
-        claimed: `confidence` of the bound, and, for "f-dp", the claimed mechanism, as of `epsilon_from_errors`.
+        claimed: `confidence` of the bound, and, for "f-dp", the claimed mechanism, as in `epsilon_from_errors`.
 
     Raises:
         InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
@@ -62,7 +62,7 @@ def one_run_lower_bound(
 
 
 def _steinke(correct: int, guesses: int, canaries: int, delta: float, risk: float) -> float:
-    """Largest epsilon under which so many right guesses have at most this probability."""
+    """Largest epsilon under which this many correct guesses have at most this probability."""
 
     def excess(epsilon: float) -> float:
         return _probability(correct, guesses, canaries, epsilon, delta) - risk
@@ -71,7 +71,7 @@ def _steinke(correct: int, guesses: int, canaries: int, delta: float, risk: floa
 
 
 def smallest_root(excess: Callable[[float], float]) -> float:
-    """Where a rising function of epsilon becomes 0, at least 0, within 1e-6."""
+    """The root of a rising function of epsilon, at least 0, within 1e-6."""
     if excess(0.0) >= 0:
         return 0.0
     top = 1.0
@@ -81,7 +81,7 @@ def smallest_root(excess: Callable[[float], float]) -> float:
 
 
 def _probability(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """Upper bound on the probability of at least so many right guesses under (epsilon, delta)-DP.
+    """Upper bound on the probability of at least this many correct guesses under (epsilon, delta)-DP.
 
     P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i with B ~ Binomial(guesses, e^eps / (1 + e^eps)).
     """
@@ -92,11 +92,11 @@ def _probability(correct: int, guesses: int, canaries: int, epsilon: float, delt
 
 
 def _is_too_good(curve: TradeOff, correct: int, guesses: int, canaries: int, risk: float) -> bool:
-    """Whether a mechanism of this trade-off curve has so many right guesses with a probability below the risk.
+    """Whether a mechanism of this trade-off curve has this many correct guesses with a probability below the risk.
 
-    Were they as likely as the risk, the guesser's wrong and right answers would have to amount to more than there are.
-    With a curve f that is its own mirror image, 1 - f turns the probability of an event under one data set into the
-    largest under the other, and x -> f(1 - x) back.
+    If their probability equalled the risk, correct and wrong guesses would have to add up to more than there are. For a
+    curve f that is its own mirror image, 1 - f turns the probability of an event under one data set into the largest
+    under the other, and x -> f(1 - x) back.
     """
     share = guesses / canaries
     right, wrong = risk * share * correct / guesses, risk * share * (guesses - correct) / guesses
@@ -119,4 +119,4 @@ def _check(correct: int, guesses: int, canaries: int, delta: float, method: str,
         raise InputError(f"method: expected one of f-dp, steinke, got {method!r}")
     check_confidence(confidence)
     if not 0 <= delta < 1 or (method == "f-dp" and delta < SMALLEST_DELTA):
-        raise InputError(f"delta lies in [0, 1), and from {SMALLEST_DELTA:g} for method f-dp; got {delta!r}")
+        raise InputError(f"delta: expected a number in [0, 1), at least {SMALLEST_DELTA:g} for f-dp; got {delta!r}")

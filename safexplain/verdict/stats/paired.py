@@ -1,32 +1,32 @@
 """How much more one attack finds than another on the same examples, at one false-positive rate.
 
-NumPy and SciPy only. Wanted are bounds of
+NumPy and SciPy only. The bounds are on
 
     TPR_A(fpr) - TPR_B(fpr),
 
 both at exactly `fpr` among all non-members, from n1 members and n0 non-members that both attacks scored. Both
-thresholds are set at the same rank among the non-members, the one nearest fpr (n0 + 1); what is found above them by one
-attack only, and by the other only, makes the difference. It is uncertain in three ways, which are independent enough to
-be added as squares (MOVER: Zou & Donner, Statistics in Medicine 27, 2008):
+thresholds are set at the same rank among the non-members, the one nearest fpr (n0 + 1); the members found by one attack
+only, and by the other only, make the difference. It has three sources of error, independent enough to be added as
+squares (MOVER: Zou & Donner, Statistics in Medicine 27, 2008):
 
-1. *the members*: the difference of two counts of discordant pairs, each with its exact (Clopper-Pearson) limit, so that
-   small counts and small risks are right (normal limits are not: at a risk of 1e-4 they fail four times as often);
-2. *the thresholds move together*: the true one stands at another rank than the one used, by a binomial distribution
-   that is known. The difference at the last ranks where it may stand, minus that at the rank used, is measured;
-3. *the thresholds move apart*: as the numbers of non-members above one and not above the other do, with their
-   variance (plus one, so that none is not certainty), times the slopes of both curves: that of the attack towards
-   higher thresholds, that of the baseline towards lower ones, which is what a lower bound fears.
+1. *the members*: the difference of two counts of discordant pairs, each with its exact (Clopper-Pearson) limit, which
+   is right for small counts and risks (normal limits fail four times as often at a risk of 1e-4);
+2. *the thresholds move together*: the rank of the true threshold differs from the one used by a known binomial
+   distribution. The difference at the extreme ranks, minus that at the rank used, is measured;
+3. *the thresholds move apart*: like the numbers of non-members above one threshold only, with their variance (plus one,
+   so that a count of 0 is not certain), times the slopes of both curves: that of the attack towards higher thresholds,
+   that of the baseline towards lower ones, the worst case for a lower bound.
 
 2 and 3 are the delta method for the variance [(sA - sB)^2 fpr (1 - fpr) + 2 sA sB p10] / n0, where s are slopes and
-p10 is half of the share of discordant non-members, but with the curves as they are. Attacks that rank everybody alike
-have no such variance but the "plus one".
+p10 is half of the share of discordant non-members, but with the measured curves. For attacks that rank all examples
+alike, only the "plus one" remains.
 
-The delta method fails at a jump of a curve: where many members share a score next to the threshold, the rank used
-includes them or not by chance. Steps of both curves, and of their difference, are therefore compared with the steps
-beside them (`_uneven`). Where one stands out, the bound is the smallest difference for all thresholds and counts within
-a distance of the ones found, whatever the curves look like in between (`_worst_near`). Where there are so few
-non-members that the true threshold may be above all of them (fpr n0 < 3 at a risk of 5 %, < 9 at 1e-4), or below all,
-each threshold and each share found gets a quarter of the risk (`_four_bounds`).
+The delta method fails at a jump of a curve: if many members share a score next to the threshold, the rank used includes
+them or not by chance. Steps of both curves, and of their difference, are therefore compared with neighbouring steps
+(`_uneven`). If one stands out, the bound is the smallest difference for all thresholds and counts within a distance of
+the ones found, for any curves in between (`_worst_near`). If there are so few non-members that the true threshold may
+be above all of them (fpr n0 < 3 at a risk of 5 %, < 9 at 1e-4), or below all, each threshold and each share found gets
+a quarter of the risk (`_four_bounds`).
 
 Error rates are measured: docs/statistics.md, audit/suites/verdict_errors.
 """
@@ -48,10 +48,10 @@ from safexplain.errors import InputError
 Floats = NDArray[np.float64]
 
 STEPS = 20
-"""Most ranks that are kept below, and above, the one of the threshold."""
+"""Largest number of stored ranks below, and above, that of the threshold."""
 
 WINDOW_RISK = 1e-6
-"""The true threshold's rank lies outside of the ranks that are kept with this probability, on either side."""
+"""Probability that the true threshold's rank lies outside the stored ranks, on either side."""
 
 NARROW = 1e-9
 """Sums of weights closer to each other than this are equal."""
@@ -59,17 +59,17 @@ NARROW = 1e-9
 
 @dataclass(frozen=True)
 class PairedCounts:
-    """What two attacks find on the same examples, each above its k-th highest non-member. All in units (groups)."""
+    """Findings of two attacks on the same examples, each above its k-th highest non-member, in units (groups)."""
 
-    only: float  # members that the attack finds and the baseline does not
-    missed: float  # members that the baseline finds and the attack does not
-    non_member_only: float  # the same of the non-members, the k-th included
+    only: float  # members that only the attack finds
+    missed: float  # members that only the baseline finds
+    non_member_only: float  # the same for the non-members, the k-th included
     non_member_missed: float
     attack_window: tuple[float, ...]  # members that the attack finds above each of the ranks `window_ranks`
-    baseline_window: tuple[float, ...]  # those that the baseline finds
+    baseline_window: tuple[float, ...]  # members that the baseline finds there
 
     def check(self, members: int, non_members: int, fpr: float) -> None:
-        """Raise `InputError` unless the counts can be of so many members and non-members at this rate."""
+        """Raise `InputError` if the counts are impossible for these numbers of members and non-members."""
         ranks, k = window_ranks(non_members, fpr), rank_at(non_members, fpr)
         at = ranks.index(k)
         a, b = self.attack_window, self.baseline_window
@@ -93,7 +93,7 @@ def rank_at(non_members: int, fpr: float) -> int:
 
 @lru_cache(maxsize=256)
 def window_ranks(non_members: int, fpr: float) -> tuple[int, ...]:
-    """Ranks between which the true threshold surely lies, increasing, at most 41, with `rank_at` among them.
+    """At most 41 increasing ranks around `rank_at`, between which the true threshold almost certainly lies.
 
     Rank 0 means a threshold above every score, rank n0 + 1 one below every score.
     """
@@ -112,15 +112,15 @@ def count_pairs(
     fpr: float,
     weights: Floats | None = None,
 ) -> PairedCounts:
-    """Count what an attack and the baseline find on the same (s,) examples, at one false-positive rate.
+    """Count the members found by an attack and the baseline on the same (s,) examples, at one false-positive rate.
 
     Orders are indices of the examples from the highest score to the lowest (`thresholds.by_score`), with ties broken by
-    the same random numbers; `weights` are those of `thresholds.weights_of`, or 1 each.
+    the same random numbers; `weights` come from `thresholds.weights_of`, or are 1.
     """
     if not order.shape == base_order.shape == member.shape or member.ndim != 1:
         raise InputError(f"expected (s,) arrays, got {order.shape}, {base_order.shape} and {member.shape}")
     if member.all() or not member.any():
-        raise InputError(f"need members and non-members, got {int(member.sum())} and {int((~member).sum())}")
+        raise InputError(f"expected members and non-members, got {int(member.sum())} and {int((~member).sum())}")
     w = np.ones(len(member)) if weights is None else np.asarray(weights, dtype=np.float64)
     non_members = round(float(w[~member].sum()))
     ranks = window_ranks(non_members, fpr)
@@ -144,8 +144,8 @@ def difference_bounds(
 ) -> tuple[float, float]:
     """Lower and upper bound of the difference of the two true-positive rates at exactly this false-positive rate.
 
-    Members and non-members are units (groups) scored; the true difference is below the lower bound with a probability
-    of at most `low_risk`, and above the upper bound of at most `high_risk`.
+    Members and non-members are scored units (groups). The true difference is below the lower bound with a probability
+    of at most `low_risk`, and above the upper bound with at most `high_risk`.
     """
     c = counts
     only, missed = np.array([c.only, c.missed]), np.array([c.missed, c.only])  # for the upper bound they change places
@@ -180,7 +180,7 @@ def lower_limits(
     noise = np.sqrt(counts**2 + ((slopes[0] + slopes[1]) / 2 * apart) ** 2)
     elsewhere = np.minimum(difference @ f.at_strict, difference @ f.at_loose)
     together = np.maximum(own - other - elsewhere, 0.0)
-    low = found - np.maximum(noise, together + _BESIDE * noise)
+    low = found - np.maximum(noise, together + _NOISE_SHARE * noise)
     uneven = _uneven(attack_window[..., f.near], baseline_window[..., f.near], f.steps_near)
     if uneven.any():
         reach = max(f.rank - f.strict, 0.5), max(f.loose - f.rank, 0.5)
@@ -192,41 +192,41 @@ def lower_limits(
 
 @dataclass(frozen=True)
 class _Frame:
-    """What bounds need that depends on the sizes only.
+    """The part of the bounds that depends only on the sizes.
 
-    `at` to `at_loose` are (window,) weights with which counts above `ranks` give those above the rank, `steps` before
-    and after it, and above `strict` and `loose`, by straight lines.
+    `at` to `at_loose` are (window,) weights that interpolate counts above `ranks` linearly: at the rank, `steps` before
+    and after it, and at `strict` and `loose`.
     """
 
     ranks: Floats  # (window,) `window_ranks`
     rank: int  # of the thresholds
     strict: int  # where the true false-positive rate is above fpr with a probability of at most the risk
     loose: int  # where it is below
-    steps: int  # ranks over which slopes are taken: a standard deviation of the true threshold's rank
+    steps: int  # ranks over which slopes are measured: a standard deviation of the true threshold's rank
     at: Floats
     before: Floats
     after: Floats
     at_strict: Floats
     at_loose: Floats
     near: slice  # ranks at which a jump would matter
-    steps_near: _Steps  # how the steps between these compare with each other
+    steps_near: _Steps  # comparison of the steps between these
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """What steps of an even curve are compared with."""
+    """Expected steps of an even curve."""
 
-    gaps: Floats  # (steps,) how long they are
-    others: Floats  # (steps,) length of the neighbours of each
-    beside: Floats  # (steps, steps) 1 for neighbours
+    gaps: Floats  # (steps,) lengths
+    others: Floats  # (steps,) total length of each step's neighbours
+    neighbours: Floats  # (steps, steps) 1 for neighbours
 
     @classmethod
     def of(cls, ranks: Floats) -> _Steps:
         gaps = np.diff(ranks**_BEND)
         gaps *= (ranks[-1] - ranks[0]) / gaps.sum()
         distance = np.abs(np.subtract.outer(np.arange(len(gaps)), np.arange(len(gaps))))
-        beside = ((distance > 0) & (distance <= _NEIGHBOURS)).astype(np.float64)
-        return cls(gaps, beside @ gaps, beside)
+        neighbours = ((distance > 0) & (distance <= _NEIGHBOURS)).astype(np.float64)
+        return cls(gaps, neighbours @ gaps, neighbours)
 
 
 @lru_cache(maxsize=256)
@@ -248,7 +248,7 @@ def _frame(non_members: int, fpr: float, risk: float) -> _Frame:
 
 
 def _count_spread(only: Floats, missed: Floats, members: int, risk: float) -> Floats:
-    """How far the difference of two dependent shares may be below the one found: MOVER with exact limits."""
+    """Distance of the lower limit of a difference of two dependent shares: MOVER with exact limits."""
     down = only - _limit(only * members, members, risk)
     up = 1 - _limit(members * (1 - missed), members, risk) - missed
     odds = np.sqrt(only * missed / np.maximum((1 - only) * (1 - missed), 1e-12))  # minus their correlation
@@ -272,8 +272,8 @@ def _four_bounds(
 ) -> Floats:
     """Each of the two thresholds and of the two shares found has a quarter of the risk; valid for any sizes.
 
-    Where even the highest non-member is not surely strict enough, the attack accepts a share of those above it, at
-    random (`thresholds.lower_bound_rank`).
+    If even the highest non-member may not be strict enough, the attack accepts a random share of those above it
+    (`thresholds.lower_bound_rank`).
     """
     f, share = _frame(non_members, fpr, risk / 4), 1.0
     own = attack_window[..., max(int(np.searchsorted(f.ranks, f.strict, side="right")) - 1, 0)]
@@ -286,49 +286,49 @@ def _four_bounds(
     return bound
 
 
-_BESIDE = 0.5
-"""Share of the noise that is added to what the difference changes where both thresholds may stand, where that is more
-than the noise alone: about the root of squares, but for small changes, which are noise themselves."""
+_NOISE_SHARE = 0.5
+"""Share of the noise that is added to the change of the difference between possible thresholds, if their sum exceeds
+the noise: about the root of squares, except for small changes, which are noise themselves."""
 
 _NEAR = 1.35
-"""How far from the rank curves must be even, in units of how far the true threshold may be."""
+"""Distance from the rank within which curves must be even, over the largest distance of the true threshold."""
 
 _NEIGHBOURS = 7
-"""Steps on either side that one step of a curve is compared with."""
+"""Number of steps on either side that a step is compared with."""
 
 _ALARM = 0.03
-"""Probability with which an even curve is taken for uneven."""
+"""Probability that an even curve counts as uneven."""
 
 _BEND = 0.7
-"""Curves are taken to rise like this power of the rank: between a straight line and a steep concave curve."""
+"""Assumed power of the rank by which curves rise: between a straight line and a steep concave curve."""
 
 _JUMP = 7.0
-"""A step of the difference of both curves is a jump above so many times what the neighbouring ones are."""
+"""A step of the difference of both curves is a jump above this multiple of the neighbouring ones."""
 
 
 def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:
     """(...,) whether one of the curves, or their difference, has a jump among these ranks.
 
-    Where a curve is straight, the members between two ranks are a share of those between more ranks that has a beta
-    distribution, hence their number a beta-binomial one, here a beta of equal variance.
+    On a straight curve, the share of members between two ranks has a beta distribution, so their number is
+    beta-binomial, approximated by a beta distribution of equal variance.
     """
     gaps, others = of.gaps, of.others
     if len(gaps) < 2:
         return np.ones(attack.shape[:-1], dtype=bool)
     steps = np.diff(np.stack([attack, baseline]), axis=-1)
-    total = np.maximum(steps + steps @ of.beside, 1e-9)
+    total = np.maximum(steps + steps @ of.neighbours, 1e-9)
     size = np.maximum(total * (gaps + others + 1) / (gaps + others + total) - 1, 1e-3)
     share = np.clip((steps - 0.5) / total, 0.0, 1.0)
     tail = special.betainc(size * others / (gaps + others), size * gaps / (gaps + others), 1 - share)
     apart = steps[0] - steps[1]
-    usual = (apart**2 / gaps) @ of.beside / of.beside.sum(0) * gaps
+    usual = (apart**2 / gaps) @ of.neighbours / of.neighbours.sum(0) * gaps
     jumps = (tail < _ALARM / (2 * len(gaps))).any((0, -1)) | (np.abs(apart) > _JUMP * np.sqrt(usual + 1)).any(-1)
     return np.asarray(jumps)
 
 
 @lru_cache(maxsize=64)
 def _radius(risk: float) -> float:
-    """How much further the true thresholds and shares may be when the set of those with a smaller difference is a cone.
+    """Factor of the distance of the true thresholds and shares if those with a smaller difference form a cone.
 
     The distance from a corner has a chi-bar-squared distribution.
     """
@@ -349,9 +349,9 @@ def _worst_near(
     counts: Floats,
     radius: float,
 ) -> Floats:
-    """(...,) smallest difference for thresholds and shares near the ones found, whatever the curves look like.
+    """(...,) smallest difference for thresholds and shares near the ones found, for any curves.
 
-    Counts at the next rank that was kept, further away, stand for all ranks between two.
+    Between two stored ranks, the count at the one further away is used.
     """
     own = np.concatenate([attack[..., :1], attack[..., :-1]], axis=-1)
     other = np.concatenate([baseline[..., 1:], baseline[..., -1:]], axis=-1)

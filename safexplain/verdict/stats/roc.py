@@ -1,6 +1,6 @@
 """ROC curves of membership attacks, rates at a false-positive rate, and exact limits of such rates.
 
-One orientation everywhere: a higher score says "member", a positive is a member, and
+A higher score always means "member", the positive class:
 
     TPR(t) = P(score >= t | member),    FPR(t) = P(score >= t | non-member).
 
@@ -23,8 +23,8 @@ from safexplain.errors import InputError
 def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact two-sided interval of a binomial proportion (Clopper & Pearson, Biometrika 1934).
 
-    Its coverage is at least `confidence` for every true proportion, since each tail is inverted by itself. Successes
-    that are no whole number (sums of shares) get the limits of the same beta distributions, which lie in between.
+    Its coverage is at least `confidence` for every true proportion, because each tail is inverted separately. For
+    fractional successes (sums of shares), the limits come from the same beta distributions.
 
     Raises:
         InputError: not 0 <= successes <= trials with trials >= 1, or confidence outside of (0, 1).
@@ -46,7 +46,7 @@ def check_counts(successes: float, trials: int) -> None:
 def check_confidence(confidence: float) -> None:
     """Raise InputError unless it lies in (0, 1)."""
     if not 0 < confidence < 1:
-        raise InputError(f"confidence lies in (0, 1), got {confidence!r}")
+        raise InputError(f"confidence: expected a number in (0, 1), got {confidence!r}")
 
 
 @lru_cache(maxsize=16)
@@ -62,7 +62,7 @@ def upper_limits(trials: int, confidence: float = 0.95) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class RocCurve:
-    """Counts at every distinct threshold, from "nobody is a member" to "everybody is".
+    """Counts at every distinct threshold, from "nobody is a member" to "everybody is a member".
 
     Args:
         thresholds: (k,) decreasing, the first is +inf.
@@ -95,17 +95,17 @@ class RocCurve:
 
     @property
     def balanced_accuracy(self) -> float:
-        """Largest (TPR + 1 - FPR) / 2 over the thresholds; optimistic, since it is chosen on the scored examples."""
+        """Largest (TPR + 1 - FPR) / 2 over the thresholds; optimistic, because chosen on the scored examples."""
         return float((1 + (self.tpr - self.fpr).max()) / 2)
 
 
 @dataclass(frozen=True)
 class RateAtFpr:
-    """Members found while at most a stated share of the non-members are false positives.
+    """True-positive rate at a threshold whose false-positive rate is at most a stated one.
 
     Args:
         fpr: the stated false-positive rate.
-        threshold: the lowest score that still keeps to it (scores >= threshold are called members).
+        threshold: the lowest score that keeps to it (scores >= threshold are classified as members).
         true_positives, members: counts behind the rate.
         false_positives, non_members: counts behind the realised false-positive rate.
         confidence: of the two-sided interval.
@@ -184,11 +184,11 @@ def tpr_at_fpr(
         InputError: as `roc`, or `fpr` outside of [0, 1].
     """
     if not 0 <= fpr <= 1:
-        raise InputError(f"a false-positive rate lies in [0, 1], got {fpr!r}")
+        raise InputError(f"fpr: expected a number in [0, 1], got {fpr!r}")
     if isinstance(scores, RocCurve):
         curve = scores
     elif membership is None:
-        raise InputError("membership is missing: pass (n,) bool beside the scores, or a RocCurve")
+        raise InputError("membership is missing: pass (n,) bool with the scores, or a RocCurve")
     else:
         curve = roc(scores, membership)
     at = int(np.searchsorted(curve.fpr, fpr, side="right")) - 1
@@ -206,8 +206,8 @@ def tpr_at_fpr(
 def auc_interval(curve: RocCurve, confidence: float = 0.95) -> tuple[float, float]:
     """Interval for the AUC of independent examples, by DeLong's variance (DeLong, DeLong & Clarke-Pearson, 1988).
 
-    The limits are set on the logit of the AUC, so they stay in [0, 1]. At an AUC of exactly 0 or 1 the variance
-    estimate is 0; the rule of three (a limit of 3 / the smaller group) takes its place.
+    The limits are set on the logit of the AUC, so they stay in [0, 1]. At an AUC of exactly 0 or 1, where the variance
+    estimate is 0, the rule of three applies (a limit of 3 / the smaller group).
     """
     m, n, auc = curve.members, curve.non_members, curve.auc
     members, others = np.diff(curve.true_positives), np.diff(curve.false_positives)
@@ -237,10 +237,10 @@ def checked(scores: ArrayLike, membership: ArrayLike) -> tuple[NDArray[np.float6
         raise InputError(f"expected scores and membership of one shape (n,), got {s.shape} and {member.shape}")
     if member.dtype != np.bool_:
         if not np.isin(member, (0, 1)).all():
-            raise InputError(f"membership must be bool or 0/1, got dtype {member.dtype}")
+            raise InputError(f"membership: expected bool or 0/1, got dtype {member.dtype}")
         member = member.astype(bool)
     if np.isnan(s).any():
-        raise InputError(f"{int(np.isnan(s).sum())} of {s.size} scores are NaN; an attack must score every example")
+        raise InputError(f"scores: expected no NaN, got {int(np.isnan(s).sum())} of {s.size}; score every example")
     if member.all() or not member.any():
-        raise InputError(f"need members and non-members, got {int(member.sum())} and {int((~member).sum())}")
+        raise InputError(f"expected members and non-members, got {int(member.sum())} and {int((~member).sum())}")
     return s, member

@@ -8,9 +8,9 @@ substitution, in either direction (Proposition 2.12 there),
 
 A delta that is too large makes f too small, so an attack that does better than f here does so in truth.
 
-The curves of one sampling rate and number of steps, a `Family`, rise with the noise multiplier, so all that are larger
-than a refuted one are refuted too: epsilon is at least that of the smallest refuted noise, which is found by bisection
-over a fixed grid, so that curves can be kept.
+The curves of one sampling rate and number of steps, a `Family`, rise with the noise multiplier, so every larger one
+than a refuted one is refuted too: epsilon is at least that of the smallest refuted noise. It is found by bisection over
+a fixed grid, so that curves can be cached.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from safexplain.errors import ConfigurationError
 Array = NDArray[np.float64]
 
 COARSER = 3.0
-"""Width of the privacy losses' grid over that of the accountant: three times as fast, nine times its error."""
+"""Width of the privacy losses' grid over that of the accountant: three times as fast, with nine times its error."""
 
 ORDERS = 400
-"""Orders e at which the privacy profile is read."""
+"""Number of orders e at which the privacy profile is evaluated."""
 
 NEGLIGIBLE = 1e-11
 """Orders whose delta is smaller than this are left out."""
@@ -61,15 +61,15 @@ SMALLEST_NOISE = 1 / 16
 """Noise multiplier (twice this for a fixed size) below which curves are not computed: their exponentials overflow."""
 
 UNNOTICEABLE = 1e-7
-"""Mean privacy loss below which a mechanism is taken to have epsilon 0."""
+"""Mean privacy loss below which a mechanism counts as having epsilon 0."""
 
 
 class TradeOff(Protocol):
-    """What one mechanism allows an attack."""
+    """The trade-off curve of one mechanism."""
 
     @property
     def epsilon(self) -> float:
-        """A lower bound on its epsilon, at the delta that it was made for."""
+        """A lower bound on the mechanism's epsilon, at the curve's delta."""
 
     def __call__(self, fpr: ArrayLike, /) -> Array:
         """Lower bounds on the false-negative rates at these false-positive rates."""
@@ -94,7 +94,7 @@ class PiecewiseLinear:
     epsilon: float  # lower bound on that of the mechanism
     slopes: Array  # (k,) decreasing
     intercepts: Array  # (k,)
-    crossings: Array  # (k - 1,) false-positive rates, not decreasing, from which on the next line is taken
+    crossings: Array  # (k - 1,) false-positive rates, not decreasing, above which the next line holds
 
     def __call__(self, fpr: ArrayLike, /) -> Array:
         """(n,) or () lower bounds on the least false-negative rates."""
@@ -107,9 +107,8 @@ class PiecewiseLinear:
 def trade_off(mechanism: Steps, delta: float) -> TradeOff:
     """The trade-off curve of the sampled Gaussian mechanism under substitution, from below.
 
-    With all records in every batch it is that of one Gaussian. Otherwise it comes from privacy loss distributions,
-    and the accountant's error, within which it may raise epsilon, is subtracted from the epsilon. The mechanism has
-    noise and at least one step.
+    For full batches it is that of one Gaussian. Otherwise it comes from privacy loss distributions, and the
+    accountant's error, by which it may raise epsilon, is subtracted. The mechanism needs noise and at least one step.
     """
     q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
     if q == 1:
@@ -121,13 +120,13 @@ def trade_off(mechanism: Steps, delta: float) -> TradeOff:
     top = loss.epsilon(max(NEGLIGIBLE, 10 * slack))
     orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
     profile = np.minimum(loss.delta(orders) + slack, 1.0)
-    # by how much discretisation raised epsilon at most, about; it grows with the square of the grid's width
+    # approximate largest increase of epsilon by discretisation, which grows with the square of the grid's width
     raised = COARSER**2 * ERROR * max(min(epsilon, 1.0), epsilon / 10)
     return PiecewiseLinear(max(epsilon - raised, 0.0), *_envelope(orders, profile))
 
 
 def gaussian_distance(fpr: ArrayLike, fnr: ArrayLike) -> Array:
-    """The mu between whose Gaussians an attack can have just these error rates; negative for worse than guessing."""
+    """The mu whose Gaussian trade-off passes through these error rates; negative for worse than guessing."""
     return np.asarray(-ndtri(fpr) - ndtri(fnr))
 
 
@@ -136,7 +135,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon of mu-GDP at delta, exact (arXiv 1905.02383, Corollary 2.13); 0 for mu <= 0."""
     if mu <= 0:
         return 0.0
-    with np.errstate(divide="ignore"):  # a log delta of -inf, while an upper end is looked for
+    with np.errstate(divide="ignore"):  # a log delta of -inf while an upper end is searched
         return float(get_epsilon_gaussian(1 / mu, delta))
 
 
@@ -165,11 +164,11 @@ class Family:
         if self.sampling is None:
             object.__setattr__(self, "sampling", "full-batch" if self.sample_rate == 1 else "poisson")
         if self._of(1.0).steps == 0:
-            raise ConfigurationError("steps: expected at least 1, got 0; without steps nothing is learnt")
+            raise ConfigurationError("steps: expected at least 1, got 0")
 
     @property
     def is_gaussian(self) -> bool:
-        """All steps together are one Gaussian mechanism."""
+        """Whether all steps together are one Gaussian mechanism."""
         return self.sample_rate == 1
 
     def at(self, point: int) -> Steps:
@@ -181,7 +180,7 @@ class Family:
 
 
 class Claimed(TypedDict, total=False):
-    """Keyword arguments of a bound that are passed on: its confidence, and the claimed mechanism, a `Family`."""
+    """Keyword arguments of a bound: its confidence, and the claimed mechanism, a `Family`."""
 
     confidence: float
     sample_rate: float
@@ -190,7 +189,7 @@ class Claimed(TypedDict, total=False):
 
 
 def confidence_and_family(claimed: Claimed) -> tuple[float, Family]:
-    """The confidence, and the mechanism."""
+    """The confidence and the mechanism in a bound's keyword arguments."""
     mechanism: dict[str, Any] = {**claimed}
     confidence = mechanism.pop("confidence", 0.95)
     return confidence, Family(**mechanism)
@@ -201,10 +200,10 @@ def smallest_refuted(
 ) -> tuple[float, TradeOff | None]:
     """Epsilon and trade-off curve of the smallest noise multiplier of the grid that is refuted.
 
-    `refutes` says whether the errors found are too few for a curve; if so, also for every higher one. The lower bound
-    on epsilon is infinite if no noise explains so few errors; if all do, it is 0 and the curve None.
+    `refutes` tests whether the errors are too few for a curve, and then for every higher one. The lower bound on
+    epsilon is infinite if no noise explains so few errors; if every noise does, it is 0 and the curve None.
     """
-    low, high = LOWEST, HIGHEST  # not refuted, and refuted, or so taken: too little noise, and too much, to matter
+    low, high = LOWEST, HIGHEST  # not refuted, and refuted; the ends of the grid count as such
     below: TradeOff | None = None
     above: TradeOff | None = None
     while high - low > 1 and not (below and above and below.epsilon - above.epsilon <= resolution * above.epsilon):
@@ -225,7 +224,7 @@ def smallest_refuted(
 
 @lru_cache(maxsize=65536)
 def _side(family: Family, point: int) -> int:
-    """-1 where there is too little noise to compute anything, 1 where there is too much to learn anything, else 0."""
+    """-1: too little noise to compute a curve; 1: too much noise to learn anything; else 0."""
     member = family.at(point)
     if _overflows(member):
         return -1

@@ -187,7 +187,7 @@ def test_the_certificate_is_about_the_endpoint_and_says_that_no_model_was_seen(
     assert found.findings == ()
     with pytest.raises(RefusedError, match="native explanations of an endpoint are not known"):
         _ = found.native
-    with pytest.raises(CertificateError, match="holds no digest of a model"):
+    with pytest.raises(CertificateError, match="whose model was not seen, so it cannot be about this model"):
         HardenedSaliency.from_certificate(world.model, tmp_path / "certificate.json")
     page = (tmp_path / "report.html").read_text()
     assert "What the endpoint answers" in page or service.url in page

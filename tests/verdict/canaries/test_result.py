@@ -89,7 +89,7 @@ def test_without_a_mechanism_an_epsilon_is_audited_alone():
     found = result(0, claim=claim, method="clopper-pearson")
     assert (found.claim.substitute, found.claim.add_remove) == (2.0, None)
     assert found.verdict == "refuted"
-    with pytest.raises(ConfigurationError, match=r"pld.*needs the mechanism"):
+    with pytest.raises(ConfigurationError, match=r"pld.*needs a claim with a mechanism"):
         result(0, claim=claim)
 
 
@@ -103,7 +103,7 @@ def test_the_claim_after_fewer_steps_is_smaller():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"mechanism": None}, "needs the mechanism"),
+        ({"mechanism": None}, "needs a mechanism"),
         ({"epsilon": -1.0}, "above 0"),
         ({"epsilon": math.inf}, "finite"),
         ({"adjacency": "zero_out"}, "substitute records"),
@@ -207,7 +207,7 @@ def test_the_finding_that_decides_refutes_or_else_is_the_white_box_or_else_the_s
     assert decisive([weak, seen, strong]) is seen
     assert decisive([blind, weak, strong]) is strong
     assert decisive([blind, weak]) is weak
-    with pytest.raises(InputError, match="one finding or more"):
+    with pytest.raises(InputError, match="at least one finding"):
         decisive([])
 
 

@@ -227,7 +227,7 @@ def test_a_verdict_that_does_not_follow_is_named(load: Callable[..., Any]) -> No
     worse = changed(made(), ("predicate", "audit", "evidence", 1, "lower_bound_count"), 60)
     with pytest.raises(CertificateError, match=r"certificate\.json: audit\.\S+ says .* follows from the counts"):
         load(sealed(worse))
-    with pytest.raises(CertificateError, match="verdict says 'certified', but 'inconclusive'"):
+    with pytest.raises(CertificateError, match="verdict is 'certified', but 'inconclusive'"):
         load(sealed(changed(made(UNDECIDED), ("predicate", "verdict"), "certified")))
 
 
@@ -333,7 +333,7 @@ def test_the_verdict_of_one_of_several_targets_cannot_be_forged(load: Callable[.
 def test_no_target_is_left_out_or_judged_twice(load: Callable[..., Any]) -> None:
     content = made(LEAKING)
     hidden = audited(replace(LEAKING.others[0], others=()))
-    with pytest.raises(CertificateError, match=r"expected judgements of 2 targets|says"):
+    with pytest.raises(CertificateError, match=r"expected judgements of 2 targets|verdict is"):
         load(sealed(changed(content, ALONE, {**hidden, "others": []})) | {})
     twice = replace(LEAKING.others[0], others=LEAKING.others)
     with pytest.raises(CertificateError, match="about one target"):
@@ -391,7 +391,7 @@ def test_what_is_no_certificate_is_refused_in_a_line(load: Callable[..., Any], n
 
 def test_a_text_longer_than_any_sentence_is_refused(tmp_path: Path) -> None:
     read_back(made(notes=["x" * LONGEST_TEXT]), tmp_path)
-    with pytest.raises(CertificateError, match="65,537 characters"):
+    with pytest.raises(CertificateError, match="got 65,537"):
         read_back(made(notes=["x" * (LONGEST_TEXT + 1)]), tmp_path)
 
 

@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused():
     order = np.arange(4)
     with pytest.raises(InputError, match="expected"):
         count_pairs(order, order[:3], np.array([True, False, True, False]), 0.1)
-    with pytest.raises(InputError, match="need members and non-members"):
+    with pytest.raises(InputError, match="expected members and non-members"):
         count_pairs(order, order, np.ones(4, dtype=bool), 0.1)
 
 

@@ -277,9 +277,9 @@ def test_either_side_of_the_trade_off_counts():
     ("call", "message"),
     [
         (lambda: roc([1, 2], [True]), "one shape"),
-        (lambda: roc([1, math.nan], [True, False]), "1 of 2 scores are NaN"),
-        (lambda: roc([1, 2], [True, True]), "need members and non-members"),
-        (lambda: roc([1, 2], [False, False]), "need members and non-members"),
+        (lambda: roc([1, math.nan], [True, False]), "expected no NaN, got 1 of 2"),
+        (lambda: roc([1, 2], [True, True]), "expected members and non-members"),
+        (lambda: roc([1, 2], [False, False]), "expected members and non-members"),
         (lambda: roc([1, 2], [0.5, 1]), "bool or 0/1"),
         (lambda: tpr_at_fpr([1, 2], [True, False], 1.1), r"\[0, 1\]"),
         (lambda: tpr_at_fpr([1, 2], [True, False], -0.1), r"\[0, 1\]"),
