@@ -37,7 +37,7 @@ PATHS = tuple(
     f"safexplain/{folder}"
     for folder in (
         "hardening", "explain", "verdict", "audit/attacks", "audit/controls",
-        "dp/accounting", "_privacy_loss", "recourse", "ledger", "serve",
+        "dp/accounting.py", "_privacy_loss", "recourse", "ledger", "serve",
     )
 )  # fmt: skip
 ARITHMETIC = {
@@ -479,7 +479,7 @@ def show(out: Path) -> None:
             print(describe(record))
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for m in records:
-        folder = next((p for p in PATHS if m["path"].startswith(p + "/")), str(Path(m["path"]).parent))
+        folder = next((p for p in PATHS if f"{m['path']}/".startswith(f"{p}/")), str(Path(m["path"]).parent))
         counts[folder][m["status"]] += 1
         counts["all"][m["status"]] += 1
     for folder, count in counts.items():

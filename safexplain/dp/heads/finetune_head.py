@@ -91,7 +91,7 @@ def head_problem(
     """Compute the features of the records, to train the head on.
 
     Args:
-        model: backbone and a linear head, which alone requires gradients, on the device where to train.
+        model: on the device where to train; only a linear head requires gradients.
         records: one tensor of inputs, and class indices.
         plan: steps, sample rate and noise.
         config: optimizer "sgd" or "adam"; mode, piece and loss have no effect.

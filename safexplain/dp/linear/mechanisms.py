@@ -106,10 +106,6 @@ SOLVER_NOISE = 0.01
 def stability(regularization: float, adjacency: Adjacency) -> float:
     """S_k: the largest distance of the solver's results on neighbouring data sets; see the module's proof.
 
-    Args:
-        regularization: L, of the sum (not the mean) of losses.
-        adjacency: what neighbouring data sets differ in.
-
     Raises:
         ConfigurationError: a value out of range.
     """
@@ -119,14 +115,9 @@ def stability(regularization: float, adjacency: Adjacency) -> float:
 
 
 def stable_minimiser(signed: NDArray[np.float64], regularization: float) -> NDArray[np.float64]:
-    """v: the minimiser (p,) of J, certified to be within tau. It must be hidden by noise; see `stability`.
+    """v: the minimiser (p,) of J, certified to be within tau; it must be hidden by noise, see `stability`.
 
-    Args:
-        signed: (n, p) features of norm at most 1, including the constant column, times the labels +1 and -1.
-        regularization: L.
-
-    Raises:
-        RefusedError: the solver cannot certify its result; nothing is released.
+    Arguments and errors as for `perturbed_output`, with L.
     """
     return solve(signed, regularization, GRADIENT_ERROR / regularization)
 

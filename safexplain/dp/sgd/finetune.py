@@ -487,12 +487,7 @@ def _short(epsilon: float) -> str:
 
 
 def accuracy_of(model: nn.Module, records: Records, piece: int) -> float:
-    """Share of the records for which the model's largest output is that of their class.
-
-    Args:
-        model: in evaluation mode, with outputs (rows, classes).
-        records: (x, class indices).
-        piece: rows at a time.
+    """Share of the records for which the model's largest output is that of their class; computed by pieces.
 
     Raises:
         InputError: outputs are not (rows, classes), or targets are not class indices.

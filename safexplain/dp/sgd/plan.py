@@ -33,13 +33,7 @@ MECHANISM = (
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """The privacy budget of a training.
-
-    Args:
-        epsilon: upper limit; None for no limit, which needs a noise multiplier.
-        delta: in [1e-12, 1), smaller than one over the number of records.
-        adjacency: under which epsilon is meant.
-        noise_multiplier: used instead of a calibrated one; training then stops before it would exceed epsilon.
+    """The privacy budget of a training; arguments as for `DPFineTuner`.
 
     Raises:
         ConfigurationError: a value out of range, or neither epsilon nor noise multiplier.
@@ -134,14 +128,7 @@ def plan_training(
     epochs: float | None = None,
     steps: int | None = None,
 ) -> TrainingPlan:
-    """Steps and noise for a budget.
-
-    Args:
-        budget: upper limit.
-        records: number of records in the training data.
-        batch_size: expected; the sample rate is this over `records`.
-        epochs: expected passes over the data, each of 1 / sample rate steps; or
-        steps: of the optimizer.
+    """Steps and noise for a budget; arguments as for `DPFineTuner`, and the number of `records` in the training data.
 
     Raises:
         ConfigurationError: batches larger than the data, both or neither of epochs and steps, or a budget that does not
@@ -216,16 +203,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Options that do not affect epsilon, and the clipping rule.
-
-    Args:
-        clipping: of each example's gradient.
-        optimizer: a name of `OPTIMIZERS`, or a function of the list of parameters.
-        lr: learning rate of a named optimizer; None for `NETWORK_LR`, or for the rate that `finetune_head` measures.
-        loss: outputs and targets -> the loss of each example.
-        mode: how per-example gradients are computed.
-        piece: largest number of examples in memory at a time.
-        seed: makes batches and noise reproducible; None for secret ones.
+    """Options that do not affect epsilon, and the clipping rule; arguments as for `DPFineTuner`.
 
     Raises:
         ConfigurationError: an unknown optimizer, or a piece of less than one row.

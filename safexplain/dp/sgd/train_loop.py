@@ -180,8 +180,8 @@ class Saver:
         path: the file; None to save nothing.
         purpose: description of model, data and options; a training is resumed only with an equal one.
         seconds: between saves.
-        model: its parameters that require gradients are saved.
-        optimizer: of these.
+        model: its trainable parameters are saved, with the state of their `optimizer`.
+        optimizer: see `model`.
         skipped: returns the number of examples left out so far.
 
     Raises:
