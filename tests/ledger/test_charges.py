@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError
-from safexplain.ledger import BudgetExhausted, Concentrated, Ledger, Pure
+from safexplain.ledger import BudgetExhausted, Concentrated, Ledger, Pure, storage
 from safexplain.ledger.accounts import Balance, save_balances
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import to_json
@@ -48,6 +49,16 @@ def test_the_eleventh_tenth_is_refused_and_leaves_no_trace(make):
     assert (ledger.spent("nobody"), ledger.account("nobody").remaining) == (0.0, 1.0)
     assert [account.principal for account in ledger.accounts()] == ["ann", "bob"]
     assert (ledger.total().spent, ledger.total().remaining) == (1.1, float("inf")), "counted without a limit too"
+
+
+def test_without_a_limit_the_total_is_reported_at_a_delta_that_covers_all_charges(make):
+    ledger = make(epsilon=1.0, delta=0.75)
+    for name, delta in (("ann", 0.25), ("bob", 0.375), ("cid", 0.25)):
+        ledger.charge(name, epsilon=0.25, delta=delta)
+        total = ledger.total()
+        assert (total.spent, total.delta) == (0.25 * total.charges, (0.75, 0.75, 0.875)[total.charges - 1])
+    ledger.charge("dan", epsilon=0.25, delta=0.25)
+    assert (ledger.total().spent, ledger.total().delta) == (math.inf, 1.0)
 
 
 def test_a_gaussian_release_without_delta_says_what_is_missing(make):
@@ -107,6 +118,7 @@ def test_charges_can_be_looked_through(make, clock):
 
 
 def test_more_charges_than_one_page_are_looked_through(sqlite_url, monkeypatch):
+    assert (storage.PAGE, storage.CHUNK) == (2000, 500)
     monkeypatch.setattr("safexplain.ledger.storage.PAGE", 3)
     with Ledger(sqlite_url, epsilon=5.0) as ledger:
         for _ in range(10):
@@ -190,15 +202,15 @@ def test_two_spellings_of_one_name_are_one_account_and_capitals_another(make, na
 @in_each_database
 def test_names_and_notes_are_only_text(make):
     ledger = make(epsilon=1.0)
-    for name in ("'; DROP TABLE ledger_charges; --", "ünïcödé 🙂", "%s ? {}", "a b"):
+    for name in ("'; DROP TABLE ledger_charges; --", "ünïcödé 🙂", "%s ? {}", "a b", "x" * 500):
         ledger.charge(name, epsilon=0.25, mechanism=name, parameters={name: name})
         assert ledger.spent(name) == 0.25
-    assert len(ledger.accounts()) == 4
+    assert len(ledger.accounts()) == 5
     with pytest.raises(ConfigurationError, match="expected a name"):
         ledger.charge(7, epsilon=0.1)
     with pytest.raises(InputError, match="JSON"):
         ledger.charge("ann", epsilon=0.1, parameters={"x": float("nan")})
-    assert ledger.verify() == 4
+    assert ledger.verify() == 5
 
 
 @in_each_database

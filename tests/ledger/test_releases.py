@@ -101,6 +101,7 @@ def test_what_no_budget_pays_for_is_refused_as_such(sqlite_url, delta, release):
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.5, 3.0])
 def test_renyi_divergence_of_gaussian_noise_is_that_of_dp_accounting_and_of_laplace_noise_never_below(epsilon):
+    assert (len(ORDERS), ORDERS[0], ORDERS[-1]) == (700, 1.1, 1e6)
     orders = ORDERS[::50]
     oracle = RdpAccountant(list(orders)).compose(GaussianDpEvent(1 / epsilon))._rdp
     assert renyi(gaussian(epsilon), orders) == pytest.approx(oracle, rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
@@ -117,6 +118,12 @@ def test_health_and_metrics_say_what_is_served(client):
     text = client.get("/metrics").text
     assert 'safexplain_requests_total{operation="explain",status="200"}' in text
     assert "module" not in text, "no client is named in metrics"
+    for name, edges in (
+        ("request_seconds", "0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0 +Inf"),
+        ("batch_rows", "1.0 2.0 4.0 8.0 16.0 32.0 64.0 128.0 +Inf"),
+    ):
+        found = re.findall(rf'safexplain_{name}_bucket{{.*?le="(.*?)"', text)
+        assert list(dict.fromkeys(found)) == edges.split()
 
 
 def test_what_is_wrong_with_the_certificate_stays_in_the_log(made, monkeypatch):

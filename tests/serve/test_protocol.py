@@ -320,6 +320,7 @@ def test_problems_say_what_to_do_and_nothing_that_was_computed():
         found = problem_of(error)
         assert secret not in json.dumps(found.to_dict())
     assert [problem_of(e).status for e in hidden] == [422, 500, 503, 503, 503, 500]
+    assert [problem_of(e).retry_after for e in hidden] == [0, 0, 5, 0, 0, 0]
     assert problem_of(UnavailableError("overloaded")).retry_after == 1
     request = problem_of(RequestError("expected numbers", field="instances"))
     assert request.to_dict() == {
