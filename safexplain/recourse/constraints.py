@@ -23,16 +23,16 @@ from safexplain.recourse.features import (
     Column,
     Features,
     Limit,
+    as_tuple,
     check_features,
     hashable,
     label,
     limits,
-    listed,
     position,
     positions,
     width_of,
 )
-from safexplain.recourse.found import Floats, rows_where
+from safexplain.recourse.solution import Floats, rows_where
 
 NEARLY = 1e-9
 """Share of a step by which a limit may miss it, and of the numbers in a rule by which that may be missed: rounding."""
@@ -156,7 +156,7 @@ class Constraints:
     def __post_init__(self) -> None:
         features = check_features(self.features)
         d = width_of(features)
-        one_hot = tuple(map(listed, listed(self.one_hot)))
+        one_hot = tuple(map(as_tuple, as_tuple(self.one_hot)))
         groups = tuple(np.array(positions(features, group, "one_hot"), dtype=np.intp) for group in one_hot)
         members, feature = _members(features, groups), np.arange(d)
         for group in groups:
@@ -170,9 +170,9 @@ class Constraints:
             if isinstance(numbers[name], float):
                 size[members] = _NUMBERS[name]  # one for all is not for categories
         most = None if self.most_changes is None else whole_number("most_changes", self.most_changes, 1)
-        rules = listed(self.rules)
+        rules = as_tuple(self.rules)
         kept: dict[str, Any] = {
-            **{name: listed(getattr(self, name)) for name in _LISTS},
+            **{name: as_tuple(getattr(self, name)) for name in _LISTS},
             **numbers,
             "features": features,
             "one_hot": one_hot,
@@ -350,7 +350,7 @@ class Constraints:
             keeps = np.take_along_axis(size, own[:, None], axis=1)[:, 0] >= size.max(axis=1)
             chosen = np.where(keeps, own, size.argmax(axis=1))
             allowed[:, group] = np.arange(len(group)) == chosen[:, None]
-        return self._ruled(x, allowed, lower, upper) if self.rules else allowed
+        return self._repair_rules(x, allowed, lower, upper) if self.rules else allowed
 
     def satisfied(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Mask:
         """(n,) bool, whether the candidates (n, d) keep every constraint; without tolerance, but for rounding in rules.
@@ -366,7 +366,7 @@ class Constraints:
         if self.grid.any():
             with np.errstate(invalid="ignore"):
                 inside &= (self.grid == 0) | (candidate == np.clip(self._on_grid(x, candidate), lower, upper))
-        kept: Mask = inside.all(axis=1) & self.obeyed(x, candidate)
+        kept: Mask = inside.all(axis=1) & self.keeps_rules(x, candidate)
         for group in self.groups:
             columns = candidate[:, group]
             kept &= ((columns == 0) | (columns == 1)).all(axis=1) & (columns.sum(axis=1) == 1)
@@ -381,7 +381,7 @@ class Constraints:
             moved[:, group[1:]], moved[:, group[0]] = False, moved[:, group].any(axis=1)
         return np.asarray(moved.sum(axis=1))
 
-    def obeyed(self, x: Floats, candidate: Floats) -> Mask:
+    def keeps_rules(self, x: Floats, candidate: Floats) -> Mask:
         """(n,) bool, whether the changes from x (n, d) to the candidates (n, d) keep every rule, but for rounding."""
         kept = np.ones(len(x), dtype=bool)
         for rule, (when, then) in zip(self.rules, self.linked, strict=True):
@@ -398,11 +398,11 @@ class Constraints:
             moved[:, column] = own + np.rint((candidate[:, column] - own) / step) * step
         return moved
 
-    def _ruled(self, x: Floats, moved: Floats, lower: Floats, upper: Floats) -> Floats:
+    def _repair_rules(self, x: Floats, moved: Floats, lower: Floats, upper: Floats) -> Floats:
         """Allowed rows (n, d), changed so that they keep the rules; as far as a few rounds over the rules can."""
         moved = moved.copy()
         for _ in range(2 * len(self.rules) + 1):
-            if self.obeyed(x, moved).all():
+            if self.keeps_rules(x, moved).all():
                 break
             for rule, (when, then) in zip(self.rules, self.linked, strict=True):
                 grid = self.grid[then]
@@ -421,7 +421,7 @@ class Constraints:
                 if self.grid[when]:
                     most = np.floor(most / self.grid[when] + NEARLY) * self.grid[when]
                 moved[back, when] = np.maximum(x[:, when] + most, lower[:, when])[back]
-        broken = ~self.obeyed(x, moved)  # rules that drive each other: nothing rises that they are about
+        broken = ~self.keeps_rules(x, moved)  # rules that drive each other: nothing rises that they are about
         for when, _ in self.linked if broken.any() else ():
             columns = next((group for group in self.groups if when in group), np.array([when]))
             held = np.minimum(np.maximum(x[:, columns], lower[:, columns]), upper[:, columns])

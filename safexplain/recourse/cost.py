@@ -19,7 +19,7 @@ from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.features import Feature, Features, check_known, is_mapping, limits, number_of
-from safexplain.recourse.found import Floats
+from safexplain.recourse.solution import Floats
 
 Scale = float | Mapping[Any, float] | Sequence[float] | NDArray[np.float64]
 
@@ -254,7 +254,7 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
         def at(feature: int | str, what: str) -> Sequence[str]:
             return _columns_of(parts, feature if isinstance(feature, str) else names[feature], what)
 
-        _narrow(parts, names, given, numbers)
+        _apply_limits(parts, names, given, numbers)
         for name, found in lists.items():
             found += [column for feature in getattr(given, name) for column in at(feature, name)]
         groups += [[column for feature in group for column in at(feature, "one_hot")] for group in given.one_hot]
@@ -266,7 +266,7 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
     return Constraints(columns, one_hot=tuple(map(tuple, groups)), **numbers, **others)
 
 
-def _narrow(parts: Parts, names: Sequence[str], given: Constraints, numbers: dict[str, dict[str, float]]) -> None:
+def _apply_limits(parts: Parts, names: Sequence[str], given: Constraints, numbers: dict[str, dict[str, float]]) -> None:
     """Limits and sizes of changes, in place; one number for all is for numbers and levels only."""
     categories = {part.name for part in parts if part.kind == "category"}
     steps = given.grid * (given.grid != given.whole)  # whole numbers are asked for by `integer`
@@ -295,13 +295,13 @@ def _narrow(parts: Parts, names: Sequence[str], given: Constraints, numbers: dic
 
 def cost_on_columns(parts: Parts, cost: Cost) -> Cost:
     """A cost, priced by public ranges where it has no scale; see `Preprocessing.cost`."""
-    sides = {side: _of_side(parts, getattr(cost, side), side, cost.power) for side in ("scale", "rise", "fall")}
+    sides = {side: _side_on_columns(parts, getattr(cost, side), side, cost.power) for side in ("scale", "rise", "fall")}
     priced = replace(cost, **sides)
     priced.check(len(_columns(parts)))
     return priced
 
 
-def _of_side(parts: Parts, given: Any, side: str, power: int) -> Any:
+def _side_on_columns(parts: Parts, given: Any, side: str, power: int) -> Any:
     """A scale, or prices of rising or falling, by column."""
     if given is not None and not (isinstance(given, tuple) and isinstance(given[0], tuple)):
         return given  # one number for all, or one a column

@@ -1,8 +1,8 @@
-"""One feature of a person: which columns of the table are its own, and the way there and back.
+"""Features of a person, their columns in the table, and frames of people.
 
-Frames of people are read and written here too: one column a feature, numbers and labels as they are. A frame is a
-pandas or polars DataFrame, a list of dicts, or a dict of lists; one person may also be a dict, or a row of a pandas
-DataFrame. Neither library is imported here: whoever has a frame has imported its library.
+A frame has one column for each feature, with numbers and labels as they are: a pandas or polars DataFrame, a list of
+dicts, or a dict of lists; a single person may also be a dict, or a row of a pandas DataFrame. Neither library is
+imported here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from safexplain._validate import readable, real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.found import Floats, rows_where
+from safexplain.recourse.solution import Floats, rows_where
 
 Kind = Literal["numeric", "category", "ordinal"]
 Label = str | int | float | bool
@@ -34,18 +34,17 @@ Label = str | int | float | bool
 class Feature:
     """A person's feature and its columns in the table.
 
-    A numeric or ordinal feature has one column for its value, a category one 0/1 column for each label; behind them
-    stands one 0/1 column for each state (special value, or missing). While a number or level is in a state, its value
-    column holds `middle`.
+    A numeric or ordinal feature has one column for its value, a category one 0/1 column for each label; then follows
+    one 0/1 column for each state (special or missing value). For a row in a state, the value column holds `middle`.
 
     Args:
-        name: of the frame's column.
+        name: the frame's column.
         kind: "numeric", "category" or "ordinal".
         first: its first column in the table.
         low: least value in the table; 0 for an ordinal feature.
         high: greatest value.
         labels: categories, or the levels in order.
-        states: special values, None for missing, which is the last.
+        states: special values, and None for missing as the last.
         unit: of a numeric feature, for messages.
     """
 
@@ -61,8 +60,10 @@ class Feature:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of its columns: "age", or "job=clerk" for each category; "age=-9" for a state."""
-        regular = [f"{self.name}={_text(label)}" for label in self.labels] if self.kind == "category" else [self.name]
-        names = regular + [f"{self.name}={_text(state)}" for state in self.states if state is not None]
+        regular = [self.name]
+        if self.kind == "category":
+            regular = [f"{self.name}={_label_text(label)}" for label in self.labels]
+        names = regular + [f"{self.name}={_label_text(state)}" for state in self.states if state is not None]
         missing = f"{self.name}=missing" if f"{self.name}=missing" not in names else f"{self.name}=(missing)"
         return (*names, missing) if None in self.states else tuple(names)
 
@@ -83,12 +84,12 @@ class Feature:
 
     @property
     def scale(self) -> float:
-        """How far from the offset a number or level is that is 1 in the scaled table."""
+        """Distance from the offset that is 1 in the scaled table."""
         return 1.0 if self.kind == "category" else (self.high - self.low) / 2 or 1.0
 
     @property
     def longest(self) -> float:
-        """Largest square that its scaled columns add up to."""
+        """Largest sum of squares of its scaled columns."""
         if self.kind == "category":
             return 1.0
         end = max(abs(self.low - self.offset), abs(self.high - self.offset)) / self.scale
@@ -97,7 +98,7 @@ class Feature:
 
     @property
     def regular(self) -> tuple[float, float]:
-        """Ends of its regular values: next to an end of the range that is a special value, so that no answer is one."""
+        """Ends of its regular values: where an end of the range is a special value, the next float."""
         low, high = self.low, self.high
         if self.kind == "numeric":
             while low in self.states:
@@ -108,8 +109,8 @@ class Feature:
 
     @property
     def middle(self) -> float:
-        """What stands in the value column of a row whose value is special: the middle of the range, rounded down to a
-        whole number where the range is wide or both ends are whole."""
+        """Content of the value column of a row in a state: the middle of the range, rounded down to a whole number if
+        the range is wide or both ends are whole."""
         middle = self.low + (self.high - self.low) / 2
         whole = self.high - self.low >= 2 or (self.low == int(self.low) and self.high == int(self.high))
         return float(math.floor(middle)) if whole else middle
@@ -118,13 +119,13 @@ class Feature:
         """(n, k) its columns of the table.
 
         Args:
-            column: n values as people have them.
-            clip: numbers outside of the public range count as its ends; else they are refused.
+            column: n values of a frame.
+            clip: move numbers outside the public range to its ends instead of refusing them.
 
         Raises:
-            InputError: a value that is not declared; with its row.
+            InputError: an undeclared value; with its row.
         """
-        value, state = self._numbers(column, clip) if self.kind == "numeric" else self._codes(column)
+        value, state = self._read_numbers(column, clip) if self.kind == "numeric" else self._read_labels(column)
         if self.kind == "category":
             regular = (value[:, None] == np.arange(len(self.labels))) & (state < 0)[:, None]
         else:
@@ -132,7 +133,7 @@ class Feature:
         return np.hstack([regular, state[:, None] == np.arange(len(self.states))]).astype(np.float64)
 
     def values(self, own: Floats) -> list[Any]:
-        """n values as people have them, from its columns (n, k) of the table."""
+        """n values of a frame, from its columns (n, k) of the table."""
         if self.kind == "category":
             every = (*self.labels, *self.states)
             return [every[i] for i in own.argmax(axis=1).tolist()]
@@ -144,24 +145,24 @@ class Feature:
         return found
 
     def check(self, own: Floats) -> None:
-        """Raise InputError unless its columns (n, k) hold what it may be, regular or in one state."""
+        """Raise InputError unless its columns (n, k) hold a regular value or one state."""
         flags = own if self.kind == "category" else own[:, 1:]
         count = flags.sum(axis=1)
         bad = ((flags != 0) & (flags != 1)).any(axis=1) | (count > 1) | ((count < 1) & (self.kind == "category"))
         if bad.any():
-            raise InputError(f"x: {self.name} has no one category or state in {rows_where(bad)} of the table")
+            raise InputError(f"x: {self.name} needs exactly one category or state in {rows_where(bad)} of the table")
         if self.kind == "category":
             return
         self._check_range(own[:, 0], (own[:, 0] < self.low) | (own[:, 0] > self.high))
         between = (own[:, 0] != np.rint(own[:, 0])) & (self.kind == "ordinal")
         if between.any():
-            raise InputError(f"x: {self.name} is no whole level in {rows_where(between)} of the table")
+            raise InputError(f"x: {self.name} needs a whole level in {rows_where(between)} of the table")
 
-    def _numbers(self, column: Any, clip: bool) -> tuple[Floats, NDArray[np.intp]]:
-        """(n,) regular values, and the number of each row's state, -1 for none."""
+    def _read_numbers(self, column: Any, clip: bool) -> tuple[Floats, NDArray[np.intp]]:
+        """(n,) regular values, and the position of each row's state; -1: none."""
         values, narrow = numbers_of(column, self.name)
         special = [float(state) for state in self.states if state is not None]
-        if narrow:  # float32 has no .1: its nearest number is what was meant
+        if narrow:  # float32 lacks .1: its nearest number is meant
             for public in (self.low, self.high, *special):
                 values[values == np.float64(np.float32(public))] = public
         state = np.full(len(values), -1)
@@ -172,45 +173,47 @@ class Feature:
             raise InputError(self._missing(rows_where(lost)))
         infinite = np.isinf(values) & (state < 0)
         if infinite.any():
-            raise InputError(f"{self.name}: infinite in {rows_where(infinite)}; correct or leave out")
+            raise InputError(
+                f"{self.name}: expected finite numbers, got infinity in {rows_where(infinite)}; correct it"
+            )
         if not clip:
             self._check_range(values, ((values < self.low) | (values > self.high)) & (state < 0))
         return np.clip(values, self.low, self.high) + 0.0, state
 
-    def _codes(self, column: Any) -> tuple[Floats, NDArray[np.intp]]:
-        """Likewise, of labels: (n,) their places in the list."""
+    def _read_labels(self, column: Any) -> tuple[Floats, NDArray[np.intp]]:
+        """The same for labels: (n,) their positions in the list."""
         known = (*self.labels, *self.states)
-        place = {label: i for i, label in enumerate(known)}
+        index = {label: i for i, label in enumerate(known)}
         found = []
         for row, value in enumerate(values_of(column)):
             try:
-                found.append(place[None if is_missing(value) else value])
-            except (KeyError, TypeError):  # a list, say, is no key
+                found.append(index[None if is_missing(value) else value])
+            except (KeyError, TypeError):  # a list, for example, cannot be a key
                 if is_missing(value):
                     raise InputError(self._missing(f"row {row}")) from None
                 kind = "level" if self.kind == "ordinal" else "category"
-                listed = ", ".join(repr(label) for label in known if label is not None)
+                labels = ", ".join(repr(label) for label in known if label is not None)
                 raise InputError(
-                    f"{self.name}: unknown {kind} {value!r} in row {row}{close_to(value, known)}; known: {listed}."
-                    f" Correct the row, or add it to the public list of {self.name}"
+                    f"{self.name}: expected one of {labels}, got the unknown {kind} {value!r} in row {row};"
+                    f" correct the row, or add it to the public list of {self.name}{suggestion(value, known)}"
                 ) from None
         codes = np.array(found, dtype=np.intp)
         return codes.astype(np.float64), np.maximum(codes - len(self.labels), -1)
 
     def _missing(self, where: str) -> str:
-        return f"{self.name}: missing in {where}; fill it, or declare that it may be: missing=({self.name!r},)"
+        return f"{self.name}: missing in {where}; fill it, or declare missing=({self.name!r},)"
 
     def _check_range(self, values: Floats, outside: NDArray[np.bool_]) -> None:
         if outside.any():
             value, unit = float(values[outside.argmax()]), self.unit and f" {self.unit}"
             raise InputError(
-                f"{self.name}: {value:.15g} in {rows_where(outside)} lies outside of the public range {self.low:.15g}"
-                f" to {self.high:.15g}{unit}; correct the row, widen numeric={{{self.name!r}: (...)}}, or if the value"
-                f" stands for something else, declare special={{{self.name!r}: [{value:.15g}]}}"
+                f"{self.name}: expected the public range {self.low:.15g} to {self.high:.15g}{unit}, got {value:.15g} in"
+                f" {rows_where(outside)}; correct the row, widen numeric={{{self.name!r}: (...)}}, or for a special"
+                f" value declare special={{{self.name!r}: [{value:.15g}]}}"
             )
 
 
-def _text(value: Any) -> str:
+def _label_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and value == int(value) else str(value)
 
 
@@ -227,7 +230,7 @@ def width_of(features: Features) -> int:
 
 
 def check_features(features: Any) -> Features:
-    """The features, as a number of columns or as distinct names.
+    """The features as a number of columns or as distinct names.
 
     Raises:
         ConfigurationError: neither, fewer than one, or a name twice.
@@ -239,14 +242,14 @@ def check_features(features: Any) -> Features:
     if isinstance(features, Mapping):
         raise ConfigurationError(
             f"features: expected a number of columns or a tuple of names, got the mapping {dict(features)!r}; pass"
-            f" features={tuple(features)!r}, and limits as lower= and upper="
+            f" features={tuple(features)!r}, and limits under lower= and upper="
         )
     names = None if isinstance(features, str) or not isinstance(features, Iterable) else tuple(map(str, features))
     if not names:
         raise ConfigurationError(f"features: expected a number of columns or a tuple of names, got {features!r}")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigurationError(f"features: names must differ, these occur twice: {', '.join(twice)}")
+        raise ConfigurationError(f"features: expected distinct names, got these twice: {', '.join(twice)}")
     return names
 
 
@@ -259,11 +262,10 @@ def position(features: Features, feature: Any, what: str) -> int:
     if isinstance(feature, (int, np.integer)) and not isinstance(feature, bool):
         if 0 <= feature < width_of(features):
             return int(feature)
-        raise ConfigurationError(f"{what}: column {feature} of {width_of(features)} (0 to {width_of(features) - 1})")
+        raise ConfigurationError(f"{what}: expected a column from 0 to {width_of(features) - 1}, got {feature}")
     if isinstance(features, int):
         raise ConfigurationError(f"{what}: unknown feature {feature!r}; to use names, pass features=(names of columns)")
-    if feature not in features:
-        raise ConfigurationError(f"{what}: unknown feature {feature!r}; known: {', '.join(features)}")
+    check_known([feature], features, what)
     return features.index(feature)
 
 
@@ -272,12 +274,12 @@ def check_known(names: Iterable[str], known: Collection[str], what: str) -> None
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigurationError(
-            f"{what}: unknown feature {unknown[0]!r}{close_to(unknown[0], known)}; known: {', '.join(known)}"
+            f"{what}: unknown feature {unknown[0]!r}{suggestion(unknown[0], known)}; known: {', '.join(known)}"
         )
 
 
 def positions(features: Features, given: Any, what: str) -> list[int]:
-    """Columns of several features; a single one may be given alone.
+    """Columns of one or several features.
 
     Raises:
         ConfigurationError: an unknown feature, or a mapping, whose values would be ignored.
@@ -287,20 +289,16 @@ def positions(features: Features, given: Any, what: str) -> list[int]:
             f"{what}: expected names of features, got the mapping {dict(given)!r}; pass {what}={tuple(given)!r}, and"
             " numbers as lower=, upper=, largest_change= or step="
         )
-    return [position(features, feature, what) for feature in listed(given)]
+    return [position(features, feature, what) for feature in as_tuple(given)]
 
 
 def label(features: Features, column: int) -> str:
-    """How messages call a column."""
+    """Name of a column in messages."""
     return f"column {column}" if isinstance(features, int) else features[column]
 
 
 def number_of(value: Any, what: str) -> float:
-    """One number.
-
-    Raises:
-        ConfigurationError: none, or several.
-    """
+    """A single number as a float; ConfigurationError: anything else."""
     number = real_numbers(value, what, ConfigurationError)
     if number.ndim:
         raise ConfigurationError(f"{what}: expected one number, got shape {number.shape}")
@@ -339,20 +337,20 @@ def hashable(features: Features, given: Limit, what: str, missing: float) -> Any
     return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
 
 
-def listed(given: Any) -> tuple[Any, ...]:
-    """Several features as a tuple; a single one may be given alone, and None is none."""
+def as_tuple(given: Any) -> tuple[Any, ...]:
+    """One, several or no (None) features as a tuple."""
     if given is None:
         return ()
     return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
 
 
 def is_mapping(given: Any) -> TypeGuard[Mapping[Any, Any]]:
-    """Whether numbers are given by feature: a mapping, or a pandas Series."""
+    """Whether numbers are given by feature, in a mapping or a pandas Series."""
     return hasattr(given, "keys")
 
 
 def column_names(x: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a table, or of the entries of a single row; None: it has none, or numbers them."""
+    """Names of the columns of a table, or of the entries of a row; None: none, or only numbers."""
     names = getattr(x, "columns", None)
     if names is not None and not callable(names):
         return None if list(names) == list(range(len(names))) else tuple(map(str, names))
@@ -363,17 +361,17 @@ def column_names(x: Any) -> tuple[str, ...] | None:
 
 
 def training_columns(model: Any) -> tuple[str, ...] | None:
-    """Names of the columns of the table that a scikit-learn model was trained on; None: it had none."""
+    """Names of the columns that a scikit-learn model was trained on; None: they had none."""
     names = getattr(model, "feature_names_in_", None)
     return None if names is None else tuple(map(str, names))
 
 
 def check_columns(features: Features | None, x: Any, select: str = "x[list(constraints.features)]") -> None:
-    """Refuse tables and rows whose columns have other names, or stand in another order, than the features.
+    """Refuse tables and rows whose columns have other names, or another order, than the features.
 
     Args:
-        features: with names; of a number, or None, nothing can be said.
-        x: anything; only what names its columns is looked at, in a list its entries.
+        features: names; numbers of columns and None are not compared.
+        x: a table, a row, or a list of these; only names of columns are compared.
         select: what to pass instead.
 
     Raises:
@@ -393,10 +391,9 @@ def check_columns(features: Features | None, x: Any, select: str = "x[list(const
 # --- frames of people, read and written -----------------------------------------------------------------------------
 
 
-def kind_of(x: Any) -> str | None:
-    """ "pandas", "polars", "records" (a list of dicts), "lists" (a dict of lists), "person" (a dict of values, or a
-    pandas Series); None: no frame.
-    """
+def frame_kind(x: Any) -> str | None:
+    """Kind of a frame: "pandas", "polars", "records" (a list of dicts), "lists" (a dict of lists), "person" (a dict of
+    values, or a pandas Series); None: not a frame."""
     library, name = type(x).__module__.split(".")[0], type(x).__name__
     if name == "DataFrame" and library in ("pandas", "polars"):
         return library
@@ -413,9 +410,9 @@ def columns_of(x: Any, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     """The columns of a frame by name, in the order of `names`, and the number of rows.
 
     Raises:
-        InputError: columns are missing, twice there, of different lengths, or not known.
+        InputError: columns are missing, repeated, unknown, or of different lengths.
     """
-    kind = kind_of(x)
+    kind = frame_kind(x)
     if kind == "records":
         for i, row in enumerate(x):
             _check_columns(row, names, f" in row {i}")
@@ -427,22 +424,22 @@ def columns_of(x: Any, names: Sequence[str]) -> tuple[dict[str, Any], int]:
         return {name: x[name] for name in names}, len(x)
     single = [name for name in names if not _is_column(x[name])]
     if single:
-        raise InputError(f"x: {single[0]} is one value and other columns are lists; give a list for each column")
+        raise InputError(f"x: expected a list for each column, got a single value for {single[0]}")
     columns = {name: readable(x[name], name) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         least, most = min(names, key=lengths.__getitem__), max(names, key=lengths.__getitem__)
         raise InputError(
-            f"x: columns of different lengths: {least} has {lengths[least]} rows and {most} {lengths[most]}"
+            f"x: expected columns of one length, but {least} has {lengths[least]} rows and {most} {lengths[most]}"
         )
     return columns, lengths[names[0]]
 
 
 def numbers_of(column: Any, name: str) -> tuple[Floats, bool]:
-    """(n,) a column as numbers, NaN where it has none, and whether it came in less than double precision.
+    """(n,) a column as numbers, NaN for missing ones, and whether it has less than double precision.
 
     Raises:
-        InputError: text, dates or other values that are no numbers; with the feature, the row and the value.
+        InputError: text, dates or other values; with feature, row and value.
     """
     dtype = getattr(column, "dtype", None)
     narrow = str(dtype).lower() in ("float16", "float32", "float[pyarrow]", "halffloat[pyarrow]")
@@ -463,20 +460,20 @@ def numbers_of(column: Any, name: str) -> tuple[Floats, bool]:
 
 
 def values_of(column: Any) -> list[Any]:
-    """A column's values as Python has them."""
+    """A column's values as plain Python values."""
     values = column.tolist() if hasattr(column, "tolist") else column
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for none: None, NaN, or pandas' NA and NaT."""
+    """Whether a value is missing: None, NaN, or pandas' NA and NaT."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating | Decimal) and bool(value != value)
 
 
-def close_to(value: Any, known: Iterable[Any]) -> str:
-    """ "; did you mean 'clerk'?" where a known label is spelled almost alike, or is of another type."""
+def suggestion(value: Any, known: Iterable[Any]) -> str:
+    """A hint such as "; did you mean 'clerk'?" if a known label is spelled similarly or has another type, else ""."""
     alike = [label for label in known if str(label).strip().lower() == str(value).strip().lower()]
     if not alike and isinstance(value, str):
         texts = [label for label in known if isinstance(label, str)]
@@ -484,30 +481,31 @@ def close_to(value: Any, known: Iterable[Any]) -> str:
     return f"; did you mean {alike[0]!r}?" if alike else ""
 
 
-def written(columns: Mapping[str, Any], like: Any, came: Mapping[str, Any], labels: Mapping[str, Sequence[Any]]) -> Any:
-    """Columns as a frame of the kind of `like`, with its order of columns, its types where they hold the values exactly
-    (whole numbers stay integers, categories stay categorical), and its index where it has as many rows.
+def write_frame(
+    columns: Mapping[str, Any], like: Any, came: Mapping[str, Any], labels: Mapping[str, Sequence[Any]]
+) -> Any:
+    """Columns as a frame of the kind of `like`, with its order of columns, its types if they hold the values exactly
+    (whole numbers stay integers, categories stay categorical), and its index if the number of rows is the same.
 
     Args:
-        columns: name -> n values, None where there is none; or the very column of `came`, to keep it.
+        columns: name -> n values, None for missing; or the same object as in `came`, to keep the column.
         like: a frame.
         came: its columns, by `columns_of`.
         labels: name -> all labels of a feature with labels, in their order.
     """
-    kind, n = kind_of(like), len(next(iter(columns.values())))
+    kind, n = frame_kind(like), len(next(iter(columns.values())))
     if kind in ("pandas", "polars"):
         index = like.index if kind == "pandas" and len(like) == n else None
         options = {"index": index} if kind == "pandas" else {"strict": False}
         made = {
             name: came[name]
             if columns[name] is came[name]
-            else _typed(columns[name], came[name], labels.get(name, ()), options)
+            else _typed_series(columns[name], came[name], labels.get(name, ()), options)
             for name in like.columns
         }
         return type(like)(made, index=index, columns=like.columns) if kind == "pandas" else type(like)(made)
-    found = {
-        name: _plain(values_of(columns[name]), came[name]) for name in (like[0] if kind == "records" else like.keys())
-    }
+    names = like[0] if kind == "records" else like.keys()
+    found = {name: _as_integers(values_of(columns[name]), came[name]) for name in names}
     if kind == "person" and n == 1:
         return {name: values[0] for name, values in found.items()}
     if kind == "records":
@@ -523,12 +521,16 @@ def _check_columns(found: Iterable[Any], names: Sequence[str], where: str = "") 
     count = Counter(list(found))
     twice = [str(name) for name in count if count[name] > 1]
     if twice:
-        raise InputError(f"x: {', '.join(twice)} occurs more than once among the columns{where}; keep one of them")
+        raise InputError(
+            f"x: expected distinct columns, got {', '.join(twice)} more than once{where}; keep one of them"
+        )
     lacking = [name for name in names if name not in count]
     unknown = [str(name) for name in count if name not in names]
     if lacking:
-        hint = close_to(lacking[0], unknown)
-        raise InputError(f"x: no column {', '.join(lacking)}{where}{hint}; expected {', '.join(names)}, in any order")
+        hint = suggestion(lacking[0], unknown)
+        raise InputError(
+            f"x: expected the columns {', '.join(names)}, but {', '.join(lacking)} is missing{where}{hint}"
+        )
     if unknown:
         raise InputError(
             f"x: unknown column {', '.join(unknown)}{where}; pass the columns {', '.join(names)} only, as in"
@@ -536,32 +538,32 @@ def _check_columns(found: Iterable[Any], names: Sequence[str], where: str = "") 
         )
 
 
-def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def _equal_values(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return all(
         is_missing(a) if is_missing(b) else (not is_missing(a) and bool(a == b))
         for a, b in zip(one, other, strict=True)
     )
 
 
-def _typed(values: list[Any], own: Any, labels: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """A Series of the type of `own` if that holds the values exactly, else of one that does."""
+def _typed_series(values: list[Any], own: Any, labels: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """A Series of the type of `own` if it holds the values exactly, else of a type that does."""
     dtype = own.dtype
-    if type(dtype).__name__ in ("CategoricalDtype", "Enum"):  # an answer may be a label that the frame has not
+    if type(dtype).__name__ in ("CategoricalDtype", "Enum"):  # an answer may be a label that the frame lacks
         known = list(dtype.categories)
         new = [value for value in dict.fromkeys(values) if value in labels and value not in known]
         every = list(labels) if new and getattr(dtype, "ordered", False) else known + new
         dtype = type(dtype)(every, dtype.ordered) if hasattr(dtype, "ordered") else type(dtype)(every)
     numbers = [None if is_missing(value) else value for value in values]
     for given, kind in ((values, dtype), (numbers, float)):
-        with suppress(Exception):  # each library has its own errors for values that a type does not hold
+        with suppress(Exception):  # each library raises its own errors for values that do not fit a type
             made = type(own)(given, dtype=kind, **options)
-            if _same(made.to_list(), values):
+            if _equal_values(made.to_list(), values):
                 return made
     return type(own)(values, **options)
 
 
-def _plain(values: list[Any], came: Any) -> list[Any]:
-    """Values with whole numbers as integers, if all that came were integers and all of these are whole."""
+def _as_integers(values: list[Any], came: Any) -> list[Any]:
+    """Values as integers, if all original values were integers and all of these are whole."""
     if any(type(value) is not int for value in values_of(came) if not is_missing(value)):
         return values
     if any(type(value) not in (int, float) or value != int(value) for value in values if not is_missing(value)):

@@ -27,14 +27,14 @@ PRIVATE_GEOMETRY = (
     "the cost and its scales, the constraints, the target, the norm bound and the clamp were not computed from the"
     " training data; weights were, by a training with differential privacy, which counts once besides"
 )
-UNTIMED = (
+NO_TIMING = (
     "nobody times answers to some 50 microseconds, as drawing larger noise takes longer; a service that can be timed"
     " answers at fixed intervals"
 )
-UNTOLD = "whether training failed, with which error or warning, is not told to who is given answers"
+FAILURES_HIDDEN = "whether training failed, with which error or warning, is not told to who is given answers"
 PUBLIC_QUERIES = "queries are not training data, or their owner is who asks: epsilon protects the training records"
 VOUCHED = "the model was trained as its privacy statement says: that is its owner's word, and nothing here checks it"
-UNCHARGED = "whoever gives the answers counts them: these were charged to no ledger, and n of them spend n epsilon"
+NOT_CHARGED = "whoever gives the answers counts them: these were charged to no ledger, and n of them spend n epsilon"
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def assumptions(*, seeded: bool | None, noised: bool = False, preprocessed: bool
         noised: each answer has noise of its own.
         preprocessed: there is a `Preprocessing`.
     """
-    timing = (UNTIMED,) if noised else ()
+    timing = (NO_TIMING,) if noised else ()
     ranges = (PUBLIC_PREPROCESSING,) if preprocessed else ()
     drawn = () if seeded is None else (randomness("" if seeded else GENERATOR, seeded=seeded, whole=noised),)
-    return (PUBLIC, PUBLIC_GEOMETRY, *ranges, PUBLIC_QUERIES, UNTOLD, *timing, *drawn)
+    return (PUBLIC, PUBLIC_GEOMETRY, *ranges, PUBLIC_QUERIES, FAILURES_HIDDEN, *timing, *drawn)

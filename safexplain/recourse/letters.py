@@ -1,13 +1,12 @@
-"""Answers in words: what a person would have to change, and letters to those who were turned down.
+"""Recourse in words: the changes that a person would have to make, and letters to declined applicants.
 
-The reasons of a letter are the features with the largest shares of the cost, as the principal reasons that the Equal
-Credit Opportunity Act's Regulation B asks for (12 CFR 1002.9(b)(2); its official commentary: no more than four). That
-they are the right ones for a given law is for the lender to judge.
+The principal reasons in a letter, required by Regulation B of the Equal Credit Opportunity Act (12 CFR 1002.9(b)(2);
+its official commentary recommends no more than four), are the features with the largest shares of the cost. The lender
+must judge whether they meet a given law.
 
-Letters give numbers of few digits that are as valid, and say why those without an answer were turned down. A sentence
-has to stay true when its numbers are rounded. Counterfactuals are rounded away from where the person is, and the model
-is asked whether the rounded row is still accepted; where it is not, finer, and in the end not at all. "Or less" and "or
-more" are said only where going further in that direction cannot lower the score, as in a linear model.
+Sentences stay true although their numbers are rounded: counterfactuals are rounded away from the person's own numbers,
+and the rounded row must still be accepted by the model; otherwise it is rounded to more digits, or not at all. "Or
+less" and "or more" appear only where a larger change cannot lower the score, as in a linear model.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from safexplain.errors import ConfigurationError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost, for_columns
 from safexplain.recourse.features import Feature
-from safexplain.recourse.found import Floats, Found
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.recourse.solution import Floats, Solution
 
 Mask = NDArray[np.bool_]
 
 MOST_REASONS = 4
-"""Principal reasons in a letter, as the commentary on Regulation B recommends."""
+"""Largest number of principal reasons in a letter, recommended by the commentary on Regulation B."""
 
 PREFIXED = ("$", "£", "€")
-"""Units that stand before their number."""
+"""Units written before their number."""
 
 NONE_PROVEN = "No change within the limits that apply would lead to a favourable decision."
 NONE_FOUND = "No change was found that would lead to a favourable decision."
@@ -50,18 +49,18 @@ class Change:
 
     Args:
         feature: its name.
-        called: how sentences call it; "" where it has no label but its name.
+        description: its name in sentences; "": none was declared.
         kind: "numeric", "ordinal" or "category".
-        before: the person's own number or label.
-        after: the one that would have to be; a number is rounded.
+        before: the person's number or label.
+        after: the required number, rounded, or label.
         unit: of a number.
         share: of the cost of all changes, 0 to 1.
-        further: whether going further keeps the decision.
+        further: whether a larger change keeps the decision.
         rises: whether the number or level rises.
     """
 
     feature: str
-    called: str
+    description: str
     kind: str
     before: Any
     after: Any
@@ -72,38 +71,35 @@ class Change:
 
 
 def changes_of(answer: Any) -> list[tuple[Change, ...]]:
-    """The changes of each query, the largest share of the cost first; none where it is favourable or has no answer.
-
-    Args:
-        answer: a `safexplain.recourse.Recourse`.
-    """
-    advice = _unchecked(answer, _numeric(answer)) if answer.advice is None else answer.advice
+    """Changes of each query of a `Recourse`, by decreasing share of the cost; none if it is favourable or invalid."""
+    advice = _unverified_advice(answer, _numeric(answer)) if answer.advice is None else answer.advice
     found: list[tuple[Change, ...]] = []
-    for row, asked in enumerate((answer.valid & ~answer.favourable).tolist()):
-        changes = _of_row(answer, advice, row) if asked else []
+    for row, has_changes in enumerate((answer.valid & ~answer.favourable).tolist()):
+        changes = _row_changes(answer, advice, row) if has_changes else []
         total = sum(change.share for change in changes) or 1.0
         changes = [replace(change, share=change.share / total) for change in changes]
         found.append(tuple(sorted(changes, key=lambda change: -change.share)))
     return found
 
 
-def _turned_down_by(answer: Any, row: int) -> list[Change]:
-    """What turned down a person without recourse, the largest share first; none where that is not known."""
+def _unlimited_changes(answer: Any, row: int) -> list[Change]:
+    """Reasons for a person without recourse, by decreasing share: the changes that would do if only public ranges and
+    directions limited them; none where these are unknown."""
     advice = answer.advice
     if advice is None or advice.unlimited is None:
         return []
     instead = replace(answer, counterfactual=advice.unlimited)
-    changes = _of_row(instead, replace(advice, rounded=advice.unlimited), row)
+    changes = _row_changes(instead, replace(advice, rounded=advice.unlimited), row)
     return sorted(changes, key=lambda change: -change.share)
 
 
-def _parts(answer: Any) -> Sequence[Any] | None:
+def _features(answer: Any) -> Sequence[Any] | None:
     return None if answer.table is None else getattr(answer.table, "parts", None)
 
 
 def _numeric(answer: Any) -> Mask:
-    """(d,) bool, columns that hold numbers."""
-    parts = _parts(answer)
+    """(d,) bool, columns of numbers."""
+    parts = _features(answer)
     if parts is None:
         return np.ones(answer.x.shape[1], dtype=bool)
     mask = np.zeros(answer.x.shape[1], dtype=bool)
@@ -112,24 +108,24 @@ def _numeric(answer: Any) -> Mask:
     return mask
 
 
-def _unchecked(answer: Any, numeric: Mask) -> Advice:
-    """Advice about an answer whose model is not at hand: numbers are rounded by next to nothing, in their ranges."""
+def _unverified_advice(answer: Any, numeric: Mask) -> Advice:
+    """Advice without the model: numbers change by at most 5e-4 of a change when rounded, within their ranges."""
     x, to = answer.x, answer.counterfactual
     low, high = np.full(x.shape[1], -np.inf), np.full(x.shape[1], np.inf)
     scale = np.ones(x.shape[1])
-    for part in _parts(answer) or ():
+    for part in _features(answer) or ():
         if part.kind != "category":
             low[part.first], high[part.first] = part.low, part.high
         scale = np.asarray(answer.table.scale)
     fraction = (x != np.rint(x)) | (to != np.rint(to))
-    rounded = np.where(numeric & fraction, np.clip(outward(x, to, 5e-4), low, high), to)
+    rounded = np.where(numeric & fraction, np.clip(round_outward(x, to, 5e-4), low, high), to)
     return Advice(rounded, np.zeros(x.shape, dtype=bool), np.abs(to - x) / scale)
 
 
-def _of_row(answer: Any, advice: Advice, row: int) -> list[Change]:
+def _row_changes(answer: Any, advice: Advice, row: int) -> list[Change]:
     x, to, exact = answer.x[row], advice.rounded[row], answer.counterfactual[row]
     names = [str(name) for name in getattr(answer.like, "columns", ())]
-    parts = _parts(answer)
+    parts = _features(answer)
     found = []
     if parts is None:
         for k in np.flatnonzero(x != exact).tolist():
@@ -137,12 +133,12 @@ def _of_row(answer: Any, advice: Advice, row: int) -> list[Change]:
             further = bool(advice.further[row, k])
             found.append(_number(name, "", "", x[k], to[k], float(advice.share[row, k]), further))
         return found
-    units, called = getattr(answer.table, "units", {}), answer.table.describe
+    units, descriptions = getattr(answer.table, "units", {}), answer.table.describe
     for part in parts:
         columns = part.columns
         if (x[columns] == exact[columns]).all():
             continue
-        share, label = float(advice.share[row, columns].sum()), called.get(part.name, "")
+        share, label = float(advice.share[row, columns].sum()), descriptions.get(part.name, "")
         further = bool(advice.further[row, part.first])
         if part.kind == "numeric":
             unit = units.get(part.name, "")
@@ -152,17 +148,17 @@ def _of_row(answer: Any, advice: Advice, row: int) -> list[Change]:
             rises = bool(exact[part.first] > x[part.first])
             found.append(Change(part.name, label, "ordinal", levels[0], levels[1], "", share, further, rises))
         else:
-            own = [part.labels[int(values[columns].argmax())] for values in (x, exact)]
-            found.append(Change(part.name, label, "category", own[0], own[1], "", share, False, False))
+            labels = [part.labels[int(values[columns].argmax())] for values in (x, exact)]
+            found.append(Change(part.name, label, "category", labels[0], labels[1], "", share, False, False))
     return found
 
 
-def _number(name: str, called: str, unit: str, before: float, after: float, share: float, further: bool) -> Change:
-    return Change(name, called, "numeric", float(before), float(after), unit, share, further, bool(after > before))
+def _number(name: str, description: str, unit: str, before: float, after: float, share: float, further: bool) -> Change:
+    return Change(name, description, "numeric", float(before), float(after), unit, share, further, bool(after > before))
 
 
 def number_text(value: float, digits: int | None = None) -> str:
-    """A number as people write it: all of its digits, or so many decimals at most.
+    """A number with thousands separators and all of its digits, or at most so many decimals.
 
     >>> number_text(4000.0), number_text(1234.567, 2)
     ('4,000', '1,234.57')
@@ -182,15 +178,15 @@ def _decimals(value: float) -> int:
     return 0 if "e" in plain or plain.endswith(".0") else len(plain.partition(".")[2])
 
 
-def _values(change: Change) -> tuple[str, str]:
-    """How the person's own value and the one that would have to be are written."""
+def _value_texts(change: Change) -> tuple[str, str]:
+    """Texts of the person's value and of the required one."""
     if change.kind != "numeric":
         return _label_text(change.before), _label_text(change.after)
     before, after = change.before, change.after
     size = 0 if before == 0 else max(0, 2 - math.floor(math.log10(abs(before))))
     digits = max(_decimals(after), 2 if abs(before) >= 1 else size)
-    own = number_text(before, digits if round(before, digits) != after else None)
-    return _with_unit(own, change.unit), _with_unit(number_text(after), change.unit)
+    text = number_text(before, digits if round(before, digits) != after else None)
+    return _with_unit(text, change.unit), _with_unit(number_text(after), change.unit)
 
 
 def _with_unit(number: str, unit: str) -> str:
@@ -212,9 +208,9 @@ def _label_text(label: Any) -> str:
 
 
 def sentence(change: Change) -> str:
-    """What to do about one feature."""
-    before, after = _values(change)
-    what = f"your {change.called}" if change.called else change.feature
+    """A sentence on the change of one feature."""
+    before, after = _value_texts(change)
+    what = f"your {change.description}" if change.description else change.feature
     if change.kind == "category":
         return f"Change {what} from {before} to {after}."
     more, less = ("or above", "or below") if change.kind == "ordinal" else ("or more", "or less")
@@ -224,31 +220,31 @@ def sentence(change: Change) -> str:
 
 def reasons_of(answer: Any) -> tuple[tuple[str, ...], ...]:
     """Sentences for each query; see `safexplain.recourse.Recourse.reasons`."""
-    return tuple(_told(answer, row, changes) for row, changes in enumerate(changes_of(answer)))
+    return tuple(_sentences(answer, row, changes) for row, changes in enumerate(changes_of(answer)))
 
 
-def _told(answer: Any, row: int, changes: tuple[Change, ...]) -> tuple[str, ...]:
-    """Sentences for one query, of which these are the changes."""
+def _sentences(answer: Any, row: int, changes: tuple[Change, ...]) -> tuple[str, ...]:
+    """Sentences for one query with these changes."""
     if answer.valid[row]:
         return tuple(map(sentence, changes))
     return (NONE_PROVEN if answer.proven[row] else NONE_FOUND,)
 
 
 def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> list[str]:
-    """Letters to those who were turned down; see `safexplain.recourse.Recourse.letters`."""
+    """Letters to declined applicants; see `safexplain.recourse.Recourse.letters`."""
     if answer.table is None:
-        raise ConfigurationError("letters: they need the person's own columns; give preprocessing=Preprocessing(...)")
+        raise ConfigurationError("letters: they need the features of people; pass preprocessing=Preprocessing(...)")
     if missing := [name for name in answer.table.features if name not in answer.table.describe]:
         raise ConfigurationError(
-            f"letters: describe= of the preprocessing has no words for {', '.join(missing)}; say what a letter calls"
-            ' them, such as describe={"balance": "revolving balance"}, and list what a person cannot change under'
-            " immutable"
+            f"letters: expected a description of each feature, but describe= of the preprocessing lacks"
+            f' {", ".join(missing)}; add them, such as describe={{"balance": "revolving balance"}}, and list features'
+            " that a person cannot change under immutable"
         )
     n = len(answer.x)
     if names is not None and (isinstance(names, str) or len(names) != n):
         got = repr(names) if isinstance(names, str) else f"{len(names)} names"
         raise ConfigurationError(f"names: expected one name for each of {n} queries, got {got}")
-    protected = _protected(answer.guarantee)
+    protected = _privacy_sentence(answer.guarantee)
     parts = {part.name: part for part in answer.table.parts}
     letters = []
     for row, changes in enumerate(changes_of(answer)):
@@ -256,44 +252,44 @@ def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> l
             continue
         blocks = [] if names is None else [f"Dear {names[row]},"]
         blocks.append(REFUSED)
-        told, principal = _told(answer, row, changes), changes or _turned_down_by(answer, row)
+        sentences, principal = _sentences(answer, row, changes), changes or _unlimited_changes(answer, row)
         if principal:
             listed = [f"{k}. {_reason(c, parts[c.feature])}" for k, c in enumerate(principal[:most_reasons], 1)]
             blocks.append("\n".join([REASONS, *listed]))
         if changes:
             heading = INSTEAD if len(changes) == 1 else TOGETHER
-            blocks.append("\n".join([heading, *(f"- {text}" for text in told)]))
+            blocks.append("\n".join([heading, *(f"- {text}" for text in sentences)]))
         else:
-            blocks.append(told[0])
+            blocks.append(sentences[0])
         letters.append("\n\n".join([*blocks, protected]) + "\n")
     return letters
 
 
 def _reason(change: Change, part: Feature) -> str:
-    """One principal reason. A number that is the least or the greatest there is is not judged: "Capital gains: 0."."""
-    before, _ = _values(change)
-    what = change.called[:1].upper() + change.called[1:]
+    """One principal reason; a number at an end of its public range is not called too low or high."""
+    before, _ = _value_texts(change)
+    what = change.description[:1].upper() + change.description[1:]
     end = change.kind == "numeric" and change.before in (part.low, part.high)
     if change.kind == "category" or end:
         return f"{what}: {before}."
     return f"{what}: {before} (too {'low' if change.rises else 'high'})."
 
 
-def _protected(guarantee: Any) -> str:
-    """The sentence about privacy; the numbers promise no more than the guarantee does."""
-    told = f"epsilon {_rounded_up(guarantee.epsilon)}, delta {_rounded_up(guarantee.delta)}"
+def _privacy_sentence(guarantee: Any) -> str:
+    """The sentence about privacy, with numbers rounded up."""
+    terms = f"epsilon {_rounded_up(guarantee.epsilon)}, delta {_rounded_up(guarantee.delta)}"
     if guarantee.per == "answer":
-        told += ", for each answer"
+        terms += ", for each answer"
         if (training := guarantee.statement) is not None:
             spent = _rounded_up(training.epsilons.of(guarantee.adjacency))
-            told += f"; besides, epsilon {spent}, delta {_rounded_up(training.delta)}, once"
+            terms += f", plus epsilon {spent}, delta {_rounded_up(training.delta)}, once"
     if guarantee.vouched:
-        told += "; stated by whoever trained the model"
-    return f"The records that this decision was learnt from are protected by differential privacy ({told})."
+        terms += "; stated by the owner of the model"
+    return f"The records used to train the model behind this decision are protected by differential privacy ({terms})."
 
 
 def _rounded_up(value: float) -> str:
-    """A number of three digits that promises no more than this one."""
+    """A number rounded up to three digits."""
     if value <= 0:
         return "0"
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -301,8 +297,8 @@ def _rounded_up(value: float) -> str:
     return f"{near if near >= value else near + unit:.3g}"
 
 
-def columns_of_changes(answer: Any) -> dict[str, list[Any]]:
-    """The changes of all queries, one a row: see `safexplain.recourse.Recourse.changes`."""
+def change_columns(answer: Any) -> dict[str, list[Any]]:
+    """Columns of a table with one row for each change; see `safexplain.recourse.Recourse.changes`."""
     found: dict[str, list[Any]] = {name: [] for name in ("row", "feature", "from", "to", "unit", "share")}
     for row, changes in enumerate(changes_of(answer)):
         for c in changes:
@@ -311,30 +307,27 @@ def columns_of_changes(answer: Any) -> dict[str, list[Any]]:
     return found
 
 
-# --- rounded numbers that are as valid, and reasons for those without an answer -------------------------------------
-
-
+# --- rounded counterfactuals that stay valid, and reasons for people without recourse -------------------------------
 COARSEST = (0.05, 0.005, 5e-4, 5e-6)
-"""Shares of a change by which it may grow when it is rounded, from the first that is tried to the last."""
+"""Shares of a change by which rounding may enlarge it, in the order in which they are tried."""
 
 SMALL = 2e-3
-"""A change of less than this share of the number itself is rounded as one of that share: 23,300.61 becomes 23,301."""
+"""A change below this share of the number is rounded as if it had this share: 23,300.61 becomes 23,301."""
 
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "$", "£", "€")
-"""Units, or first words of these, whose numbers have two decimals or none."""
+"""Units, or first words of units, whose numbers have two decimals or none."""
 
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """What an answer can be told by, besides its numbers.
+    """What sentences need besides the answer.
 
     Args:
-        rounded: (n, d) the counterfactual in numbers of few digits, never nearer to x, as valid as it.
-        further: (n, d) bool, where going further in the direction of the change keeps the decision.
-        share: (n, d) what each column adds to the cost.
-        unlimited: (n, d) for queries without recourse the cheapest row that would be accepted if only public ranges
-            held, and the directions in which numbers may change: what turned them down; x for all others. None: not
-            known.
+        rounded: (n, d) the counterfactual in numbers of few digits, never nearer to x, and equally valid.
+        further: (n, d) bool, where a larger change in the same direction keeps the decision.
+        share: (n, d) cost of each column.
+        unlimited: (n, d) for queries without recourse, the cheapest accepted row if only public ranges and the
+            directions of numbers limited it; x for all others. None: unknown.
     """
 
     rounded: Floats
@@ -344,7 +337,7 @@ class Advice:
 
 
 def checked_advice(
-    found: Found,
+    found: Solution,
     table: Preprocessing | None,
     weights: Floats | None,
     bias: float | Floats,
@@ -355,18 +348,18 @@ def checked_advice(
     frozen: Mask | None,
     accepts: Callable[[Floats, NDArray[np.intp]], Mask],
 ) -> Advice:
-    """How answers may be put in words: rounded as far as the model still decides alike.
+    """Advice about answers, rounded as far as the model still accepts them.
 
     Args:
         found: the answers, rows of the table.
-        table: the preprocessing; None: rows are numbers as they came.
-        weights: (D,) of a linear score, of which more can be said; None: of a network.
-        bias: of a linear score, one number or (n,), one a query.
-        target: that it has to reach.
-        cost: what was minimised, of the columns.
-        constraints: on the columns.
-        frozen: (n, D) bool, what was not to change.
-        accepts: (k, D) rows and the numbers of their queries (k,) -> (k,) bool, whether the decision is favourable.
+        table: the preprocessing; None: rows are plain numbers.
+        weights: (D,) weights of a linear score; None: the score is a network's.
+        bias: of a linear score, one number or (n,).
+        target: score to reach.
+        cost: the minimised cost, on columns.
+        constraints: on columns.
+        frozen: (n, D) bool, columns that had to stay.
+        accepts: (k, D) rows and positions of their queries (k,) -> (k,) bool, whether the decision is favourable.
     """
     rows, change = found.x, found.change
     cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
@@ -404,9 +397,9 @@ def checked_advice(
         further=np.zeros(change.shape, dtype=bool) if weights is None else change * weights > 0,
     )
     ranges = constraints
-    if table is not None:  # whatever can be a reason, whether or not it may change
+    if table is not None:  # immutable features can be reasons too
         ranges = table.constraints(Constraints(table.features, reachable=table.categories))
-    if ranges is not None:  # nobody goes below the least value that there is
+    if ranges is not None:  # nobody can go beyond the range
         room = np.where(change > 0, advice.rounded < ranges.high, advice.rounded > ranges.low)
         advice = replace(advice, further=advice.further & room)
     lost = np.flatnonzero(~found.valid)
@@ -443,13 +436,12 @@ def advise(
     Args:
         x: (n, d) queries.
         counterfactual: (n, d).
-        share: (n, d) what each column adds to the cost.
+        share: (n, d) cost of each column.
         free: (d,) bool, columns of numbers that may be rounded.
-        stepped: (d,) bool, columns of numbers that change by steps: rounded by next to nothing, as sums of steps are
-            not exact.
-        money: (d,) bool, columns of amounts, which are rounded to cents at least.
-        limits: lower and upper ones, (n, d) each.
-        valid: rows (k, d) and the numbers of their queries (k,) -> (k,) bool, whether they would be accepted.
+        stepped: (d,) bool, columns of numbers that change by steps: only rounding errors of the sums are removed.
+        money: (d,) bool, columns of amounts, which are rounded at least to cents.
+        limits: lower and upper, (n, d) each.
+        valid: rows (k, d) and positions of their queries (k,) -> (k,) bool, whether they would be accepted.
         further: (n, d) bool, as in `Advice`.
     """
     change = counterfactual - x
@@ -459,10 +451,10 @@ def advise(
     for coarsest in (*COARSEST, 0.0):
         if not len(left):
             break
-        exact = _nearest(counterfactual[left])
-        candidate = outward(x[left], counterfactual[left], coarsest, money) if coarsest else exact
+        exact = _to_twelve_digits(counterfactual[left])
+        candidate = round_outward(x[left], counterfactual[left], coarsest, money) if coarsest else exact
         inside = np.clip(candidate, limits[0][left], limits[1][left])
-        candidate = np.where(inside == candidate, candidate, _nearest(inside))  # a limit that was added up has dust
+        candidate = np.where(inside == candidate, candidate, _to_twelve_digits(inside))  # limits have rounding errors
         candidate = np.where(moved[left], candidate, np.where(on_steps[left], exact, counterfactual[left]))
         good = valid(candidate, left)
         out[left[good]] = candidate[good]
@@ -470,8 +462,8 @@ def advise(
     return Advice(out, further & (change != 0), share)
 
 
-def outward(x: Floats, to: Floats, coarsest: float, money: Mask | None = None) -> Floats:
-    """Numbers rounded away from x, by at most a share of the change, and money to cents at least."""
+def round_outward(x: Floats, to: Floats, coarsest: float, money: Mask | None = None) -> Floats:
+    """Numbers rounded away from x by at most this share of the change; money at least to cents."""
     change = to - x
     size = np.where(change == 0, 1.0, np.maximum(np.abs(change), SMALL * np.abs(x))) * coarsest
     digits = -np.floor(np.log10(np.clip(size, 1e-300, 1e300))).astype(int)
@@ -488,11 +480,11 @@ def outward(x: Floats, to: Floats, coarsest: float, money: Mask | None = None) -
     return out
 
 
-def _nearest(to: Floats) -> Floats:
-    """Numbers to twelve digits: less than anybody would notice."""
+def _to_twelve_digits(to: Floats) -> Floats:
+    """Numbers rounded to twelve digits."""
     return np.array([[float(f"{value:.12g}") for value in row] for row in to.tolist()]).reshape(to.shape)
 
 
 def is_money(unit: str) -> bool:
-    """Whether numbers with this unit are amounts of money: "USD", "EUR a month"."""
+    """Whether a unit, such as "USD" or "EUR a month", is of money."""
     return unit.partition(" ")[0] in CURRENCIES

@@ -20,9 +20,9 @@ from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.features import check_columns, column_names
-from safexplain.recourse.found import Floats, as_rows
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Recourse
+from safexplain.recourse.solution import Floats, as_rows
 
 Method = Literal["lof", "knn"]
 Mask = NDArray[np.bool_]

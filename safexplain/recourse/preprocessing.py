@@ -47,13 +47,13 @@ from safexplain.recourse.features import (
     Label,
     check_known,
     columns_of,
+    frame_kind,
     is_missing,
-    kind_of,
     number_of,
     values_of,
-    written,
+    write_frame,
 )
-from safexplain.recourse.found import Floats, as_rows, rows_where
+from safexplain.recourse.solution import Floats, as_rows, rows_where
 
 Range = tuple[float, float]
 PUBLIC_PREPROCESSING = (
@@ -135,7 +135,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, value in given.items():
             setattr(self, name, MappingProxyType(value) if isinstance(value, dict) else value)
         self.features, self.columns = tuple(part.name for part in parts), columns
-        self.offset, self.scale = _kept(offset), _kept(scale)
+        self.offset, self.scale = _read_only(offset), _read_only(scale)
         self.norm_bound = math.sqrt(sum(part.longest for part in parts))
         self.n_features_in_, self.feature_names_in_ = len(parts), np.array(self.features, dtype=object)
         self.parts = parts  # the last: from now on nothing changes
@@ -165,7 +165,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             InputError: missing, unknown or repeated columns, an unknown label, a number out of its public range, text
                 where numbers are meant, or a missing value that is not declared; with feature, row and value.
         """
-        if kind_of(frame) is None:
+        if frame_kind(frame) is None:
             return self._from_array(frame, clip)
         columns, _ = columns_of(frame, self.features)
         return np.hstack([part.read(columns[part.name], clip=clip) for part in self.parts])
@@ -190,9 +190,9 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: rows that are none of this table.
         """
-        rows = self._rows(as_rows(table, len(self.columns)))
+        rows = self._check_rows(as_rows(table, len(self.columns)))
         found: dict[str, Any] = {part.name: part.values(rows[:, part.columns]) for part in self.parts}
-        if kind_of(like) is None:
+        if frame_kind(like) is None:
             return found
         came, n = columns_of(like, self.features)
         for part in self.parts if n == len(rows) else ():
@@ -200,7 +200,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 kept = (part.read(came[part.name]) == rows[:, part.columns]).all(axis=1)
                 each = zip(kept.tolist(), values_of(came[part.name]), found[part.name], strict=True)
                 found[part.name] = came[part.name] if kept.all() else [own if same else new for same, own, new in each]
-        return written(found, like, came, {part.name: part.labels for part in self.parts})
+        return write_frame(found, like, came, {part.name: part.labels for part in self.parts})
 
     def held(self, table: Floats) -> NDArray[np.bool_]:
         """(n, D) bool, the columns of features that are special or missing in a row: these never change there."""
@@ -258,7 +258,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ConfigurationError: another length, an unknown name, a number for a category as a whole, or not finite.
         """
-        return _kept(numbers_on_columns(self.parts, given, what))
+        return _read_only(numbers_on_columns(self.parts, given, what))
 
     # scikit-learn's transformer
 
@@ -329,16 +329,16 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if clip:
             for part in self.parts:
                 rows[:, part.first] = np.clip(rows[:, part.first], part.low, part.high)
-        return self._rows(rows)
+        return self._check_rows(rows)
 
-    def _rows(self, rows: Floats) -> Floats:
+    def _check_rows(self, rows: Floats) -> Floats:
         """The rows, if they are ones of this table."""
         for part in self.parts:
             part.check(rows[:, part.columns])
         return rows
 
 
-def _kept(array: NDArray[Any]) -> NDArray[Any]:
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     """An array that nobody can write to."""
     array.flags.writeable = False
     return array

@@ -1,4 +1,4 @@
-"""What an answer holds: the listed arrays, and the guarantee that they have."""
+"""An answer: the listed arrays with their privacy guarantee."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 import numpy as np
 
 from safexplain.errors import ConfigurationTypeError, InfeasibleError
-from safexplain.recourse.found import Found, first_of
 from safexplain.recourse.guarantee import Guarantee
-from safexplain.recourse.letters import MOST_REASONS, Advice, columns_of_changes, letters_of, reasons_of
+from safexplain.recourse.letters import MOST_REASONS, Advice, change_columns, letters_of, reasons_of
 from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.recourse.solution import Solution, first_of
 
 
 @dataclass(frozen=True, eq=False)
-class Recourse(Found):
-    """Answers to n queries about rows of d columns, with the privacy guarantee that they have: the listed arrays of
-    `Found`, where the score is the released one, and nothing else.
+class Recourse(Solution):
+    """Answers to n queries of d columns, with their privacy guarantee: the listed arrays of `Solution`, with the
+    released score, and nothing else.
 
     Args:
-        guarantee: what the answers tell of the training records at most: by the statement of the model that they come
-            from, or by the noise on each and its charge. There is no answer without one.
-        table: the preprocessing that x and counterfactual are rows of; None: they are rows as they came.
-        like: the queries as they came, for `frame`.
-        advice: how the answer may be put in words; None: by its numbers alone.
+        guarantee: limit on what the answers reveal about training records; required.
+        table: the preprocessing, if x and counterfactual are rows of its table; None: they are plain numbers.
+        like: the original queries, for `frame`.
+        advice: what sentences need besides the numbers; None: nothing more is known.
 
     Raises:
         ConfigurationTypeError: no guarantee.
@@ -43,10 +42,9 @@ class Recourse(Found):
 
     @property
     def frame(self) -> Any:
-        """The counterfactuals as a frame of the kind that came: its columns, types, labels and index.
+        """The counterfactuals as a frame like the queries, with their columns, types, labels and index.
 
-        Without a preprocessing, a pandas or polars frame of numbers comes back as one, and anything else as (n, d)
-        array.
+        Without a preprocessing, a pandas or polars frame of numbers is returned as one, anything else as (n, d) array.
         """
         if self.table is not None:
             return self.table.frame(self.counterfactual, self.like)
@@ -58,39 +56,37 @@ class Recourse(Found):
         return type(self.like)(columns) if index is None else type(self.like)(columns, index=index)
 
     def reasons(self) -> tuple[tuple[str, ...], ...]:
-        """What each person would have to change, in sentences.
+        """The changes that each person would have to make, in sentences.
 
         Returns:
-            For each query a sentence for each feature that has to change, the one with the largest share of the cost
-            first; none where the decision is favourable, and one that says so where there is no recourse. Numbers are
-            rounded so that the sentences stay true.
+            For each query one sentence per feature to change, by decreasing share of the cost; none if the decision is
+            favourable, and a single sentence if there is no recourse. Numbers are rounded so that sentences stay true.
         """
         return reasons_of(self)
 
     def letters(self, *, names: Sequence[str] | None = None, most_reasons: int = MOST_REASONS) -> list[str]:
-        """Letters to the persons who were turned down, in the order of the queries: the principal reasons, what would
-        have led to approval, and how the records are protected, by `guarantee`.
+        """Letters to declined applicants, in the order of the queries: the principal reasons, the changes that would
+        have led to approval, and the protection of the training records.
 
-        A letter calls features what the preprocessing's `describe` calls them. For a person without recourse the
-        reasons are what would have to change if only the public ranges and directions limited it, where the model is
-        linear; the letter then says that no change within the constraints would do.
+        Features are named as in `describe` of the preprocessing. For an applicant without recourse, the letter states
+        that no change within the constraints would lead to approval; with a linear model, the reasons are then the
+        changes that would do if only public ranges and directions limited them.
 
         Args:
-            names: (n,) of all persons, for the salutation.
-            most_reasons: principal reasons at most; all changes are listed in any case.
+            names: (n,) names of all applicants, for the salutation.
+            most_reasons: largest number of principal reasons; all changes are listed in any case.
 
         Raises:
-            ConfigurationError: no preprocessing, features that `describe` has no words for, or another number of
-                names.
+            ConfigurationError: no preprocessing, features missing in `describe`, or another number of names.
         """
         return letters_of(self, names, most_reasons)
 
     @property
     def changes(self) -> Any:
-        """Every change of every person, one a row, as a frame of the kind that came (else pandas, or a dict of lists):
-        `row` is the number of the query, `share` that of its cost; `to` is rounded as in `reasons`.
-        """
-        found = columns_of_changes(self)
+        """All changes, one per row, as a polars frame if the queries are one, else as a pandas frame, or without pandas
+        as a dict of lists. `row` is the position of the query, `share` the share of its cost; `to` is rounded as in
+        `reasons`."""
+        found = change_columns(self)
         if type(self.like).__module__.startswith("polars"):
             texts = {name: list(map(_plain_text, found[name])) for name in ("from", "to")}
             return type(self.like)({**found, **texts})
@@ -101,10 +97,10 @@ class Recourse(Found):
         return pandas.DataFrame(found)
 
     def required(self) -> Recourse:
-        """This result, if every query has an answer.
+        """This result, if every query has recourse.
 
         Raises:
-            InfeasibleError: some have none; the error's `result` is this one.
+            InfeasibleError: some have none; the error's `result` is this result.
         """
         if self.valid.all():
             return self
@@ -113,14 +109,14 @@ class Recourse(Found):
         known = f"proven for {'all' if certain == len(rows) else certain} of these" if certain else "not proven"
         raise InfeasibleError(
             f"{len(rows)} of {len(self)} queries have no recourse within the constraints (rows {first_of(rows)};"
-            f" {known}); loosen the constraints (free what is immutable, widen lower, upper and largest_change, raise"
-            ' most_changes, drop rules), ask for a lower target, or pass infeasible="mark" to have valid=False.'
-            " The others are in .result",
+            f" {known}); loosen the constraints (fewer immutable features, wider lower, upper and largest_change, a"
+            ' higher most_changes, fewer rules), lower the target, or pass infeasible="mark" to get valid=False for'
+            " these. The other answers are in .result",
             result=self,
             rows=rows,
         )
 
 
 def _plain_text(value: Any) -> str:
-    """A number or label as text: a column of polars holds one type."""
+    """A number or label as text, as a polars column holds a single type."""
     return f"{value:.15g}" if isinstance(value, float) else str(value)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from safexplain._validate import check_number
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.found import Floats, Found
+from safexplain.recourse.solution import Floats, Solution
 
 _ROUNDS = 100
 """Raises of the target at most; each is a contraction unless the shift is about as long as the weights."""
@@ -45,14 +45,14 @@ def lengths(scaled: Floats) -> Floats:
     return np.asarray(np.hypot(1.0, np.linalg.norm(scaled, axis=1)))
 
 
-def withstanding(
-    solve: Callable[[NDArray[np.intp], Floats], Found],
+def robust_answers(
+    solve: Callable[[NDArray[np.intp], Floats], Solution],
     score: Callable[[Floats], Floats],
     length: Callable[[Floats], Floats],
     rows: Floats,
     shift: float,
     target: float,
-) -> Found:
+) -> Solution:
     """Answers whose score is still at the target after the worst shift of the weights.
 
     The target of each query is raised by shift |(z, 1)| of the answer before, until the answer withstands the shift:
@@ -96,7 +96,7 @@ def withstanding(
 
 
 def measured_shift(
-    answers: Callable[[float], Found], accepts: Callable[[Floats], NDArray[np.bool_]], start: float, share: float
+    answers: Callable[[float], Solution], accepts: Callable[[Floats], NDArray[np.bool_]], start: float, share: float
 ) -> float:
     """Shift for which at least this share of the answers stays valid under another model, and about the smallest one.
 

@@ -57,9 +57,9 @@ from safexplain import (
 from safexplain._privacy_loss import group_privacy_epsilon
 from safexplain._versions import RELEASE_FORMAT
 from safexplain.audit import canaries
-from safexplain.recourse.found import Found
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.networks.search import network_recourse
+from safexplain.recourse.solution import Solution
 from safexplain.verdict import stats
 from safexplain.verdict.stats.lower_bounds import ErrorCounts
 
@@ -580,7 +580,7 @@ def people() -> tuple[np.ndarray, np.ndarray]:
     return x, (x @ [1.0, -0.5, 0.8, 0.1] > 0).astype(int)
 
 
-def answered(answer: Found) -> dict[str, Any]:
+def answered(answer: Solution) -> dict[str, Any]:
     """What was released of an answer, or found."""
     names = ("counterfactual", "valid", "distance", "score", "favourable", "censored")
     return {name: getattr(answer, name) for name in names}

@@ -40,8 +40,8 @@ X = np.array([[40.0, 1000.0, 2.0, 1.0, 0.0, 0.0], [25.0, 0.0, 0.0, 0.0, 0.0, 1.0
         ({"immutable": NAMES}, "nothing may change"),
         ({"lower": 1, "upper": 1}, "nothing may change"),
         ({"immutable": ("hight",)}, "known: age, income, children, rent, own, other"),
-        ({"integer": (6,)}, "column 6 of 6"),
-        ({"integer": (-1,)}, "column -1"),
+        ({"integer": (6,)}, "expected a column from 0 to 5, got 6"),
+        ({"integer": (-1,)}, "expected a column from 0 to 5, got -1"),
         ({"one_hot": (("rent", "own"), ("own", "other"))}, "own is listed more than once"),
         ({"one_hot": (("rent",),)}, "at least two"),
         ({"one_hot": (HOUSING,), "upper": dict.fromkeys(HOUSING, 0)}, "no category"),
@@ -210,7 +210,7 @@ def test_projection_is_the_nearest_allowed_row(candidate, count, category, risin
 
 
 def test_limits_in_place_of_features_are_refused_with_what_to_pass():
-    with pytest.raises(ConfigurationError, match=r"features=\('age', 'income'\), and limits as lower= and upper="):
+    with pytest.raises(ConfigurationError, match=r"features=\('age', 'income'\), and limits under lower= and upper="):
         Constraints({"age": (18, 99), "income": (0, None)})
 
 
@@ -288,7 +288,7 @@ def test_a_degree_takes_two_years_and_employment_rises_no_faster_than_age():
     kept = [(0, 0, 0), (4, 2, 0), (1, 0, 1), (4, 2, 4), (5, 0, 0), (0, -1, -3)]  # nothing is asked of who falls
     broken = [(3.9, 2, 0), (0, 0, 1), (4, 2, 5)]
     person = np.tile([31.3, 1.0, 4.7], (9, 1))
-    for found in (DEGREES.satisfied, DEGREES.obeyed):
+    for found in (DEGREES.satisfied, DEGREES.keeps_rules):
         assert found(person, person + np.array(kept + broken)).tolist() == [True] * 6 + [False] * 3
 
 

@@ -100,7 +100,7 @@ def test_prices_for_other_columns_are_refused():
         L1(rise=(1, 2)).distance(np.zeros(3))
     with pytest.raises(ConfigurationError, match="expected 2 numbers, one a column, got 3"):
         L2((1, 2, 3)).distance(np.zeros((1, 2)))
-    with pytest.raises(ConfigurationError, match="unknown feature 'aeg'; known: age, income"):
+    with pytest.raises(ConfigurationError, match=r"unknown feature 'aeg'; did you mean 'age'\?; known: age, income"):
         for_columns(L1({"aeg": 1}), ("age", "income"), 2)
     with pytest.raises(ConfigurationError, match="scale: given by name"):
         L1({"age": 1}).distance(np.zeros(2))

@@ -10,7 +10,7 @@ import torch
 
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.found import as_rows
+from safexplain.recourse.solution import as_rows
 
 NUMBERS = {
     "bool": (np.array([[True, False]]), [1, 0]),
@@ -43,7 +43,7 @@ def test_numbers_are_read_whatever_holds_them_and_copied(name):
         ([[10**400]], "too large for float64"),
         ([torch.ones(2, device="meta")], "expected a dense tensor with data"),
         (torch.eye(2).to_sparse(), "expected a dense tensor with data"),
-        (np.array([[1.0, np.nan]], dtype=object), "NaN or infinite numbers in 1 rows"),
+        (np.array([[1.0, np.nan]], dtype=object), "expected finite numbers, got NaN or infinity in 1 rows"),
     ],
 )
 def test_what_only_looks_like_numbers_is_refused(given, said):

@@ -15,7 +15,7 @@ from torch import nn
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, LaplaceScore, Preprocessing, Recourse
-from safexplain.recourse.letters import Change, advise, is_money, number_text, outward, sentence
+from safexplain.recourse.letters import Change, advise, is_money, number_text, round_outward, sentence
 
 PUBLIC = Preprocessing(
     numeric={"balance": (0, 50_000), "age": (18, 100), "use": (0, 100)},
@@ -160,8 +160,8 @@ def test_numbers_are_rounded_away_from_where_they_came_by_at_most_a_share_of_the
     x = np.array([[0.0, 5.0, 20_000.0, 0.0, 7.0, 0.0]])
     to = np.array([[1.234567, 3.3333, 20_000.1234, 0.001234, 7.0, -1.234567]])
     money = np.array([False, False, False, True, False, False])
-    assert outward(x, to, 0.05, money).tolist() == [[1.24, 3.33, 20_001.0, 0.01, 7.0, -1.24]]
-    assert outward(x, to, 0.005).tolist() == [[1.235, 3.333, 20_000.2, 0.001234, 7.0, -1.235]]
+    assert round_outward(x, to, 0.05, money).tolist() == [[1.24, 3.33, 20_001.0, 0.01, 7.0, -1.24]]
+    assert round_outward(x, to, 0.005).tolist() == [[1.235, 3.333, 20_000.2, 0.001234, 7.0, -1.235]]
     assert [is_money(unit) for unit in ("USD", "EUR a month", "%", "")] == [True, True, False, False]
 
 
@@ -286,14 +286,14 @@ def test_a_letter_has_the_reasons_what_would_have_helped_and_no_internal_numbers
         "- Lower your use from 80% to 20%.\n"
         "- Raise your education from school to college.\n"
         "- Lower your revolving balance from 4,000 USD to 3,000 USD.\n\n"
-        "The records that this decision was learnt from are protected by differential privacy (epsilon 1, delta"
-        " 1.24e-05).\n"
+        "The records used to train the model behind this decision are protected by differential privacy (epsilon 1,"
+        " delta 1.24e-05).\n"
     )
 
 
 def test_a_letter_says_whose_word_the_guarantee_is_and_what_it_is_of():
     vouched, each = replace(GIVEN, vouched=True), replace(GIVEN, per="answer")
-    for given, said in ((vouched, "stated by whoever trained the model"), (each, "for each answer")):
+    for given, said in ((vouched, "stated by the owner of the model"), (each, "for each answer")):
         (letter,) = answer(PERSON, PERSON | {"age": 40}, ALL_WORDS, guarantee=given).letters()
         assert letter.endswith(f"{said}).\n")
 
@@ -309,9 +309,9 @@ def test_letters_refuse_wrong_names_features_without_words_and_rows_of_numbers()
     found = answer(PERSON, PERSON | {"age": 40}, ALL_WORDS)
     with pytest.raises(ConfigurationError, match="names: expected one name for each of 1 queries, got 2 names"):
         found.letters(names=["a", "b"])
-    with pytest.raises(ConfigurationError, match="describe= of the preprocessing has no words for age, use, job"):
+    with pytest.raises(ConfigurationError, match="describe= of the preprocessing lacks age, use, job"):
         answer(PERSON, PERSON | {"age": 40}).letters()
-    with pytest.raises(ConfigurationError, match="give preprocessing="):
+    with pytest.raises(ConfigurationError, match="pass preprocessing="):
         replace(found, table=None).letters()
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing
-from safexplain.recourse.found import Found
 from safexplain.recourse.robustness import lengths, measured_shift
+from safexplain.recourse.solution import Solution
 
 
 def people(n=2000, d=6, seed=0):
@@ -123,7 +123,7 @@ def test_a_measured_shift_is_the_smallest_that_will_do():
 
     def answers(shift):
         no = np.zeros(4, dtype=bool)
-        return Found(np.zeros((4, 1)), np.full((4, 1), shift), ~no, no * 1.0, no * 1.0, no, no, proven=no)
+        return Solution(np.zeros((4, 1)), np.full((4, 1), shift), ~no, no * 1.0, no * 1.0, no, no, proven=no)
 
     found = measured_shift(answers, lambda rows: rows[:, 0] >= 0.3, 0.1, 1.0)
     assert 0.3 <= found <= 0.3 + 0.2 / 2**12

@@ -16,7 +16,7 @@ BY_VALUE = {
 
 CHANGED = {
     "DPModelRecourse", "LaplaceScore", "Preprocessing", "RecourseMechanism",  # by set_params alone
-    "Program", "change.Change", "solve._Search",  # while a program is made and solved
+    "Program", "program.Change", "program._Search",  # while a program is made and solved
 }  # fmt: skip
 
 STATES = {"_Rows", "_State"}

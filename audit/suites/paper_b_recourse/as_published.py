@@ -17,7 +17,7 @@ from safexplain._validate import check_number
 from safexplain.dp.linear.inputs import noise_generator
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.cost import EUCLIDEAN
-from safexplain.recourse.found import Floats, Found, as_rows
+from safexplain.recourse.solution import Floats, Solution, as_rows
 
 WHY = (
     "Only the length of the answer is noised. Its direction is w/|w|, a function of the training data that one answer"
@@ -91,7 +91,7 @@ class AsPublishedLaplace:
             "why": WHY,
         }
 
-    def explain(self, x: ArrayLike) -> Found:
+    def explain(self, x: ArrayLike) -> Solution:
         """Answers to (n, d) or (d,) queries; `valid` False where the published formula stops short of the target."""
         weights = self._weights
         rows = as_rows(x, len(weights))
@@ -108,4 +108,4 @@ class AsPublishedLaplace:
         reached = rows + change
         valid = favourable | (score + change @ weights >= self.target - 1e-9 * bound)
         distance = EUCLIDEAN.distance(reached - rows)
-        return Found(rows, reached, valid, distance, score, favourable, np.abs(score) >= bound)
+        return Solution(rows, reached, valid, distance, score, favourable, np.abs(score) >= bound)

@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 
 from safexplain.dp import DPLogisticRegression
 from safexplain.recourse import DPModelRecourse, LaplaceScore
-from safexplain.recourse.found import Found
 from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.solution import Solution
 
 from .as_published import AsPublishedLaplace
 from .tasks import Floats, Task
@@ -53,7 +53,7 @@ class Native:
         """(n,) logits."""
         return np.asarray(x @ self.weights + self.model.intercept_[0])
 
-    def explain(self, x: Floats) -> Found:
+    def explain(self, x: Floats) -> Solution:
         """Exact recourse."""
         return linear_recourse(self.weights, float(self.model.intercept_[0]), x)
 

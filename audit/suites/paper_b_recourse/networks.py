@@ -26,8 +26,8 @@ from safexplain.audit.collect_recourse import collect_recourse, explained
 from safexplain.audit.references.training import train_one
 from safexplain.dp import DPFineTuner
 from safexplain.recourse import DPModelRecourse
-from safexplain.recourse.found import Found
 from safexplain.recourse.networks.search import network_recourse
+from safexplain.recourse.solution import Solution
 
 from ...shared.run import Progress, Run, finish, rounded
 from .cells import attacked, biased, rows_of, show, strongest
@@ -58,7 +58,7 @@ class Native:
 
     model: nn.Module
 
-    def explain(self, x: Floats) -> Found:
+    def explain(self, x: Floats) -> Solution:
         """The nearest rows that the search finds."""
         return network_recourse(self.model, x)
 

@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.recourse.constraints import Mask
-from safexplain.recourse.found import Floats
+from safexplain.recourse.solution import Floats
 
 Ints = NDArray[np.intp]
 

@@ -24,9 +24,9 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.features import check_columns
-from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.linear.choices import Items, WaterFilling, missing, solve
-from safexplain.recourse.program.solve import cheapest
+from safexplain.recourse.linear.program import cheapest
+from safexplain.recourse.solution import Floats, Solution, as_rows
 
 ROWS = 4096
 """Constrained queries solved at a time."""
@@ -42,7 +42,7 @@ def linear_recourse(
     constraints: Constraints | None = None,
     frozen: ArrayLike | None = None,
     time_limit: float = 10.0,
-) -> Found:
+) -> Solution:
     """Cheapest change of each query that brings w.x + b to the target.
 
     Args:
@@ -113,7 +113,7 @@ def linear_recourse(
     lost = ~np.isfinite(distance)
     found.row[lost], found.valid[lost], found.proven[lost], distance[lost] = rows[lost], favourable[lost], False, 0.0
     censored = np.zeros(len(rows), dtype=bool)
-    return Found(rows, found.row, found.valid, distance, score, favourable, censored, proven=found.proven)
+    return Solution(rows, found.row, found.valid, distance, score, favourable, censored, proven=found.proven)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +228,7 @@ class _Line:
             answers.open[pending] = ~certain & every
             pending = pending[~reached & ~sure[pending] & certain]
         kept = (rules.most_changes is None) | (rules.changes(x, answers.row) <= (rules.most_changes or 0))
-        broken = answers.valid & ~(kept & rules.obeyed(x, answers.row))
+        broken = answers.valid & ~(kept & rules.keeps_rules(x, answers.row))
         answers.open[broken], answers.valid[broken] = True, False
         answers.proven[:] = sure & ~answers.open
         return answers

@@ -15,14 +15,14 @@ from safexplain._validate import check_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.features import training_columns
-from safexplain.recourse.found import Floats, Found
 from safexplain.recourse.guarantee import VOUCHED, Guarantee, Per, assumptions
-from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism, wanted_label
+from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism, favourable_label
 from safexplain.recourse.mechanisms.private_model import PrivateModel, on_table, private_model
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Recourse
-from safexplain.recourse.robustness import lengths, measured_shift, withstanding
+from safexplain.recourse.robustness import lengths, measured_shift, robust_answers
+from safexplain.recourse.solution import Floats, Solution
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -86,11 +86,11 @@ class DPModelRecourse(RecourseMechanism):
         check_number("shift", self.shift, minimum=0)
         check_delta(self.delta)
         if self.model is not None:
-            self._take(private_model(self.model, self.privacy, self.favourable, self.adjacency, self.search))
+            self._use_model(private_model(self.model, self.privacy, self.favourable, self.adjacency, self.search))
         elif self.privacy is not None:
             raise ConfigurationError("privacy: a statement without a model; fit() makes its own")
 
-    def _take(self, found: PrivateModel) -> None:
+    def _use_model(self, found: PrivateModel) -> None:
         """Answer from a model that was given, if columns and constraints are its own."""
         columns, people = training_columns(self.model), self.preprocessing
         if people is not None:
@@ -128,8 +128,8 @@ class DPModelRecourse(RecourseMechanism):
         """
         if self.model is not None:
             raise ConfigurationError("fit: the model is trained already; leave `model` out to train one")
-        wanted = wanted_label(list(self.classes), self.favourable)
-        trained = self._trainer().fit(*self._training(X, y))
+        wanted = favourable_label(list(self.classes), self.favourable)
+        trained = self._trainer().fit(*self._training_data(X, y))
         model = self._checked(on_table(private_model(trained, None, wanted), self.preprocessing))
         self._set(width=trained.n_features_in_, columns=self._columns_of(X), model=model)
         return self
@@ -214,14 +214,14 @@ class DPModelRecourse(RecourseMechanism):
         found.statement.check_model(getattr(found.model, "model", found.model))
         return found.model
 
-    def _solver(self, rows: Floats) -> Callable[[Frozen], Found]:
+    def _solver(self, rows: Floats) -> Callable[[Frozen], Solution]:
         return lambda frozen: self._answers(rows, frozen, float(self.shift))
 
-    def _answers(self, rows: Floats, frozen: Frozen, shift: float) -> Found:
+    def _answers(self, rows: Floats, frozen: Frozen, shift: float) -> Solution:
         """Cheapest rows that withstand a shift of the weights."""
         model: PrivateModel = self._get("model")
 
-        def solve(at: NDArray[np.intp], margin: Floats | None) -> Found:
+        def solve(at: NDArray[np.intp], margin: Floats | None) -> Solution:
             return model.solve(
                 rows[at],
                 target=self.target,
@@ -233,7 +233,7 @@ class DPModelRecourse(RecourseMechanism):
 
         if not shift:
             return solve(np.arange(len(rows)), None)
-        return withstanding(solve, model.scores, self._lengths, rows, shift, float(self.target))
+        return robust_answers(solve, model.scores, self._lengths, rows, shift, float(self.target))
 
     def _lengths(self, rows: Floats) -> Floats:
         return lengths(self._scaled(rows))
@@ -279,7 +279,7 @@ class DPModelRecourse(RecourseMechanism):
         if retrained.features != self.features:
             raise ConfigurationError(f"retrained: it has {retrained.features} columns, and this one {self.features}")
         other, rows = retrained._linear_model("measured_shift"), self.rows(x)
-        held = self._held(rows)
+        held = self._frozen_columns(rows)
         gap = float(np.median(np.abs(self.target - model.scores(rows)) / self._lengths(rows)))
         return measured_shift(
             lambda shift: self._answers(rows, held, shift),
@@ -288,11 +288,11 @@ class DPModelRecourse(RecourseMechanism):
             share,
         )
 
-    def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
+    def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
         """With how it may be put in words, which the released model tells."""
         model: PrivateModel = self._get("model")
 
         def accepts(rows: Floats, _: NDArray[np.intp]) -> NDArray[np.bool_]:
             return np.asarray(model.scores(rows) >= self.target + self.shift * self._lengths(rows))
 
-        return self._advised(super()._returned(found, x, guarantee), model.weights, model.bias, accepts)
+        return self._with_advice(super()._with_guarantee(found, x, guarantee), model.weights, model.bias, accepts)

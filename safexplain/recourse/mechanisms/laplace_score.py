@@ -47,11 +47,10 @@ from safexplain._validate import check_number, readable, real_numbers
 from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
 from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, largest_weight, stability, stable_minimiser
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.recourse.found import Floats, Found
 from safexplain.recourse.guarantee import (
+    NOT_CHARGED,
     PRIVATE_GEOMETRY,
     PUBLIC_GEOMETRY,
-    UNCHARGED,
     VOUCHED,
     Guarantee,
     Per,
@@ -62,6 +61,7 @@ from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
 from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism
 from safexplain.recourse.mechanisms.private_model import on_table, private_model
 from safexplain.recourse.result import Recourse
+from safexplain.recourse.solution import Floats, Solution
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 EVALUATION_ERROR = 1e-7
@@ -233,7 +233,7 @@ class LaplaceScore(RecourseMechanism):
         """
         bound = check_bound(self._get("bound"))
         constant = float(self.intercept_scaling)
-        rows, labels = check_X_y(*self._training(X, y), dtype=np.float64)
+        rows, labels = check_X_y(*self._training_data(X, y), dtype=np.float64)
         penalty = self._penalty()
         spread = stability(penalty, self.adjacency)
         _check_precision(len(rows), rows.shape[1] + 1, penalty, spread)
@@ -268,7 +268,7 @@ class LaplaceScore(RecourseMechanism):
             why=why,
             statement=statement,
             vouched=bool(self._get("vouched")),
-            assumptions=tuple(dict.fromkeys((*assumed, UNCHARGED))),
+            assumptions=tuple(dict.fromkeys((*assumed, NOT_CHARGED))),
             preprocessing=None if self.preprocessing is None else self.preprocessing.digest,
         )
 
@@ -334,7 +334,7 @@ class LaplaceScore(RecourseMechanism):
         )
         return NoisyScores(noised, noised >= self.target, censored, self.guarantee)
 
-    def _solver(self, rows: Floats) -> Callable[[Frozen], Found]:
+    def _solver(self, rows: Floats) -> Callable[[Frozen], Solution]:
         if self.public_weights is None:
             raise ConfigurationError(
                 "explain() needs public_weights to know which way to go: the trained weights are private. Give those"
@@ -343,18 +343,18 @@ class LaplaceScore(RecourseMechanism):
             )
         return self._solver_of(rows, self._release(rows))
 
-    def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
+    def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
         """With how it may be put in words, which the released scores and the public weights tell."""
-        answer, weights = super()._returned(found, x, guarantee), self._get("weights")
+        answer, weights = super()._with_guarantee(found, x, guarantee), self._get("weights")
         bias = answer.score - answer.x @ weights
-        return self._advised(answer, weights, bias, lambda rows, at: rows @ weights + bias[at] >= self.target)
+        return self._with_advice(answer, weights, bias, lambda rows, at: rows @ weights + bias[at] >= self.target)
 
-    def _solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Found]:
+    def _solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Solution]:
         """What answers rows, given the columns that must not change, from released scores: no noise is drawn."""
         weights: Floats = self._get("weights")
         bias = released.score - rows @ weights
 
-        def solve(frozen: Frozen) -> Found:
+        def solve(frozen: Frozen) -> Solution:
             found = linear_recourse(
                 weights,
                 bias,

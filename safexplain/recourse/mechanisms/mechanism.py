@@ -1,7 +1,7 @@
 """What every recourse mechanism promises, takes, and how it answers.
 
 A mechanism is a frozen set of public parameters. Everything that can be wrong with them, with training data or with
-queries is found before anything is trained, drawn or charged. `_returned` is where an answer gets its guarantee.
+queries is found before anything is trained, drawn or charged. `_with_guarantee` is where an answer gets its guarantee.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from safexplain.dp.linear.inputs import check_classes, noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.features import check_columns, column_names, is_missing, kind_of, numbers_of
-from safexplain.recourse.found import Floats, Found, as_rows, first_of
+from safexplain.recourse.features import check_columns, column_names, frame_kind, is_missing, numbers_of
 from safexplain.recourse.guarantee import Guarantee, Per
 from safexplain.recourse.letters import checked_advice
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Recourse
+from safexplain.recourse.solution import Floats, Solution, as_rows, first_of
 
 Infeasible = Literal["raise", "mark"]
 Frozen = NDArray[np.bool_] | None
@@ -88,7 +88,7 @@ def _labels_of(y: Any, n: int, classes: Any) -> NDArray[Any]:
     return labels
 
 
-def wanted_label(labels: list[Any], favourable: Any) -> Any:
+def favourable_label(labels: list[Any], favourable: Any) -> Any:
     """The favourable label; None: the second of two.
 
     Raises:
@@ -235,7 +235,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return int(width)
 
     @abstractmethod
-    def _solver(self, rows: Floats) -> Callable[[Frozen], Found]:
+    def _solver(self, rows: Floats) -> Callable[[Frozen], Solution]:
         """Draw the noise of an answer, once, and return what answers given the columns that must not change."""
 
     def explain(self, x: ArrayLike, *, infeasible: Infeasible = "raise") -> Recourse:
@@ -254,7 +254,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         """
         check_infeasible(infeasible)
         rows = self.rows(x)
-        result = self._returned(self._solver(rows)(self._held(rows)), x)
+        result = self._with_guarantee(self._solver(rows)(self._frozen_columns(rows)), x)
         return result.required() if infeasible == "raise" else result
 
     def explain_diverse(self, x: ArrayLike, answers: int) -> tuple[Recourse, ...]:
@@ -266,24 +266,24 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         """
         wanted = whole_number("answers", answers, 1)  # before noise is drawn
         rows = self.rows(x)
-        return self._several(self._solver(rows), rows, x, wanted)
+        return self._diverse_answers(self._solver(rows), rows, x, wanted)
 
-    def _several(
+    def _diverse_answers(
         self,
-        solve: Callable[[Frozen], Found],
+        solve: Callable[[Frozen], Solution],
         rows: Floats,
         x: ArrayLike,
         wanted: int,
         guarantee: Guarantee | None = None,
     ) -> tuple[Recourse, ...]:
         """Answers to rows that were read from x, by a solver whose noise is drawn."""
-        held = self._held(rows)
+        held = self._frozen_columns(rows)
 
-        def besides(frozen: NDArray[np.bool_]) -> Found:
+        def besides(frozen: NDArray[np.bool_]) -> Solution:
             return solve(frozen if held is None else frozen | held)
 
         found = diverse(besides, rows, wanted, cost=self.column_cost, constraints=self.column_constraints)
-        return tuple(self._returned(one, x, guarantee) for one in found)
+        return tuple(self._with_guarantee(one, x, guarantee) for one in found)
 
     @property
     def labels(self) -> tuple[Any, Any]:
@@ -349,7 +349,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             if allowed is not None:
                 check_columns(allowed.features, x)
         if allowed is not None:
-            allowed.check(rows, self._held(rows))
+            allowed.check(rows, self._frozen_columns(rows))
         return rows
 
     @property
@@ -364,12 +364,12 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         found: Cost = self._get("column_cost")
         return found
 
-    def _held(self, rows: Floats) -> Frozen:
+    def _frozen_columns(self, rows: Floats) -> Frozen:
         """What must not change, whatever the constraints: special and missing values."""
         held = None if self.preprocessing is None else self.preprocessing.held(rows)
         return held if held is not None and held.any() else None
 
-    def _returned(self, found: Found, x: Any, guarantee: Guarantee | None = None) -> Recourse:
+    def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
         """The answer: with its guarantee, and with what gives it back as the frame that came."""
         people = self.preprocessing
         if people is not None and (bad := people.misread(found.counterfactual) & ~found.favourable).any():
@@ -382,7 +382,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             )
         return Recourse(**vars(found), guarantee=guarantee or self.guarantee, table=people, like=x)
 
-    def _advised(
+    def _with_advice(
         self,
         answer: Recourse,
         weights: Floats | None,
@@ -398,7 +398,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             target=self.target,
             cost=self.column_cost,
             constraints=self.column_constraints,
-            frozen=self._held(answer.x),
+            frozen=self._frozen_columns(answer.x),
             accepts=accepts,
         )
         return replace(answer, advice=advice)
@@ -407,7 +407,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         """(n, D) rows as training sees them."""
         return rows if self.preprocessing is None else self.preprocessing.scaled(rows)
 
-    def _training(self, X: Any, y: Any) -> tuple[Any, Any]:
+    def _training_data(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Training data as scikit-learn reads them; what can be wrong with their columns is found before training."""
         labels = readable(y, "y")
         if self.preprocessing is not None:
@@ -416,7 +416,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             return self.preprocessing.scaled(table), _labels_of(labels, len(table), self.classes)
         if self.constraints is not None:
             check_columns(self.constraints.features, X)
-        if kind_of(X) in ("pandas", "polars"):
+        if frame_kind(X) in ("pandas", "polars"):
             _check_numbers(X)
         rows = readable(X, "X")
         shape = np.shape(rows)
@@ -456,13 +456,13 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
 
 def diverse(
-    solve: Callable[[NDArray[np.bool_]], Found],
+    solve: Callable[[NDArray[np.bool_]], Solution],
     x: ArrayLike,
     answers: int,
     *,
     cost: Cost = EUCLIDEAN,
     constraints: Constraints | None = None,
-) -> tuple[Found, ...]:
+) -> tuple[Solution, ...]:
     """Answers that each leave alone what was the largest share of the cost of every earlier one.
 
     Args:
@@ -494,7 +494,7 @@ def diverse(
     return tuple(results)
 
 
-def _largest_share(found: Found, cost: Cost, constraints: Constraints | None) -> NDArray[np.bool_]:
+def _largest_share(found: Solution, cost: Cost, constraints: Constraints | None) -> NDArray[np.bool_]:
     """(n, d) bool, the column that made up most of each answer's cost, or one of its group; none where nothing changed.
 
     To freeze one column of a one-hot group is to freeze the group (`Constraints.bounds`).
@@ -510,6 +510,6 @@ def _check_numbers(frame: Any) -> None:
     """Raise InputError for a frame with a column of labels, which training cannot read without a preprocessing."""
     for place, name in enumerate(frame.columns):
         try:
-            numbers_of(frame.iloc[:, place] if kind_of(frame) == "pandas" else frame.to_series(place), str(name))
+            numbers_of(frame.iloc[:, place] if frame_kind(frame) == "pandas" else frame.to_series(place), str(name))
         except InputError as error:
             raise InputError(f"{error} of preprocessing=Preprocessing(numeric=..., categories=...)") from None

@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.ledger.releases import Pure
-from safexplain.recourse.found import Found
-from safexplain.recourse.guarantee import UNCHARGED, Guarantee
+from safexplain.recourse.guarantee import NOT_CHARGED, Guarantee
 from safexplain.recourse.mechanisms.laplace_score import LaplaceScore, NoisyScores
 from safexplain.recourse.mechanisms.mechanism import Infeasible, RecourseMechanism, check_infeasible
 from safexplain.recourse.result import Recourse
+from safexplain.recourse.solution import Solution
 
 if TYPE_CHECKING:
     from safexplain.ledger import Ledger
@@ -73,7 +73,7 @@ class MeteredRecourse:
     def guarantee(self) -> Guarantee:
         """The mechanism's, of each answer or of the model; that of an answer names the charges too."""
         own = self.mechanism.guarantee
-        return replace(own, assumptions=tuple(line for line in own.assumptions if line != UNCHARGED))
+        return replace(own, assumptions=tuple(line for line in own.assumptions if line != NOT_CHARGED))
 
     def explain(self, x: ArrayLike, *, principal: str | None, infeasible: Infeasible = "raise") -> Recourse:
         """Answers to the rows of x as the mechanism's, charged to the principal who asks: all of them or none.
@@ -86,7 +86,7 @@ class MeteredRecourse:
             LedgerError: the ledger cannot be written; nothing was answered.
         """
         check_infeasible(infeasible)
-        result = self._answered(x, principal)
+        result = self._charged_answer(x, principal)
         return result.required() if infeasible == "raise" else result
 
     def explain_diverse(self, x: ArrayLike, answers: int, *, principal: str | None) -> tuple[Recourse, ...]:
@@ -119,26 +119,26 @@ class MeteredRecourse:
         mechanism = self.mechanism
         if not isinstance(mechanism, LaplaceScore):
             rows = mechanism.rows(x)  # what cannot be answered is not charged
-            guarantee = self._charged()
-            return mechanism._several(mechanism._solver(rows), rows, x, wanted, guarantee)
-        first = self._answered(x, principal)
+            guarantee = self._charge_training()
+            return mechanism._diverse_answers(mechanism._solver(rows), rows, x, wanted, guarantee)
+        first = self._charged_answer(x, principal)
         released = NoisyScores(first.score, first.favourable, first.censored, first.guarantee)
         solve = mechanism._solver_of(first.x, released)
-        return (first, *mechanism._several(solve, first.x, x, wanted, first.guarantee)[1:])
+        return (first, *mechanism._diverse_answers(solve, first.x, x, wanted, first.guarantee)[1:])
 
-    def _answered(self, x: ArrayLike, principal: str | None) -> Recourse:
+    def _charged_answer(self, x: ArrayLike, principal: str | None) -> Recourse:
         """Charged and stored, or repeated; queries without recourse are marked."""
         mechanism = self.mechanism
         if mechanism.per == "answer" and principal is None:
             raise ConfigurationTypeError("principal: expected who asks, as each answer is charged; got None")
         rows = mechanism.rows(x)  # looks at the names of columns too; what cannot be answered is not charged
-        guarantee = self._charged()
+        guarantee = self._charge_training()
         if mechanism.per == "model":
-            return mechanism._returned(mechanism._solver(rows)(mechanism._held(rows)), x, guarantee)
+            return mechanism._with_guarantee(mechanism._solver(rows)(mechanism._frozen_columns(rows)), x, guarantee)
 
         def compute(positions: list[int]) -> list[dict[str, Any]]:
             new = rows[positions]
-            found = mechanism._solver(new)(mechanism._held(new))
+            found = mechanism._solver(new)(mechanism._frozen_columns(new))
             return [{name: getattr(found, name)[i].tolist() for name in FIELDS} for i in range(len(positions))]
 
         stored = self.ledger.answer_many(
@@ -155,9 +155,9 @@ class MeteredRecourse:
         columns["counterfactual"] = columns["counterfactual"].reshape(rows.shape)
         charges = (*guarantee.charges, *(answer.paid for answer in stored))
         charged = replace(guarantee, ledger=self.ledger.identity if charges else "", charges=charges)
-        return mechanism._returned(Found(x=rows, **columns), x, charged)
+        return mechanism._with_guarantee(Solution(x=rows, **columns), x, charged)
 
-    def _charged(self) -> Guarantee:
+    def _charge_training(self) -> Guarantee:
         """The guarantee, once the training of the model that answers, or that public weights come from, is charged."""
         guarantee = self.guarantee
         if guarantee.statement is None:

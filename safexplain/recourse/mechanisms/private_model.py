@@ -21,12 +21,12 @@ from safexplain.dp.sgd.opacus_engine import without_hooks
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import Cost
-from safexplain.recourse.found import Floats, Found
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.mechanism import Frozen, wanted_label
+from safexplain.recourse.mechanisms.mechanism import Frozen, favourable_label
 from safexplain.recourse.networks.score import scores_of
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.preprocessing import Preprocessing
+from safexplain.recourse.solution import Floats, Solution
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -60,7 +60,7 @@ class PrivateModel:
         constraints: Constraints | None,
         frozen: Frozen,
         margin: Floats | None = None,
-    ) -> Found:
+    ) -> Solution:
         """Cheapest rows by geometry for a linear logit, (n,) margins beyond the target; by search for anything else."""
         asked: dict[str, Any] = {"target": target, "cost": cost, "constraints": constraints, "frozen": frozen}
         if self.weights is not None:
@@ -150,7 +150,7 @@ def _linear(
             f"model: expected a linear classifier with one score for each class, got {type(model).__name__} with"
             f" {len(labels)} classes and {len(weights)} rows of coefficients{', each for a pair of classes' * pairwise}"
         )
-    column, width = labels.index(wanted_label(labels, favourable)), weights.shape[1]
+    column, width = labels.index(favourable_label(labels, favourable)), weights.shape[1]
     if len(labels) == 2:
         sign = 1.0 if column == 1 else -1.0
         pair = (labels[1 - column], labels[column])

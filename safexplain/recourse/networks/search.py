@@ -34,10 +34,10 @@ from safexplain.errors import ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.features import check_columns
-from safexplain.recourse.found import Floats, Found, as_rows
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
 from safexplain.recourse.networks.discrete_search import Moves, improved, rounded
 from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
+from safexplain.recourse.solution import Floats, Solution, as_rows
 
 _STEPS = 60
 """Gradients of one search at most."""
@@ -82,7 +82,7 @@ def network_recourse(
     constraints: Constraints | None = None,
     frozen: ArrayLike | None = None,
     options: SearchOptions = DEFAULT,
-) -> Found:
+) -> Solution:
     """Nearest rows that a network accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
 
     Args:
@@ -134,7 +134,7 @@ def network_recourse(
         for part in np.split(np.flatnonzero(~favoured), range(options.batch_size, len(rows), options.batch_size)):
             if len(part):
                 counterfactual[part], valid[part] = search.answers(rows[part], mask[part])
-    return Found(
+    return Solution(
         x=rows,
         counterfactual=counterfactual,
         valid=valid,
@@ -192,7 +192,7 @@ class _Search:
         row = self._within(x, frozen, lower, upper)
         found, broken = [row], np.empty(0, dtype=np.intp)
         if rules.rules:  # a repair may have taken the score below the target
-            broken = np.flatnonzero(~(rules.obeyed(x, row) & (self._values(row) >= self.task.target)))
+            broken = np.flatnonzero(~(rules.keeps_rules(x, row) & (self._values(row) >= self.task.target)))
         for follow in (True, False) if len(broken) else ():
             low, high, again = lower[broken], upper[broken], row.copy()
             for when, then in rules.linked:

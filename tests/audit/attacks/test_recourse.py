@@ -18,7 +18,7 @@ from safexplain.audit.attacks.suite import RECOURSE, fitting
 from safexplain.audit.collect_recourse import Answers, coin_flips, collect_recourse, margins
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError
-from safexplain.recourse.found import Found
+from safexplain.recourse.solution import Solution
 from safexplain.verdict.stats import auc_interval, roc
 
 
@@ -56,7 +56,9 @@ class Linear:
         step = np.where(favourable, 0.0, self.target - score)
         valid = favourable.copy() if self.refuses else np.ones(len(x), bool)
         change = np.where(valid, step, 0.0)[:, None] * self.w / (self.w @ self.w)
-        answer = Found(x, x + change, valid, np.linalg.norm(change, axis=1), score, favourable, np.zeros(len(x), bool))
+        answer = Solution(
+            x, x + change, valid, np.linalg.norm(change, axis=1), score, favourable, np.zeros(len(x), bool)
+        )
         if not valid.all():
             raise InfeasibleError("nothing is allowed to change", result=answer, rows=np.flatnonzero(~valid))
         return answer

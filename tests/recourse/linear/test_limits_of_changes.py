@@ -14,8 +14,8 @@ from scipy.optimize import linprog
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import L1, L2
+from safexplain.recourse.linear import mixed_integer
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.program import mixed_integer
 
 NAMES = ("age", "income", "education", "employment", "rents", "owns", "family")
 COSTS = {

@@ -34,8 +34,8 @@ from safexplain.recourse import (
     Preprocessing,
     Recourse,
 )
-from safexplain.recourse.found import Found
-from safexplain.recourse.guarantee import UNCHARGED, VOUCHED
+from safexplain.recourse.guarantee import NOT_CHARGED, VOUCHED
+from safexplain.recourse.solution import Solution
 
 X, Y = two_gaussians(300, 3)
 ASKED = X[Y == 0][:3]
@@ -168,9 +168,9 @@ def check(way: Way, guarantee: Guarantee, rows: int, ledger: Ledger | None = Non
         assert PrivacyStatement.from_dict(content["statement"]) == statement
     if ledger is None:
         assert (guarantee.ledger, guarantee.charges) == ("", ())
-        assert by_answer == (UNCHARGED in guarantee.assumptions)
+        assert by_answer == (NOT_CHARGED in guarantee.assumptions)
         return
-    assert UNCHARGED not in guarantee.assumptions
+    assert NOT_CHARGED not in guarantee.assumptions
     assert guarantee.ledger == ledger.identity
     recorded = {charge.id: charge for charge in ledger.charges()}
     charges = [recorded[number] for number in guarantee.charges]
@@ -225,9 +225,9 @@ def test_a_letter_promises_no_more_than_the_guarantee_and_says_whose_word_it_is(
     assert guarantee.epsilon <= float(epsilon) < 1.01 * guarantee.epsilon
     assert float(delta) == guarantee.delta
     by_answer = guarantee.per == "answer"
-    assert ("stated by whoever trained the model" in letter) == way.vouched
+    assert ("stated by the owner of the model" in letter) == way.vouched
     assert ("for each answer" in letter) == by_answer
-    assert ("; besides, epsilon" in letter) == (by_answer and way.weights is not None)
+    assert (", plus epsilon" in letter) == (by_answer and way.weights is not None)
 
 
 @pytest.mark.parametrize("metered", [False, True])
@@ -251,7 +251,7 @@ def test_what_an_error_holds_of_queries_without_recourse_has_its_guarantee_too(k
 
 def test_there_is_no_answer_without_a_guarantee():
     answer = way_of("fitted here").mechanism.explain(ASKED)
-    arrays = {name: getattr(answer, name) for name in Found.__dataclass_fields__}
+    arrays = {name: getattr(answer, name) for name in Solution.__dataclass_fields__}
     assert Recourse(**arrays, guarantee=answer.guarantee).guarantee is answer.guarantee
     with pytest.raises(TypeError, match="guarantee"):
         Recourse(**arrays)
@@ -289,10 +289,10 @@ def test_nothing_public_gives_a_counterfactual_without_a_guarantee():
     gives_answers = set()
     for name, found in public_callables():
         if inspect.isclass(found):
-            assert found is Recourse or not issubclass(found, Found), name
+            assert found is Recourse or not issubclass(found, Solution), name
             continue
         annotation = str(inspect.signature(found).return_annotation)
-        assert "Found" not in annotation, name
+        assert "Solution" not in annotation, name
         if "Recourse" in annotation:
             gives_answers.add(name)
     assert gives_answers == answering | {"Recourse.required"}
@@ -303,4 +303,4 @@ def test_nothing_public_gives_a_counterfactual_without_a_guarantee():
         mechanism = way_of(kind).mechanism
         for method in ("rows", "release", "score"):
             if hasattr(mechanism, method):
-                assert not isinstance(getattr(mechanism, method)(ASKED), Found)
+                assert not isinstance(getattr(mechanism, method)(ASKED), Solution)

@@ -22,7 +22,7 @@ from safexplain.dp import DPLogisticRegression, PrivacyStatement, Steps, stateme
 from safexplain.errors import ConfigurationError, InfeasibleError, InputError, RefusedError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore, Recourse
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.mechanism import plain_classes, wanted_label
+from safexplain.recourse.mechanisms.mechanism import favourable_label, plain_classes
 
 ARRAYS = ("x", "counterfactual", "valid", "distance", "score", "favourable", "censored", "proven")
 
@@ -132,11 +132,11 @@ def test_labels_are_kept_in_their_order_as_plain_values():
 
 
 def test_of_two_labels_the_second_is_wanted_and_of_more_none_is_guessed():
-    assert wanted_label(["no", "yes"], None) == "yes"
-    assert wanted_label(["a", "b", "c"], "a") == "a"
+    assert favourable_label(["no", "yes"], None) == "yes"
+    assert favourable_label(["a", "b", "c"], "a") == "a"
     for favourable in (None, "d"):
         with pytest.raises(ConfigurationError, match="favourable"):
-            wanted_label(["a", "b", "c"], favourable)
+            favourable_label(["a", "b", "c"], favourable)
 
 
 def test_of_several_classes_the_wanted_one_wins():

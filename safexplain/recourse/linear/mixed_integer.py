@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, OptimizeWarning, milp
 from scipy.sparse import csr_array
 
-from safexplain.recourse.found import Floats
+from safexplain.recourse.solution import Floats
 
 GAP = 1e-8
 """Share by which HiGHS may stop short of its proof; answers are held to a wider one (`solve.CLOSE`)."""

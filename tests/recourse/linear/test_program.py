@@ -9,9 +9,9 @@ from recourse_linear_oracle import all_counts, integer_program
 
 from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import EUCLIDEAN, L1, L2
-from safexplain.recourse.found import Found
-from safexplain.recourse.program import mixed_integer
-from safexplain.recourse.program.solve import cheapest
+from safexplain.recourse.linear import mixed_integer
+from safexplain.recourse.linear.program import cheapest
+from safexplain.recourse.solution import Solution
 
 SPAN = 3
 
@@ -30,7 +30,7 @@ def solve_program(w, x, bias=0.0, target=0.0, cost=EUCLIDEAN, constraints=None, 
             rows[at] = found.row
             assert cost.distance(rows[at] - x[at]) ** cost.power == pytest.approx(found.paid)
     lost = np.zeros(len(x), dtype=bool)
-    return Found(x, rows, valid, cost.distance(rows - x), score, score >= target, lost, proven=proven)
+    return Solution(x, rows, valid, cost.distance(rows - x), score, score >= target, lost, proven=proven)
 
 
 def costs(rng, d):

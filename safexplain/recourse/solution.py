@@ -1,4 +1,4 @@
-"""Rows of queries, and what a solver finds for them. It has no privacy of its own: only a mechanism makes an answer."""
+"""Rows of queries, and solutions found for them; solutions have no privacy guarantee, only answers of mechanisms do."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a solver found for n queries of d columns; nothing in it is NaN or infinite, and nothing of it is private.
+class Solution:
+    """Solutions for n queries of d columns; all numbers are finite.
 
     Args:
-        x: (n, d) the queries, as they came.
-        counterfactual: (n, d) what to change x to; x itself where it is favourable already, and where nothing was
-            found.
-        valid: (n,) bool, whether the counterfactual reaches the target, within the constraints, by the scores that the
-            answer is made from.
+        x: (n, d) the queries.
+        counterfactual: (n, d) the rows to change x to; x itself where it is favourable or nothing was found.
+        valid: (n,) bool, whether the counterfactual reaches the target within the constraints, by the scores used.
         distance: (n,) cost of the change, in the units of the cost.
-        score: (n,) score of x that was used: the logit of the favourable outcome.
-        favourable: (n,) bool, the decision about x; nothing needs to change there.
+        score: (n,) the score of x that was used: the logit of the favourable outcome.
+        favourable: (n,) bool, the decision about x; no change is needed there.
         censored: (n,) bool, whether the score was moved to the end of its public range.
-        proven: (n,) bool, whether no allowed change costs less, or, where nothing was found, none reaches the target,
-            by these scores and up to rounding. None: for no query.
+        proven: (n,) bool, whether no allowed change costs less or, where nothing was found, reaches the target, by
+            these scores and up to rounding. None: for no query.
     """
 
     x: Floats
@@ -54,18 +52,18 @@ class Found:
 
 
 def first_of(rows: NDArray[np.intp]) -> str:
-    """Numbers of rows, as messages list them: the first five."""
+    """Positions of the first five rows, for messages."""
     return ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
 
 
 def rows_where(bad: NDArray[np.bool_]) -> str:
-    """How messages call the rows that are marked in (n,) bool: "row 3", or "rows 0, 2, 5"."""
+    """The rows marked in (n,) bool, for messages: "row 3", or "rows 0, 2, 5"."""
     rows = np.flatnonzero(bad)
     return f"row{'s' if len(rows) > 1 else ''} {first_of(rows)}"
 
 
 def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
-    """(n, d) float64 copy of queries; one row may be given as (d,).
+    """(n, d) float64 copy of queries; a single row may have shape (d,).
 
     Raises:
         InputError: not finite real numbers, not one or two dimensions, or another number of features.
@@ -73,8 +71,8 @@ def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
     rows = real_numbers(
         x,
         "x",
-        expected="expected numbers, one column a feature; encode categories (one column each) and dates first, or give"
-        " the mechanism or the search a preprocessing=Preprocessing(...) that reads people's frames",
+        expected="expected numbers, one column for each feature; encode categories (one column each) and dates first,"
+        " or pass preprocessing=Preprocessing(...), which reads frames of people",
     )
     shape = rows.shape
     rows = rows[None] if rows.ndim == 1 else rows
@@ -83,5 +81,7 @@ def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
         raise InputError(f"x: expected shape {expected}, got {shape}")
     if not np.isfinite(rows).all():
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-        raise InputError(f"x: NaN or infinite numbers in {len(bad)} rows (first: {bad[0]}); fill or leave them out")
+        raise InputError(
+            f"x: expected finite numbers, got NaN or infinity in {len(bad)} rows (first: {bad[0]}); fill or remove them"
+        )
     return rows
