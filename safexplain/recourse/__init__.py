@@ -1,15 +1,14 @@
-"""Recourse with a privacy guarantee: what would have to change for a decision to turn out well.
+"""Recourse with a privacy guarantee: the changes that would turn a decision around.
 
-A person's frame becomes columns of numbers by a public `preprocessing`. Queries are held to `constraints`, and a
-`cost` says what a change costs. A mechanism (`mechanisms`) gives the score that may be used, so that answers are
-differentially private; the nearest change that reaches the target is then found by geometry where the score is
-`linear`, by a `program` of whole numbers where that leaves something open, by gradients for `networks`. Every answer
-(a `result`) has its `guarantee`, and is put in words by `letters`. `robustness` keeps answers valid after a retraining,
-`plausibility` reports how many are outliers.
+A public `preprocessing` turns the frame of a person into columns of numbers. `constraints` limit the changes, and a
+`cost` compares them. A mechanism (`mechanisms`) provides a score from which answers are differentially private. The
+cheapest change that reaches the target is found by geometry and integer programs for `linear` scores, and by gradients
+for `networks`. Every answer (`result`) has its `guarantee`; `letters` put it into words. `robustness` keeps answers
+valid after a retraining, `plausibility` reports how many are outliers.
 
 From a person's row to a letter: mechanisms.mechanism -> preprocessing -> mechanisms.dp_model ->
 mechanisms.private_model -> linear.solve -> result -> letters. If each answer costs budget, mechanisms.metered comes
-first, and mechanisms.laplace_score takes the place of the private model.
+first, and mechanisms.laplace_score replaces the private model.
 """
 
 from safexplain.recourse.constraints import Constraints, Rule

@@ -1,11 +1,11 @@
-"""What a recommended change may touch, and how far.
+"""Constraints on recommended changes.
 
-Constraints are public: they come from what the features mean (an age does not fall, a count is whole), never from the
-training data. A box taken from the training data's minimum and maximum would publish two of its records.
+Constraints are public: they follow from the meaning of the features (ages do not fall, counts are whole), never from
+training data. Limits at the minimum and maximum of the training data would publish two of its records.
 
-Queries are compared exactly, as every answer satisfies its constraints exactly, and an answer to a favourable query is
-the query. Float32 turns an upper limit of .1 into .10000000149: such a query is refused too. Moving it to the limit
-would answer another query than the one that came.
+Queries are compared exactly, as every answer satisfies its constraints exactly, and the answer to a favourable query is
+the query itself. Float32 turns an upper limit of .1 into .10000000149; such a query is refused too, as moving it to the
+limit would answer another query.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from safexplain.recourse.features import (
 from safexplain.recourse.solution import Floats, rows_where
 
 NEARLY = 1e-9
-"""Share of a step by which a limit may miss it, and of the numbers in a rule by which that may be missed: rounding."""
+"""Tolerance for rounding: share of a step for limits on steps, and share of the numbers in a rule."""
 
 Mask = NDArray[np.bool_]
 
 _LISTS = ("immutable", "integer", "increasing", "decreasing")
 _NUMBERS = {"lower": -np.inf, "upper": np.inf, "largest_change": np.inf, "step": 0.0}
-"""Limits and sizes of changes, and what stands for none."""
+"""Limits and sizes of changes, with the values for none."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What else changes when a feature rises: if `when` rises by d, `then` rises by at least per_unit d + at_least.
+    """Links two features: if `when` rises by d, `then` rises by at least per_unit d + at_least.
 
-    A rule says nothing about rows in which `when` stays or falls, so that no change is always allowed.
+    A rule does not apply if `when` stays or falls, so that a row without changes always satisfies it.
 
         Rule("education", "age", per_unit=2)    # each level of education takes 2 years
         Rule("employment", "age")               # years of employment rise no faster than age ...
-        Rule("age", "employment")               # ... and no slower, for who stays employed
+        Rule("age", "employment")               # ... and no slower, for a person who stays employed
 
-    (with `increasing=("age",)`, which keeps ages from falling). A column of a one-hot group rises by 1 when its
-    category is taken up: `Rule("job=doctor", "age", per_unit=6)`.
+    (with `increasing=("age",)`, so that ages do not fall). A column of a one-hot group rises by 1 when its category is
+    chosen: `Rule("job=doctor", "age", per_unit=6)`.
 
     Args:
         when: the feature that rises, by name or index.
-        then: the one that rises with it; no column of a one-hot group.
+        then: the feature that must rise with it; not a column of a one-hot group.
         per_unit: units of `then` for each unit of `when`, at least 0.
-        at_least: units of `then` for any rise, however small, at least 0.
+        at_least: units of `then` for any rise, at least 0.
 
     Raises:
         ConfigurationError: numbers that are negative or not finite, or both 0.
@@ -77,12 +77,10 @@ class Rule:
             check_number(f"{name} of the rule on {self.when!r}", getattr(self, name), minimum=0)
             object.__setattr__(self, name, float(getattr(self, name)))
         if not self.per_unit and not self.at_least:
-            raise ConfigurationError(
-                f"the rule on {self.when!r} asks for nothing; per_unit or at_least must be positive"
-            )
+            raise ConfigurationError(f"the rule on {self.when!r} has no effect; per_unit or at_least must be positive")
 
     def needed(self, rise: Floats) -> Floats:
-        """By how much `then` rises at least when `when` rises by these; 0 where it does not."""
+        """Least rises of `then` for these rises of `when`; 0 where `when` does not rise."""
         return np.where(rise > 0, self.per_unit * rise + self.at_least, 0.0)
 
 
@@ -92,39 +90,38 @@ class Constraints:
 
     Args:
         features: number of columns d, or their names.
-        lower: least value: one number for all, a mapping feature -> number (a pandas Series with names is one), or d
-            numbers. None: no limit. Queries are compared exactly: float32 numbers may miss a limit by their rounding.
+        lower: least value: one number for all, a mapping (or pandas Series) feature -> number, or d numbers. None: no
+            limit. Queries are compared exactly; float32 numbers may miss a limit by their rounding.
         upper: greatest value, likewise.
         immutable: features that never change.
-        integer: features that take whole numbers only.
-        increasing: features that may not fall.
-        decreasing: features that may not rise.
-        one_hot: groups of columns of which exactly one is 1 and the others 0. The other constraints hold for their
-            columns one by one: `upper` 0 rules a category out, `immutable` keeps a column at its value, `decreasing`
-            keeps a category from being taken up (nobody becomes single again).
-        most_changes: greatest number of features that change; a one-hot group is one feature. None: no limit.
-        largest_change: by how much each feature may change at most, in its units, up or down; given as `lower` is. One
-            number for all does not hold for one-hot groups, whose categories change or do not.
-        step: features change by whole multiples of it, from where the query is; 0: by any amount. Given as `lower` is,
-            one number for all not for one-hot groups. `integer` alone is a step of 1.
-        rules: what else has to change when a feature rises, each a `Rule`.
-        reachable: of a person's categories, the labels that somebody may change to: {"home": ["owns"]}. With a
-            preprocessing, a category that is not named here does not change: nobody is told to become another one
-            unless it was said that people can.
+        integer: features of whole numbers.
+        increasing: features that must not fall.
+        decreasing: features that must not rise.
+        one_hot: groups of columns of which exactly one is 1 and the others are 0. Other constraints apply to each of
+            their columns: `upper` 0 excludes a category, `immutable` keeps a column at its value, `decreasing` keeps a
+            category from being chosen (nobody becomes single again).
+        most_changes: largest number of changed features; a one-hot group is one feature. None: no limit.
+        largest_change: largest change of each feature, in its units, up or down; as `lower`. One number for all does
+            not apply to one-hot groups.
+        step: features change by whole multiples of it from the query; 0: by any amount. As `lower`; one number for all
+            does not apply to one-hot groups. `integer` alone is a step of 1.
+        rules: links between features, each a `Rule`.
+        reachable: for categories of a person, the labels that can be changed to: {"home": ["owns"]}. With a
+            preprocessing, categories not named here never change.
 
     Attributes:
         low: (d,) least values; whole where whole numbers are needed.
         high: (d,) greatest values, likewise.
-        whole: (d,) bool, integer features that are not in a one-hot group.
-        grid: (d,) size of a step, 1 where only `integer` asks for one; 0: none, and in one-hot groups.
-        largest: (d,) largest changes; infinite where there is no limit.
+        whole: (d,) bool, integer features outside one-hot groups.
+        grid: (d,) size of a step, 1 for `integer` alone; 0: none, also in one-hot groups.
+        largest: (d,) largest changes; infinite: no limit.
         groups: one (k,) array of columns for each one-hot group.
-        grouped: (d,) bool, columns of these.
-        feature: (d,) number of the feature of each column; the columns of a one-hot group have the same.
+        grouped: (d,) bool, columns in a one-hot group.
+        feature: (d,) first column of the one-hot group of each column, or the column itself.
         linked: columns (when, then) of each rule.
 
     Raises:
-        ConfigurationError: no row could satisfy them, nothing could ever change, or a feature is not known.
+        ConfigurationError: no row can satisfy them, nothing can change, or an unknown feature.
     """
 
     features: Features
@@ -168,10 +165,10 @@ class Constraints:
         rounded, whole = marked["integer"] | members, marked["integer"] & ~members
         for name, size in (("largest_change", largest), ("step", step)):
             if isinstance(numbers[name], float):
-                size[members] = _NUMBERS[name]  # one for all is not for categories
+                size[members] = _NUMBERS[name]  # one number for all does not apply to categories
         most = None if self.most_changes is None else whole_number("most_changes", self.most_changes, 1)
         rules = as_tuple(self.rules)
-        kept: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             **{name: as_tuple(getattr(self, name)) for name in _LISTS},
             **numbers,
             "features": features,
@@ -192,13 +189,13 @@ class Constraints:
             "_rising": marked["increasing"],
             "_falling": marked["decreasing"],
         }
-        for name, value in kept.items():
+        for name, value in attributes.items():
             object.__setattr__(self, name, value)
         self._check_changes(members, step)
         self._check_possible()
 
     def _refuse(self, bad: Mask, message: str, *numbers: Floats) -> None:
-        """Raise ConfigurationError if a column is bad; {} in the message are the first one's name and numbers."""
+        """Raise ConfigurationError if a column is bad; {} in the message stand for the first one's name and numbers."""
         if bad.any():
             column = int(bad.argmax())
             raise ConfigurationError(message.format(self.label(column), *(each[column] for each in numbers)))
@@ -209,17 +206,16 @@ class Constraints:
             self._refuse(bad, name + " of {}: expected a number from 0 up, got {}", size)
             self._refuse(
                 members & (size != _NUMBERS[name]),
-                name + ": {} is a category, which changes or does not; list its group under immutable to keep it",
+                name + ": expected a number, but {} is a category; list its group under immutable to keep it",
             )
         self._refuse(
             self.whole & (self.grid != np.rint(self.grid)),
-            "step of {}: {:g}, but it takes whole numbers only; give a whole step, or leave it out of integer",
+            "step of {}: expected a whole number, as it is listed under integer, got {:g}",
             self.grid,
         )
         self._refuse(
             (self.grid > 0) & (self.largest > 0) & (self.largest < self.grid * (1 - NEARLY)),
-            "{}: no step of {:g} fits into its largest change of {:g}; raise largest_change, or list it under"
-            " immutable",
+            "{}: its step of {:g} exceeds its largest change of {:g}; raise largest_change, or list it under immutable",
             self.grid,
             self.largest,
         )
@@ -227,18 +223,18 @@ class Constraints:
     def _check_possible(self) -> None:
         self._refuse(
             (self.low > self.high) | np.isposinf(self.low) | np.isneginf(self.high),
-            "{}: no value (of a category, or under integer: no whole number) lies between its lower limit {:g} and its"
-            " upper limit {:g}; correct lower or upper",
+            "{}: no allowed value (a whole number for categories and integer features) lies between its lower limit"
+            " {:g} and its upper limit {:g}; correct lower or upper",
             self.low,
             self.high,
         )
-        self._refuse(self._rising & self._falling, "{}: increasing and decreasing at once; list it under immutable")
+        self._refuse(self._rising & self._falling, "{}: both increasing and decreasing; list it under immutable")
         for group in self.groups:
             if not self.admissible(group, self.low[None], self.high[None]).any():
-                raise ConfigurationError(f"one_hot group {self._names(group)}: the limits leave no category")
+                raise ConfigurationError(f"one_hot group {self._names(group)}: the limits exclude all categories")
         if (self._fixed | (self.low == self.high) | (self.largest == 0)).all():
             raise ConfigurationError(
-                "immutable: nothing may change, so there is no recourse; leave a feature free, or a category reachable"
+                "immutable: expected a feature that may change, but nothing may; free one, or list reachable labels"
                 f" (of {', '.join(map(self.label, range(min(self.width, 5))))}{', ...' if self.width > 5 else ''})"
             )
 
@@ -248,30 +244,29 @@ class Constraints:
         return width_of(self.features)
 
     def label(self, column: int) -> str:
-        """How messages call a column."""
+        """Name of a column in messages."""
         return label(self.features, column)
 
     def check(self, x: Floats, frozen: Mask | None = None) -> None:
-        """Refuse queries that break the constraints, without tolerance, before anything is changed.
+        """Refuse queries that break the constraints, without tolerance.
 
         Args:
             x: (n, d) queries.
-            frozen: (n, d) bool, what these queries must not change; there it may lie outside its box, which is about
-                what they may change to.
+            frozen: (n, d) bool, values that must not change; these may lie outside the limits, which apply to changes.
 
         Raises:
-            InputError: another width, a value outside its box, an integer feature that is not whole, or a one-hot group
-                without exactly one 1; with the rows.
+            InputError: another width, a value outside its limits, an integer feature that is not whole, or a one-hot
+                group without exactly one 1; with the rows.
         """
         if x.ndim != 2 or x.shape[1] != self.width:
-            raise InputError(f"x: expected shape (n, {self.width}), as the constraints have it, got {x.shape}")
+            raise InputError(f"x: expected shape (n, {self.width}), as for the constraints, got {x.shape}")
         for group in self.groups:
             columns = x[:, group]
             bad = (columns.sum(axis=1) != 1) | ((columns != 0) & (columns != 1)).any(axis=1)
             if bad.any():
                 raise InputError(
-                    f"x: one-hot group {self._names(group)} needs exactly one 1 and otherwise 0 ({rows_where(bad)}); an"
-                    " unseen category, perhaps: an encoder that ignores unknown categories writes all zeros"
+                    f"x: one-hot group {self._names(group)} needs exactly one 1 and otherwise 0 ({rows_where(bad)});"
+                    " perhaps a category is unknown: encoders that ignore unknown categories write only zeros"
                 )
         free = np.ones(x.shape, dtype=bool) if frozen is None else ~frozen
         outside = free & ((x < self.low) | (x > self.high))
@@ -280,7 +275,7 @@ class Constraints:
             bad = outside[:, column]
             value = x[bad, column][0]
             raise InputError(
-                f"x: {self.label(column)} lies outside {self.low[column]:.12g} to {self.high[column]:.12g}, at"
+                f"x: expected {self.label(column)} from {self.low[column]:.12g} to {self.high[column]:.12g}, got"
                 f" {value:.12g} ({rows_where(bad)}); correct the rows or widen the limits. If float32 missed a limit by"
                 " rounding, pass float64 numbers, or np.clip(np.float64(x), constraints.low, constraints.high)"
             )
@@ -288,17 +283,17 @@ class Constraints:
         if fraction.any():
             column = int(fraction.any(axis=0).argmax())
             raise InputError(
-                f"x: {self.label(column)} is an integer feature and not whole ({rows_where(fraction[:, column])});"
-                " round it, or if it was standardised, give the constraints and the model its original units"
+                f"x: expected whole numbers for the integer feature {self.label(column)}"
+                f" ({rows_where(fraction[:, column])}); round it, or if it was standardised, use its original units for"
+                " constraints and model"
             )
 
     def bounds(self, x: Floats, frozen: Mask | None = None) -> tuple[Floats, Floats]:
-        """Limits of each column of each query's counterfactual, on its steps where it has some.
+        """Limits of each column of each counterfactual, at multiples of its step if it has one.
 
         Args:
             x: (n, d) queries.
-            frozen: (n, d) bool, what these queries must not change besides; a frozen column freezes its whole one-hot
-                group.
+            frozen: (n, d) bool, further values that must not change; a frozen column freezes its one-hot group.
 
         Returns:
             Lower and upper limits, (n, d) each; a lower one above its upper one where nothing is allowed.
@@ -311,17 +306,18 @@ class Constraints:
         lower = np.where(fixed | self._rising, x, np.maximum(self.low, x - self.largest))
         upper = np.where(fixed | self._falling, x, np.minimum(self.high, x + self.largest))
         for column in np.flatnonzero(self.grid):
-            step, own = self.grid[column], x[:, column]
-            down, up = (own - lower[:, column]) / step, (upper[:, column] - own) / step
+            step, start = self.grid[column], x[:, column]
+            down, up = (start - lower[:, column]) / step, (upper[:, column] - start) / step
             down = np.where(down < 2.0**53, np.floor(down + NEARLY), down)
             up = np.where(up < 2.0**53, np.floor(up + NEARLY), up)
-            least, most = np.maximum(lower[:, column], own - down * step), np.minimum(upper[:, column], own + up * step)
-            empty = down + up < 0  # no step lies between the limits
+            least = np.maximum(lower[:, column], start - down * step)
+            most = np.minimum(upper[:, column], start + up * step)
+            empty = down + up < 0  # no multiple of the step lies between the limits
             lower[:, column], upper[:, column] = np.where(empty, np.inf, least), np.where(empty, -np.inf, most)
         return lower, upper
 
     def admissible(self, group: NDArray[np.intp], lower: Floats, upper: Floats) -> Mask:
-        """(n, k) bool, which category of a one-hot group the limits (n, d) leave open."""
+        """(n, k) bool, categories of a one-hot group allowed by the limits (n, d)."""
         needed = lower[:, group] > 0
         possible = upper[:, group] >= 1
         others = needed.sum(axis=1, keepdims=True) - needed
@@ -329,10 +325,11 @@ class Constraints:
         return allowed
 
     def project(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Floats:
-        """Nearest allowed rows: limits, steps, and the largest open category of each one-hot group; then the rules.
+        """Nearest rows within limits and steps, with the largest allowed category of each one-hot group; then rules are
+        repaired.
 
-        Where a rule is broken, `then` rises as the rule asks if its limits allow it; otherwise `when` goes back to
-        where they do. `most_changes` is left to the caller, and so are rows that `satisfied` tells are not allowed.
+        Where a rule is broken, `then` rises as required if its limits allow it; otherwise `when` goes back until they
+        do. `most_changes` is not enforced, and some rows may stay infeasible: check them with `satisfied`.
 
         Args:
             x: (n, d) queries.
@@ -353,7 +350,7 @@ class Constraints:
         return self._repair_rules(x, allowed, lower, upper) if self.rules else allowed
 
     def satisfied(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Mask:
-        """(n,) bool, whether the candidates (n, d) keep every constraint; without tolerance, but for rounding in rules.
+        """(n,) bool, whether candidates satisfy all constraints; tolerance only for rounding in rules.
 
         Args:
             x: (n, d) queries.
@@ -382,7 +379,7 @@ class Constraints:
         return np.asarray(moved.sum(axis=1))
 
     def keeps_rules(self, x: Floats, candidate: Floats) -> Mask:
-        """(n,) bool, whether the changes from x (n, d) to the candidates (n, d) keep every rule, but for rounding."""
+        """(n,) bool, whether the changes from x (n, d) to the candidates (n, d) satisfy all rules, up to rounding."""
         kept = np.ones(len(x), dtype=bool)
         for rule, (when, then) in zip(self.rules, self.linked, strict=True):
             needed = rule.needed(candidate[:, when] - x[:, when])
@@ -391,15 +388,15 @@ class Constraints:
         return kept
 
     def _on_grid(self, x: Floats, candidate: Floats) -> Floats:
-        """(n, d) the nearest steps from x to the candidates; columns without steps as they are."""
+        """(n, d) the candidates at the nearest multiples of steps from x; columns without steps unchanged."""
         moved = np.where(self.whole, np.rint(candidate), candidate) + 0.0
         for column in np.flatnonzero(self.grid != self.whole):
-            step, own = self.grid[column], x[:, column]
-            moved[:, column] = own + np.rint((candidate[:, column] - own) / step) * step
+            step, start = self.grid[column], x[:, column]
+            moved[:, column] = start + np.rint((candidate[:, column] - start) / step) * step
         return moved
 
     def _repair_rules(self, x: Floats, moved: Floats, lower: Floats, upper: Floats) -> Floats:
-        """Allowed rows (n, d), changed so that they keep the rules; as far as a few rounds over the rules can."""
+        """Rows (n, d) within limits, changed to satisfy the rules as far as a few rounds over the rules can."""
         moved = moved.copy()
         for _ in range(2 * len(self.rules) + 1):
             if self.keeps_rules(x, moved).all():
@@ -421,7 +418,7 @@ class Constraints:
                 if self.grid[when]:
                     most = np.floor(most / self.grid[when] + NEARLY) * self.grid[when]
                 moved[back, when] = np.maximum(x[:, when] + most, lower[:, when])[back]
-        broken = ~self.keeps_rules(x, moved)  # rules that drive each other: nothing rises that they are about
+        broken = ~self.keeps_rules(x, moved)  # rules that drive each other: their features do not rise
         for when, _ in self.linked if broken.any() else ():
             columns = next((group for group in self.groups if when in group), np.array([when]))
             held = np.minimum(np.maximum(x[:, columns], lower[:, columns]), upper[:, columns])
@@ -434,11 +431,7 @@ class Constraints:
 
 
 def _labels_by_feature(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """`reachable`, as it is kept.
-
-    Raises:
-        ConfigurationError: not a mapping of features to lists of labels.
-    """
+    """`reachable` as hashable pairs; ConfigurationError: not a mapping of features to lists of labels."""
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         found = tuple((str(name), tuple(labels)) for name, labels in pairs)
@@ -456,11 +449,13 @@ def check_constraints(constraints: Any) -> None:
 
 
 def _members(features: Features, groups: tuple[NDArray[np.intp], ...]) -> Mask:
-    """(d,) bool, which columns are in a one-hot group; ConfigurationError where groups overlap, or are of one."""
+    """(d,) bool, columns in a one-hot group; ConfigurationError: groups overlap, or have a single column."""
     count = np.zeros(width_of(features), dtype=int)
     for group in groups:
         if len(group) < 2:
-            raise ConfigurationError("one_hot: expected groups of at least two columns; a 0/1 column is integer=")
+            raise ConfigurationError(
+                "one_hot: expected groups of at least two columns; list a 0/1 column under integer"
+            )
         np.add.at(count, group, 1)
     if (count > 1).any():
         raise ConfigurationError(f"one_hot: {label(features, int(count.argmax()))} is listed more than once")
@@ -473,9 +468,9 @@ def _linked(features: Features, rule: Any, members: Mask) -> tuple[int, int]:
         raise ConfigurationTypeError(f"rules: expected Rule(when, then, ...), got {rule!r}")
     when, then = position(features, rule.when, "rules, when"), position(features, rule.then, "rules, then")
     if when == then:
-        raise ConfigurationError(f"rules: {label(features, when)} stands on both sides; a rule links two features")
+        raise ConfigurationError(f"rules: expected two different features, got {label(features, when)} on both sides")
     if members[then]:
         raise ConfigurationError(
-            f"rules, then: {label(features, then)} is a category, which does not rise by an amount; put it under when"
+            f"rules, then: expected a number, but {label(features, then)} is a category; name it under when"
         )
     return when, then

@@ -1,8 +1,8 @@
-"""What a change costs: norms over columns in public units.
+"""Costs of changes: norms over columns in public units.
 
-The scales are public. A scale computed from the training data, the median absolute deviation of Wachter, Mittelstadt
-and Russell 2017 (arXiv 1711.00399, section on distance) above all, publishes statistics of the data with every distance
-and counterfactual: take it from public data, or from what the features mean.
+Scales must be public. A scale computed from training data, such as the median absolute deviation of Wachter,
+Mittelstadt and Russell 2017 (arXiv 1711.00399, section on distance), would publish statistics of the data with every
+distance and counterfactual: take it from public data, or from the meaning of the features.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _checked(given: Any, what: str, zero: str) -> Any:
         return tuple(zip(names, _checked(list(given.values()), what, zero), strict=True))
     values = real_numbers(given, what, ConfigurationError)
     if values.ndim > 1 or not values.size or (values.ndim == 0 and what == "scale"):
-        raise ConfigurationError(f"{what}: expected one number a column, got shape {values.shape}")
+        raise ConfigurationError(f"{what}: expected one number for each column, got shape {values.shape}")
     if not (np.isfinite(values) & (values >= 0)).all():
         worst = values[~(np.isfinite(values) & (values >= 0))].flat[0]
         raise ConfigurationError(f"{what}: expected positive finite numbers, got {worst}")
@@ -50,12 +50,12 @@ def _by_name(given: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """Columns in public units, up and down."""
+    """A cost of columns in public units, upwards and downwards."""
 
     power: ClassVar[int]
-    """1: the parts of columns add up to the distance; 2: to its square."""
+    """1: costs of columns add up to the distance; 2: to its square."""
     zero: ClassVar[str] = "a change of that column would cost infinitely much"
-    """What is wrong with a scale of 0."""
+    """Message about a scale of 0."""
 
     scale: Scale | None = None
     rise: Scale = 1.0
@@ -65,11 +65,11 @@ class _Scaled:
         if self.scale is not None:
             object.__setattr__(self, "scale", _checked(self.scale, "scale", self.zero))
         for name in ("rise", "fall"):
-            free = "a change for free has no cheapest answer; give a small positive number"
+            free = "free changes have no cheapest answer; give a small positive number"
             object.__setattr__(self, name, _checked(getattr(self, name), name, free))
 
     def named(self, features: Features) -> Self:
-        """This cost for columns in the order of these features; numbers given by name are looked up.
+        """This cost for columns in the order of these features, with numbers given by name in that order.
 
         Raises:
             ConfigurationError: a name that is not among the features.
@@ -89,21 +89,21 @@ class _Scaled:
         return np.ones(d) if self.scale is None else 1.0 / self._column(self.scale, "scale", d)
 
     def units(self, d: int) -> tuple[Floats, Floats]:
-        """What a change by one unit costs each column, upwards and downwards: (d,) each."""
+        """(d,) costs of a change by one unit of each column, upwards and downwards."""
         weights = self.weights(d)
         return weights * self._column(self.rise, "rise", d), weights * self._column(self.fall, "fall", d)
 
     @property
     def symmetric(self) -> bool:
-        """Whether rising costs what falling does, whatever the column, because neither was given."""
+        """Whether rising and falling cost the same in all columns, as neither was given."""
         return self.rise == 1.0 and self.fall == 1.0
 
     def parts(self, delta: Floats) -> Floats:
-        """(..., d) what each column of changes (..., d) adds, to the distance or to its square."""
+        """(..., d) contribution of each column of changes (..., d) to the distance or its square."""
         return np.asarray(np.abs(self._scaled(delta)) ** self.power)
 
     def _scaled(self, delta: Floats) -> Floats:
-        """(..., d) changes times what a unit of them costs."""
+        """(..., d) changes times their cost per unit."""
         rise, fall = self.units(delta.shape[-1])
         scaled: Floats = delta * (rise if self.symmetric else np.where(delta > 0, rise, fall))
         return scaled
@@ -112,12 +112,12 @@ class _Scaled:
     def _column(given: Any, what: str, d: int) -> Floats:
         if _by_name(given):
             raise ConfigurationError(
-                f"{what}: given by name ({given[0][0]!r}, ...), but the columns have none here; pass constraints or a"
-                f" preprocessing with names, or one number a column"
+                f"{what}: given by name ({given[0][0]!r}, ...), but these columns have no names; pass constraints or a"
+                f" preprocessing with names, or one number for each column"
             )
         values = np.asarray(given, dtype=np.float64)
         if values.ndim and len(values) != d:
-            raise ConfigurationError(f"{what}: expected {d} numbers, one a column, got {len(values)}")
+            raise ConfigurationError(f"{what}: expected {d} numbers, one for each column, got {len(values)}")
         return np.broadcast_to(values, (d,))
 
 
@@ -126,28 +126,27 @@ class L2(_Scaled):
     """Euclidean norm of change / scale.
 
     Args:
-        scale: public unit of each column: d numbers, or a mapping feature -> number (1 where it has none); None: 1.
-        rise: what a change upwards by one unit costs, 1 by default: one number for all columns, or given as `scale` is.
-        fall: what a change downwards by one unit costs, likewise.
+        scale: public unit of each column: d numbers, or a mapping feature -> number (missing ones: 1); None: 1.
+        rise: cost of a change upwards by one unit: one number for all columns, or as `scale`.
+        fall: cost of a change downwards by one unit, likewise.
 
     Raises:
-        ConfigurationError: a scale, or a price of rising or falling, that is not positive and finite.
+        ConfigurationError: a scale, rise or fall that is not positive and finite.
     """
 
     power: ClassVar[int] = 2
 
     def distance(self, delta: Floats) -> Floats:
-        """(...) cost of changes (..., d); does not overflow where the result does not."""
+        """(...) cost of changes (..., d), without overflow in between."""
         scaled = self._scaled(delta)
-        power: Any = np.frexp(np.abs(scaled).max(axis=-1, initial=0.0, keepdims=True))[
-            1
-        ]  # powers of two change no digit
+        largest = np.abs(scaled).max(axis=-1, initial=0.0, keepdims=True)
+        power: Any = np.frexp(largest)[1]  # division by powers of two changes no digit
         return np.asarray(np.ldexp(np.linalg.norm(np.ldexp(scaled, -power), axis=-1), power[..., 0]))
 
 
 @dataclass(frozen=True)
 class L1(_Scaled):
-    """Sum of |change| / scale, times `rise` or `fall`, given as for `L2`; answers change few columns."""
+    """Sum of |change| / scale, times `rise` or `fall`, as for `L2`; answers change few columns."""
 
     power: ClassVar[int] = 1
 
@@ -170,18 +169,18 @@ class MAD(L1):
     """
 
     zero: ClassVar[str] = (
-        "the median absolute deviation is 0 where more than half of the rows share one value, as rare categories do;"
-        " give that column a unit of your own, 1 for a 0/1 column"
+        "the median absolute deviation is 0 where more than half of the rows share one value, as in rare categories;"
+        " choose a unit for that column, such as 1 for a 0/1 column"
     )
 
     def __post_init__(self) -> None:
         if self.scale is None:
-            raise ConfigurationError("MAD needs the median absolute deviations of public data: MAD(scale)")
+            raise ConfigurationError("MAD: expected the median absolute deviations of public data, MAD(scale)")
         super().__post_init__()
 
 
 Cost = L1 | L2
-"""What a change may cost; the solvers are exact for these."""
+"""Costs for which the solvers are exact."""
 
 EUCLIDEAN = L2()
 """L2 in the columns' own units, the default cost."""
@@ -194,10 +193,10 @@ def check_cost(cost: Any) -> None:
 
 
 def for_columns(cost: Cost, features: Features | None, d: int) -> Cost:
-    """The cost of d columns in the order of these features; None: they have no names.
+    """The cost for d columns in the order of these features (None: without names).
 
     Raises:
-        ConfigurationError: not a cost of such columns.
+        ConfigurationError: the cost is for other columns.
     """
     found = cost.named(d if features is None else features)
     found.check(d)
@@ -231,7 +230,7 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
             labels = reachable.pop(part.name)
             if unknown := [label for label in labels if label not in part.labels]:
                 raise ConfigurationError(
-                    f"reachable: {part.name} has no label {unknown[0]!r}; expected some of {list(part.labels)}"
+                    f"reachable: expected labels of {part.name} among {list(part.labels)}, got {unknown[0]!r}"
                 )
             lists["decreasing"] += [
                 column for column, label in zip(part.names, part.labels, strict=False) if label not in labels
@@ -240,14 +239,15 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
             groups += [part.names] if len(part.names) > 1 else []
             lists["immutable"] += part.names
     if reachable:
-        raise ConfigurationError(f"reachable: {next(iter(reachable))!r} is no category of the preprocessing")
+        raise ConfigurationError(f"reachable: {next(iter(reachable))!r} is not a category of the preprocessing")
     others: dict[str, Any] = {}
     if given is not None:
         names = given.features
         if isinstance(names, int):
             raise ConfigurationError(
-                f"constraints: for {names} columns, but the preprocessing has the {len(parts)} features"
-                f" {', '.join(part.name for part in parts)}; pass Constraints(preprocessing.features, ...)"
+                f"constraints: expected names among the {len(parts)} features of the preprocessing"
+                f" ({', '.join(part.name for part in parts)}), got {names} columns; pass"
+                " Constraints(preprocessing.features, ...)"
             )
         check_known(names, _known(parts), "constraints")
 
@@ -267,9 +267,9 @@ def constraints_on_columns(parts: Parts, given: Constraints | None) -> Constrain
 
 
 def _apply_limits(parts: Parts, names: Sequence[str], given: Constraints, numbers: dict[str, dict[str, float]]) -> None:
-    """Limits and sizes of changes, in place; one number for all is for numbers and levels only."""
+    """Apply limits and sizes of changes in place; one number for all does not apply to categories."""
     categories = {part.name for part in parts if part.kind == "category"}
-    steps = given.grid * (given.grid != given.whole)  # whole numbers are asked for by `integer`
+    steps = given.grid * (given.grid != given.whole)  # whole numbers come from `integer`
     for what, sizes, nearer in (
         ("lower", given.low, max),
         ("upper", given.high, min),
@@ -294,7 +294,7 @@ def _apply_limits(parts: Parts, names: Sequence[str], given: Constraints, number
 
 
 def cost_on_columns(parts: Parts, cost: Cost) -> Cost:
-    """A cost, priced by public ranges where it has no scale; see `Preprocessing.cost`."""
+    """A cost, with public ranges as scales where it has none; see `Preprocessing.cost`."""
     sides = {side: _side_on_columns(parts, getattr(cost, side), side, cost.power) for side in ("scale", "rise", "fall")}
     priced = replace(cost, **sides)
     priced.check(len(_columns(parts)))
@@ -302,7 +302,7 @@ def cost_on_columns(parts: Parts, cost: Cost) -> Cost:
 
 
 def _side_on_columns(parts: Parts, given: Any, side: str, power: int) -> Any:
-    """A scale, or prices of rising or falling, by column."""
+    """`scale`, `rise` or `fall` by column."""
     if given is not None and not (isinstance(given, tuple) and isinstance(given[0], tuple)):
         return given  # one number for all, or one a column
     by_name = dict(given or ())
@@ -331,7 +331,7 @@ def numbers_on_columns(parts: Parts, given: Any, what: str) -> Floats:
     found = real_numbers(given, what, ConfigurationError)
     if found.shape != (len(columns),):
         raise ConfigurationError(
-            f"{what}: expected one number for each of the {len(columns)} columns {', '.join(columns)}, or a mapping;"
+            f"{what}: expected a mapping, or one number for each of the {len(columns)} columns {', '.join(columns)},"
             f" got shape {found.shape}"
         )
     if not np.isfinite(found).all() or not found.any():
@@ -349,13 +349,13 @@ def _known(parts: Parts) -> list[str]:
 
 
 def _columns_of(parts: Parts, name: str, what: str) -> Sequence[str]:
-    """The columns that something given for a feature, or for one column of the table, is about."""
+    """Columns of the table named by a feature or by a column; `what` names the argument in messages."""
     part = next((part for part in parts if part.name == name), None)
     if part is None or part.kind != "category":
         return [name]
     if what == "immutable":
         return part.names
     raise ConfigurationError(
-        f"{what}: {name} is a category, not a number; name one of its columns, such as {part.names[0]!r}, or declare"
-        f" its labels in their order, ordinal={{{name!r}: [...]}}"
+        f"{what}: expected a number, but {name} is a category; name one of its columns, such as {part.names[0]!r}, or"
+        f" declare the order of its labels, ordinal={{{name!r}: [...]}}"
     )

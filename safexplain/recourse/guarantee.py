@@ -1,7 +1,7 @@
-"""What an answer promises: differential privacy in numbers and in words, and what it rests on.
+"""The guarantee of an answer: differential privacy in numbers and words, and its assumptions.
 
-A guarantee comes from one of two places: from the privacy statement of the model that answers (`per` "model"), or from
-the noise on each answer (`per` "answer"), which `MeteredRecourse` charges to a ledger before the answer leaves.
+A guarantee comes either from the privacy statement of the model that answers (`per` "model"), or from the noise on each
+answer (`per` "answer"), which `MeteredRecourse` charges to a ledger before the answer leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safexplain.recourse.preprocessing import PUBLIC_PREPROCESSING
 from safexplain.verdict.privacy_statement import PUBLIC, PrivacyStatement, randomness
 
 Per = Literal["model", "answer"]
-"""Spent once, by training, however many answers follow; or by each answer anew."""
+"""What spends epsilon: the training, once for any number of answers, or each answer."""
 
 PUBLIC_GEOMETRY = (
     "the cost and its scales, the constraints, the target, the norm bound, the clamp and public weights were not"
@@ -43,20 +43,19 @@ class Guarantee:
 
     Args:
         mechanism: its name and source.
-        per: what spends epsilon: "model" (training, once) or "answer" (each query's answer; n answers at most n times).
+        per: what spends epsilon: "model" (training, once) or "answer" (each answer; n answers at most n times).
         epsilon: bound on the privacy loss.
-        delta: of the same.
-        adjacency: what a neighbouring training set differs in.
-        released: what leaves.
+        delta: probability with which the bound may fail.
+        adjacency: how neighbouring training sets differ.
+        released: what is released.
         why: the proof in a sentence.
-        statement: of the trained model, or of the model that public weights come from, which spends once besides the
-            answers; None before `fit`, and where there is no model that was trained privately.
-        vouched: whether the statement is the word of who gave it, about a training that was not this package's.
-        assumptions: what must hold.
-        preprocessing: digest of the public preprocessing between people's frames and the rows that it holds for; None
-            where rows come as they are.
-        ledger: identity of the ledger that it was charged to (`Ledger.identity`); "" for none.
-        charges: numbers of the charges there: of the training, where there was one, and then of each answer in turn.
+        statement: privacy statement of the trained model, or of the model that provides public weights and spends once
+            in addition to the answers; None: before `fit`, or no privately trained model.
+        vouched: whether the statement about a training outside this package is only its owner's word.
+        assumptions: conditions of the guarantee.
+        preprocessing: digest of the public preprocessing of frames; None: rows are plain numbers.
+        ledger: identity of the ledger that was charged (`Ledger.identity`); "": none.
+        charges: numbers of the charges there: of the training, if any, then of each answer.
 
     Raises:
         ConfigurationError: numbers out of range.
@@ -81,11 +80,11 @@ class Guarantee:
         check_number("epsilon", self.epsilon, above=0)
         check_number("delta", self.delta, minimum=0, below=1)
         if bool(self.ledger) != bool(self.charges):
-            raise ConfigurationError("a guarantee names the ledger and the charges in it, or neither")
+            raise ConfigurationError("a guarantee needs both the ledger and its charges, or neither")
 
     @property
     def protects(self) -> str:
-        """What an observer of the answers cannot tell, up to epsilon and delta."""
+        """What an observer of the answers cannot infer, up to epsilon and delta."""
         return PROTECTS[self.adjacency]
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,8 +95,8 @@ class Guarantee:
     def __str__(self) -> str:
         once = "once, for any number of answers" if self.per == "model" else "for each answer"
         numbers = f"epsilon {self.epsilon:g}, delta {self.delta:g} ({self.adjacency})"
-        told = f"{self.mechanism}: {numbers} {once}. {_sentence(self.why)}"
-        return f"{told}. {_sentence(VOUCHED)}" if self.vouched else told
+        text = f"{self.mechanism}: {numbers} {once}. {_sentence(self.why)}"
+        return f"{text}. {_sentence(VOUCHED)}" if self.vouched else text
 
 
 def _sentence(text: str) -> str:
@@ -105,12 +104,12 @@ def _sentence(text: str) -> str:
 
 
 def assumptions(*, seeded: bool | None, noised: bool = False, preprocessed: bool = False) -> tuple[str, ...]:
-    """What every mechanism of this package assumes.
+    """Assumptions of every mechanism of this package.
 
     Args:
-        seeded: whether noise comes from a seed that the user gave; None: a statement says where it came from.
-        noised: each answer has noise of its own.
-        preprocessed: there is a `Preprocessing`.
+        seeded: whether noise comes from a seed of the user; None: a statement records its source.
+        noised: whether each answer has its own noise.
+        preprocessed: whether there is a `Preprocessing`.
     """
     timing = (NO_TIMING,) if noised else ()
     ranges = (PUBLIC_PREPROCESSING,) if preprocessed else ()

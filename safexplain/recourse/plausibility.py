@@ -1,11 +1,11 @@
-"""Do answers look like rows that there are? A report: which of them are outliers among PUBLIC rows.
+"""Report which answers are outliers among PUBLIC rows.
 
-The cheapest change that a model accepts often leads where nobody is: one column moves far, and those that go with it
-stay behind. `Plausibility` compares rows with public ones, by the local outlier factor (Breunig, Kriegel, Ng and Sander
-2000, LOF: identifying density-based local outliers) or by the distance to the nearest of them.
+The cheapest change that a model accepts is often unrealistic: one column moves far, and related columns do not follow.
+`Plausibility` compares rows with public ones, by the local outlier factor (Breunig, Kriegel, Ng and Sander 2000, LOF:
+identifying density-based local outliers) or by the distance to the nearest public rows.
 
-The rows must be PUBLIC: data that were released before, of another bank, or made up. The rows that a model was trained
-on would be published bit by bit by such a report.
+The rows must be PUBLIC: released before, from another organisation, or synthetic. With training rows, such a report
+would reveal them bit by bit.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ Method = Literal["lof", "knn"]
 Mask = NDArray[np.bool_]
 
 LOF_LIMIT = 1.5
-"""Local outlier factor above which rows are outliers for scikit-learn."""
+"""Local outlier factor above which scikit-learn calls rows outliers."""
 
 SHARE = 0.02
-"""Share of public rows that may be outliers themselves. Where they are mostly categories, many more than these have a
-local outlier factor above 1.5, and it would say little about anybody."""
+"""Share of public rows that may count as outliers. If columns are mostly categories, many more rows have a local
+outlier factor above 1.5."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plausibility:
-    """What public rows say about whether a row is plausible.
+    """Judges whether rows are plausible among public rows.
 
-    How far out a row is depends on the units of its columns, so that it is judged in four, and the worst one counts: in
-    public ranges (of a preprocessing), in standard deviations and in ranges of the public rows, and in columns as they
-    are. Columns of 0 and 1 stay as they are in the second and third. In each the score counts by its own distribution:
-    1.5 is that of 2 % of the public rows there, and for "lof" at least scikit-learn's 1.5.
+    Outlier scores depend on the units of columns, so that rows are scored in four units, and the worst score counts:
+    public ranges (of a preprocessing), standard deviations and ranges of the public rows, and the columns' own units.
+    Columns of 0 and 1 keep their units in the second and third. In each, scores are scaled such that 2 % of the public
+    rows exceed 1.5, or for "lof" those above scikit-learn's limit 1.5 if they are fewer.
 
     Args:
-        public: (m, d) PUBLIC rows, never training rows: a table, or a frame as people see it, with a `preprocessing`.
-            Rows that occur more than once count once, as densities are infinite otherwise.
-        method: "lof", the local outlier factor; or "knn", the mean distance to the nearest public rows, in units of
-            the median of public rows.
-        neighbours: how many.
-        preprocessing: the `Preprocessing` of a frame, in which public numbers outside of a range count as its ends; the
-            same as the mechanism's. None: rows are numbers as they are.
+        public: (m, d) PUBLIC rows, never training rows: a table, or a frame with a `preprocessing`. Repeated rows count
+            once, as densities would be infinite.
+        method: "lof", the local outlier factor; or "knn", the mean distance to the nearest public rows, relative to the
+            median of the public rows.
+        neighbours: number of neighbours.
+        preprocessing: of a frame, the same as the mechanism's; numbers outside a public range count as its ends.
+            None: rows are plain numbers.
 
     Attributes:
-        limit: score above which a row is an outlier: that of 2 % of the public rows, by their worst units, and for
-            "lof" at least 1.5, which is scikit-learn's limit.
+        limit: score above which a row is an outlier: 2 % of the public rows exceed it in their worst units; for "lof"
+            at least 1.5, scikit-learn's limit.
 
     Raises:
-        InputError: not finite numbers, not enough rows, or columns that the preprocessing does not know.
+        InputError: not finite numbers, not enough rows, or columns unknown to the preprocessing.
         ConfigurationError: a value out of range.
 
     Example:
@@ -90,15 +90,12 @@ class Plausibility:
             try:
                 rows, names = as_rows(self.public), column_names(self.public)
             except InputError as error:
-                raise InputError(
-                    f"public: {str(error).removeprefix('x: ')}; a frame of people as they are needs preprocessing=, the"
-                    " same as the mechanism has"
-                ) from None
+                raise InputError(f"public: {str(error).removeprefix('x: ')}") from None
         first = np.unique(rows, axis=0, return_index=True)[1]
         if len(first) <= neighbours:
             raise InputError(
-                f"public: expected more than {neighbours} different rows, as many as there are neighbours and one, got"
-                f" {len(first)}; give more public rows, or fewer neighbours"
+                f"public: expected more than {neighbours} different rows, the number of neighbours, got {len(first)};"
+                " pass more public rows, or fewer neighbours"
             )
         ranges = np.ptp(rows, axis=0)
         ranges = np.where(ranges > 0, ranges, 1.0)
@@ -115,13 +112,13 @@ class Plausibility:
             object.__setattr__(self, name, value)
 
     def scores(self, rows: Recourse | ArrayLike) -> Floats:
-        """(n,) how far out rows are: about 1 among public rows, above `limit` for outliers.
+        """(n,) outlier scores: about 1 among public rows, above `limit` for outliers.
 
         Args:
-            rows: an answer, of which the counterfactuals count, or (n, d) rows in the form of the public ones.
+            rows: an answer, whose counterfactuals are scored, or (n, d) rows like the public ones.
 
         Raises:
-            InputError: rows of another form than the public ones.
+            InputError: rows with other columns than the public ones.
             ConfigurationError: an answer of a mechanism with another preprocessing.
         """
         table = self._table(rows)
@@ -130,24 +127,25 @@ class Plausibility:
         return np.asarray(np.max([one.scores(table) for one in self._densities], axis=0))
 
     def outliers(self, rows: Recourse | ArrayLike) -> Mask:
-        """(n,) bool, which counterfactuals, or rows, are outliers among the public rows; arguments as `scores`."""
+        """(n,) bool, which counterfactuals or rows are outliers among the public rows; arguments as for `scores`."""
         return np.asarray(self.scores(rows) > self.limit)
 
     def nearest(self, rows: Recourse | ArrayLike) -> NDArray[np.intp]:
-        """(n,) position of the public row that is nearest to each counterfactual, or row; arguments as `scores`."""
+        """(n,) position of the public row nearest to each counterfactual or row; arguments as for `scores`."""
         return np.asarray(self._first[self._densities[0].nearest(self._table(rows))])
 
     def _table(self, rows: Recourse | ArrayLike) -> Floats:
-        """(n, d) rows as the public ones are kept."""
+        """(n, d) rows in the columns of the public ones."""
         width = self._rows.shape[1]
         if isinstance(rows, Recourse):
             if rows.table != self.preprocessing:
                 raise ConfigurationError(
-                    "plausibility: it has another preprocessing than what answered; give it the same"
+                    "plausibility: expected the preprocessing of the mechanism that answered, got another one"
                 )
             if rows.counterfactual.shape[1] != width:
                 raise InputError(
-                    f"rows: the answer has {rows.counterfactual.shape[1]} columns, the public rows {width}"
+                    f"rows: expected an answer of {width} columns, as the public rows, got"
+                    f" {rows.counterfactual.shape[1]}"
                 )
             return rows.counterfactual
         if self.preprocessing is not None:
@@ -157,11 +155,11 @@ class Plausibility:
 
 
 class _Density:
-    """How dense public rows lie around a row, in one choice of units.
+    """Density of public rows around a row, in one choice of units.
 
-    Most public rows have a local outlier factor of about 1 in any units, but how far the others reach differs: where
-    many share a category or a 0, to hundreds. So that no units drown the others, scores are stretched: 1 stays 1, and
-    `SHARE` of the public rows, or those beyond scikit-learn's limit if that is fewer, are beyond `LOF_LIMIT`.
+    Most public rows have a local outlier factor of about 1 in any units, but where many share a category or a 0, others
+    reach hundreds. To make units comparable, scores are scaled: 1 stays 1, and `SHARE` of the public rows, or those
+    beyond scikit-learn's limit if fewer, exceed `LOF_LIMIT`.
     """
 
     def __init__(self, rows: Floats, unit: Floats, method: Method, neighbours: int) -> None:
@@ -178,7 +176,7 @@ class _Density:
         self.of_public: Floats = 1 + self.slope * (score - 1)
 
     def scores(self, table: Floats) -> Floats:
-        """(n,) how far out rows (n, d) are."""
+        """(n,) scaled outlier scores of rows (n, d)."""
         if isinstance(self.found, LocalOutlierFactor):
             score = -self.found.score_samples(table / self.unit)
         else:

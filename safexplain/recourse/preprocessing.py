@@ -1,23 +1,22 @@
-"""Public preprocessing: from a person's frame, in units and categories, to the columns that solvers and training use.
+"""Public preprocessing: from frames of people, in units and categories, to the columns of solvers and training.
 
-Three spaces of a row:
+A row has three forms:
 
-- the frame, as people have it: numbers in their units, categories as labels, special values (-9) and missing ones;
-- the table, float64 (n, D), which solvers work on: numbers in their units, ordinal levels as 0 to k - 1, one 0/1 column
-  for each category, and for a feature with special or missing values one 0/1 column for each of these;
-- the scaled table, which training sees: affine in the table, column by column, of bounded norm. Numbers and levels are
-  brought from their public range to [-1, 1], 0/1 columns stay, and the norm bound is that of the worst case: each
-  feature counts at most 1, so that F features make sqrt(F). At epsilon 1 this was as good as any of the natural ones
-  (Adult, HELOC; ranges to [0, 1], centred or halved categories, norm bounds of .5 to .85 of the worst case): what
-  counts more is that `DPModelRecourse` then learns from rows minus their noised mean. So Adult reaches .845, and HELOC
-  .730, the figure of columns that were standardised with the data's own mean and deviation.
+- the frame: numbers in their units, categories as labels, special values (-9) and missing ones;
+- the table, float64 (n, D), for solvers: numbers in their units, ordinal levels as 0 to k - 1, one 0/1 column for each
+  category, and one 0/1 column for each special or missing value of a feature;
+- the scaled table, for training: affine in each column of the table, and of bounded norm. Numbers and levels are mapped
+  from their public range to [-1, 1], 0/1 columns stay, and the norm bound is the worst case: each feature counts at
+  most 1, so that F features give sqrt(F). At epsilon 1 this was as good as the natural alternatives (Adult, HELOC;
+  ranges to [0, 1], centred or halved categories, norm bounds of .5 to .85 of the worst case). It matters more that
+  `DPModelRecourse` learns from rows minus their noised mean: Adult reaches .845, and HELOC .730, as with columns
+  standardised by the data's own mean and deviation.
 
-Everything is declared and nothing is read off data, so that the map of each record depends on that record only: a
-mechanism that is private for the rows it is given is private for the rows of the frame (a neighbouring frame becomes a
-neighbouring table; add/remove, substitute and zero-out alike). Training numbers outside of the public range count as
-its ends, which is such a map; to refuse them would tell about one record. What no declared label says, and what is
-missing without being declared so, is refused in training too, as unknown class labels are: no end of a range stands for
-it, and that it was refused is not told to who is given answers (an assumption of every guarantee).
+Everything is declared and nothing is computed from data, so that each record is mapped on its own: neighbouring frames
+become neighbouring tables (add/remove, substitute and zero-out alike), and a mechanism that is private for rows of the
+table is private for rows of the frame. In training, numbers outside their public range count as its ends, as refusing
+them would reveal something about a record. Undeclared labels and missing values are refused in training too, like
+unknown class labels; every guarantee assumes that such a failure is hidden from recipients of answers.
 """
 
 from __future__ import annotations
@@ -60,28 +59,27 @@ PUBLIC_PREPROCESSING = (
     "the ranges, categories, levels, special values and missing values of the preprocessing are public knowledge and"
     " were not computed from the training data"
 )
-"""What a guarantee with preprocessing assumes besides."""
+"""Further assumption of a guarantee with preprocessing."""
 
 _DECLARED = ("numeric", "categories", "ordinal", "special", "missing", "units", "describe")
 
 
 @dataclass(eq=False, repr=False)
 class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """What is publicly known of the features; a scikit-learn transformer to the scaled table that learns nothing.
+    """Public knowledge about the features; a scikit-learn transformer to the scaled table that learns nothing.
 
-    An answer never leaves the public ranges, and special and missing values never change: they are facts about a
-    person, not numbers to move. A special value is special wherever it lies, inside of the range too; at an end of the
-    range the regular values begin next to it.
+    Answers stay in the public ranges, and special and missing values never change, as they are facts and not numbers. A
+    special value is special inside the range too; at an end of the range, the regular values begin next to it.
 
     Args:
         numeric: name -> (least, greatest) value in the feature's unit.
         categories: name -> all labels (str, int, float or bool).
-        ordinal: name -> all levels in their order; a change of one level costs the same everywhere.
-        special: name -> values that stand for something else than themselves, such as [-7, -8, -9]; None or NaN among
+        ordinal: name -> all levels in their order; each change by one level costs the same.
+        special: name -> codes that are not numbers or labels of the feature, such as [-7, -8, -9]; None or NaN among
             them is the same as naming the feature under `missing`.
         missing: names of the features that may be missing (None, NaN, NA).
-        units: name -> unit of a numeric feature, for messages and reasons.
-        describe: name -> what sentences and letters call a feature ("revolving balance").
+        units: name -> unit of a numeric feature, for messages and sentences.
+        describe: name -> name of a feature in sentences and letters ("revolving balance").
 
     Attributes:
         parts: (F,) the person's features, each a `Feature`: numeric ones first, then categories, then ordinal ones.
@@ -89,12 +87,12 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         columns: (D,) names of the table's columns: a numeric feature by its name, a category as "job=clerk".
         offset: (D,) scaled = (table - offset) / scale.
         scale: (D,) likewise.
-        norm_bound: bound on the Euclidean norm of a scaled row, which training needs.
+        norm_bound: bound on the Euclidean norm of a scaled row, for training.
         digest: SHA-256 of everything declared and of the scaling.
 
     Raises:
-        ConfigurationError: nothing declared, a feature twice, labels that are missing or occur twice, a range without
-            room, or a name that is declared nowhere.
+        ConfigurationError: nothing declared, a feature declared twice, missing or repeated labels, an empty range, or
+            an undeclared name.
 
     Example:
         >>> people = Preprocessing(
@@ -128,7 +126,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         columns = tuple(name for part in parts for name in part.names)
         twice = [column for column, count in Counter(columns).items() if count > 1]
         if twice:
-            raise ConfigurationError(f"{twice[0]}: two columns of the table would have this name; rename a label")
+            raise ConfigurationError(f"{twice[0]}: two columns of the table would get this name; rename a label")
         offset, scale = np.zeros(len(columns)), np.ones(len(columns))
         for part in parts:
             offset[part.first], scale[part.first] = part.offset, part.scale
@@ -138,15 +136,15 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.offset, self.scale = _read_only(offset), _read_only(scale)
         self.norm_bound = math.sqrt(sum(part.longest for part in parts))
         self.n_features_in_, self.feature_names_in_ = len(parts), np.array(self.features, dtype=object)
-        self.parts = parts  # the last: from now on nothing changes
+        self.parts = parts  # last, as nothing may change afterwards
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what is declared, and of the scaling; another preprocessing has another one."""
+        """SHA-256 of everything declared and of the scaling."""
         declared = self._declared()
         declared |= {"features": self.features, "labels": declared.pop("describe")}
-        told = ["safexplain preprocessing 1", declared, self.offset.tolist(), self.scale.tolist()]
-        return sha256(json.dumps(told, separators=(",", ":"), sort_keys=True))
+        content = ["safexplain preprocessing 1", declared, self.offset.tolist(), self.scale.tolist()]
+        return sha256(json.dumps(content, separators=(",", ":"), sort_keys=True))
 
     # from the frame to the table, from the table to the scaled one, and back to a frame
 
@@ -155,15 +153,15 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
         Args:
             frame: n persons with the features in any order: a pandas or polars DataFrame, a list of dicts, a dict of
-                lists; one person as a dict or a pandas Series. An array is read as rows of the table itself.
-            clip: numbers outside of their public range count as its ends, as in training; else they are refused.
+                lists; one person as a dict or a pandas Series. An array is read as rows of the table.
+            clip: move numbers outside their public range to its ends, as in training, instead of refusing them.
 
         Returns:
             (n, D) float64.
 
         Raises:
-            InputError: missing, unknown or repeated columns, an unknown label, a number out of its public range, text
-                where numbers are meant, or a missing value that is not declared; with feature, row and value.
+            InputError: missing, unknown or repeated columns, an unknown label, a number outside its public range, text
+                instead of numbers, or an undeclared missing value; with feature, row and value.
         """
         if frame_kind(frame) is None:
             return self._from_array(frame, clip)
@@ -171,24 +169,24 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.hstack([part.read(columns[part.name], clip=clip) for part in self.parts])
 
     def scaled(self, table: Any) -> Floats:
-        """(n, D) rows of the table as training sees them: (table - offset) / scale."""
+        """(n, D) scaled rows of the table: (table - offset) / scale."""
         rows: Floats = (np.asarray(table, dtype=np.float64) - self.offset) / self.scale
         return rows
 
     def frame(self, table: Any, like: Any = None) -> Any:
-        """Rows of the table as people have them.
+        """Rows of the table as a frame.
 
         Args:
             table: (n, D) or (D,) rows.
-            like: a frame of the kind that is wanted, with its types of columns; where it has n rows, those whose value
-                did not change keep it as it came, and a pandas index is kept. None: a dict of lists.
+            like: a frame whose kind and types of columns to use; if it has n rows, unchanged values are copied from it,
+                and a pandas index is kept. None: a dict of lists.
 
         Returns:
-            n persons; whole numbers stay integers where the column had integers, labels and special values are those
-            that were declared, missing values stay missing. For a Series, a dict.
+            n persons; whole numbers stay integers if the column had integers, labels and special values are the
+            declared ones, missing values stay missing. For a Series, a dict.
 
         Raises:
-            InputError: rows that are none of this table.
+            InputError: rows that do not fit this table.
         """
         rows = self._check_rows(as_rows(table, len(self.columns)))
         found: dict[str, Any] = {part.name: part.values(rows[:, part.columns]) for part in self.parts}
@@ -196,21 +194,21 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             return found
         came, n = columns_of(like, self.features)
         for part in self.parts if n == len(rows) else ():
-            with suppress(InputError):  # of values that could not be read, none is kept
-                kept = (part.read(came[part.name]) == rows[:, part.columns]).all(axis=1)
-                each = zip(kept.tolist(), values_of(came[part.name]), found[part.name], strict=True)
-                found[part.name] = came[part.name] if kept.all() else [own if same else new for same, own, new in each]
+            with suppress(InputError):  # unreadable values are not copied
+                same = (part.read(came[part.name]) == rows[:, part.columns]).all(axis=1)
+                each = zip(same.tolist(), values_of(came[part.name]), found[part.name], strict=True)
+                found[part.name] = came[part.name] if same.all() else [old if copy else new for copy, old, new in each]
         return write_frame(found, like, came, {part.name: part.labels for part in self.parts})
 
     def held(self, table: Floats) -> NDArray[np.bool_]:
-        """(n, D) bool, the columns of features that are special or missing in a row: these never change there."""
+        """(n, D) bool, columns of features that are special or missing in a row, which must not change."""
         found = np.zeros(table.shape, dtype=bool)
         for part in self.parts:
             found[:, part.columns] = (table[:, part.state_columns] != 0).any(axis=1, keepdims=True)
         return found
 
     def misread(self, table: Floats) -> NDArray[np.bool_]:
-        """(n,) bool, rows with a regular value that a frame would tell as a special one, as their range has it too."""
+        """(n,) bool, rows with a regular number that a frame would show as a special value, as it lies in the range."""
         found = np.zeros(len(table), dtype=bool)
         for part in self.parts:
             if part.kind == "numeric":
@@ -219,18 +217,18 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 found |= regular & np.isin(table[:, part.first], special)
         return found
 
-    # what is given for features, for the columns of the table
+    # from features to the columns of the table
 
     def constraints(self, constraints: Constraints | None = None) -> Constraints:
-        """The constraints of the person's features on the table's columns, within the public ranges.
+        """Constraints of features as constraints of the table's columns, within the public ranges.
 
         Args:
             constraints: names are features (all or some of them, in any order), or columns of the table, such as
-                upper={"job=clerk": 0} to rule a category out. None: the public ranges only.
+                upper={"job=clerk": 0} to exclude a category. None: the public ranges only.
 
         Raises:
-            ConfigurationError: an unknown feature, limits that leave nothing of a public range, or an order, a limit or
-                whole numbers asked of categories, which have none; with the feature.
+            ConfigurationError: an unknown feature, limits that leave nothing of a public range, or a direction, limit
+                or whole numbers for a category; with the feature.
         """
         check_constraints(constraints)
         return constraints_on_columns(self.parts, constraints)
@@ -238,9 +236,9 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def cost(self, cost: Cost) -> Cost:
         """The cost on the table's columns.
 
-        Without a scale each feature counts in units of its public range, and another category as much as the whole
-        range of a number: Gower's distance with `L1`. A scale, rise or fall is given by name, where features that are
-        not named have their public range (of rise and fall: 1), or as one number a column of the table.
+        Without a scale, each feature counts in units of its public range, and a change of category as much as the full
+        range of a number: Gower's distance with `L1`. A scale, rise or fall has names, where missing features get their
+        public range (rise and fall: 1), or one number for each column of the table.
 
         Raises:
             ConfigurationError: a scale of another length, or an unknown name.
@@ -249,11 +247,11 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return cost_on_columns(self.parts, cost)
 
     def vector(self, given: Any, what: str) -> Floats:
-        """(D,) one finite number a column of the table; not all 0.
+        """(D,) one finite number for each column of the table; not all 0.
 
         Args:
-            given: D numbers; or a mapping from features (not categories) and columns, 0 for those that are not named.
-            what: how messages call it.
+            given: D numbers; or a mapping from features (not categories) and columns, 0 for missing ones.
+            what: its name in messages.
 
         Raises:
             ConfigurationError: another length, an unknown name, a number for a category as a whole, or not finite.
@@ -263,11 +261,11 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     # scikit-learn's transformer
 
     def fit(self, X: Any = None, y: Any = None) -> Preprocessing:
-        """Nothing: all is declared."""
+        """Do nothing, as everything is declared."""
         return self
 
     def transform(self, X: Any) -> Floats:
-        """(n, D) the scaled table of a frame; numbers outside of their public range count as its ends.
+        """(n, D) the scaled table of a frame; numbers outside their public range count as its ends.
 
         Raises:
             InputError: as `table`.
@@ -278,15 +276,15 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """(D,) `columns`."""
         return np.array(self.columns, dtype=object)
 
-    # what keeps it as it is
+    # immutability and equality
 
     def _declared(self) -> dict[str, Any]:
-        """What the constructor took, in plain types and its order."""
+        """Arguments of the constructor, in plain types and in order."""
         return {name: self.missing if name == "missing" else dict(getattr(self, name)) for name in _DECLARED}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _DECLARED and "parts" in self.__dict__:  # scikit-learn keeps notes of its own here
-            raise ConfigurationError("Preprocessing is part of a guarantee and does not change; make another one")
+        if name in _DECLARED and "parts" in self.__dict__:  # scikit-learn sets attributes of its own
+            raise ConfigurationError("Preprocessing is part of a guarantee and cannot change; make another one")
         object.__setattr__(self, name, value)
 
     def __reduce__(self) -> Any:
@@ -312,13 +310,13 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _from_array(self, x: Any, clip: bool) -> Floats:
-        """An array that holds rows of the table already, checked."""
+        """Rows of the table from an array, checked."""
         d = len(self.columns)
         expected = (
             f"expected a frame with the columns {', '.join(self.features)} (a pandas or polars DataFrame, a list of"
             " dicts, a dict of lists; for one person a dict)"
         )
-        rows = real_numbers(x, "x", expected=f"{expected}, got {type(x).__name__}; an array holds rows of numbers")
+        rows = real_numbers(x, "x", expected=f"{expected}, got {type(x).__name__}; arrays must hold rows of numbers")
         rows = rows[None] if rows.ndim == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != d:
             raise InputError(f"x: {expected}, or rows of the table of shape (n, {d}), got shape {np.shape(x)}")
@@ -332,24 +330,24 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self._check_rows(rows)
 
     def _check_rows(self, rows: Floats) -> Floats:
-        """The rows, if they are ones of this table."""
+        """The rows, checked to fit this table."""
         for part in self.parts:
             part.check(rows[:, part.columns])
         return rows
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """An array that nobody can write to."""
+    """The array, made read-only."""
     array.flags.writeable = False
     return array
 
 
-# What may be declared
+# Checks of what is declared
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """What was declared, checked and in one form: finite floats, tuples of plain labels, None among special values as
-    a name under `missing`."""
+    """The arguments, checked and in one form: finite floats, tuples of plain labels, and None among special values as a
+    name under `missing`."""
     lost = (given["missing"],) if isinstance(given["missing"], str) else tuple(given["missing"] or ())
     given = {name: lost if name == "missing" else _mapping(name, value) for name, value in given.items()}
     names = [*given["numeric"], *given["categories"], *given["ordinal"]]
@@ -376,13 +374,13 @@ def _mapping(what: str, given: Any) -> dict[str, Any]:
 
 
 def _check_names(names: list[str], given: Mapping[str, Any]) -> None:
-    """Each feature once, and nothing about others."""
+    """Check that each feature is declared once, and that all other names are features."""
     if not names:
         raise ConfigurationError("Preprocessing: no features; declare them under numeric, categories or ordinal")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(
-            f"{twice[0]}: declared more than once; a feature is numeric, categories or ordinal, one of these"
+            f"{twice[0]}: declared more than once; list a feature under one of numeric, categories and ordinal"
         )
     for what in ("special", "missing", "units", "describe"):
         check_known(given[what], names, what)
@@ -392,12 +390,12 @@ def _range(name: str, ends: Any) -> Range:
     try:
         least, greatest = ends
     except (TypeError, ValueError):
-        raise ConfigurationError(f"numeric: {name} needs (least, greatest), two numbers; got {ends!r}") from None
+        raise ConfigurationError(f"numeric: {name} needs two numbers (least, greatest), got {ends!r}") from None
     low, high = (number_of(end, f"numeric: the range of {name}") for end in (least, greatest))
     if not (low < high and math.isfinite(high - low)):
         raise ConfigurationError(
-            f"numeric: {name} has the range {low:g} to {high:g}; expected least < greatest, both finite, by public"
-            " knowledge: the noise of training is for rows of bounded norm"
+            f"numeric: {name} needs a public range with least < greatest, both finite, got {low:g} to {high:g};"
+            " training noise is scaled to this range"
         )
     return low, high
 
@@ -409,12 +407,12 @@ def _labels(name: str, what: str, given: Any) -> tuple[Label, ...]:
         raise ConfigurationError(f"{what}: {name} lists a missing value; declare missing=({name!r},) instead")
     least = 2 if what == "ordinal" else 1
     if len(labels) < least:
-        raise ConfigurationError(f"{what}: {name} has {len(labels)} labels; expected at least {least}")
+        raise ConfigurationError(f"{what}: {name} needs at least {least} labels, got {len(labels)}")
     return tuple(label for label in labels if label is not None)
 
 
 def _states(name: str, given: Any, what: str = "special") -> tuple[Label | None, ...]:
-    """Different labels, None for what is missing; of states, one may be given alone."""
+    """Distinct labels, None for missing; a single special value need not be in a list."""
     if what == "special" and (isinstance(given, str) or not hasattr(given, "__iter__")):
         given = [given]
     if isinstance(given, str | bytes | Mapping | Set) or not hasattr(given, "__iter__"):
@@ -429,29 +427,29 @@ def _states(name: str, given: Any, what: str = "special") -> tuple[Label | None,
 def _label(name: str, what: str, value: Any) -> Label:
     plain = value.item() if isinstance(value, np.generic) else value
     if not isinstance(plain, str | int | float) or (isinstance(plain, float) and not math.isfinite(plain)):
-        raise ConfigurationError(f"{what}: {name} has the label {value!r}; expected text, numbers or bools")
+        raise ConfigurationError(f"{what}: {name} needs labels of text, numbers or bools, got {value!r}")
     return plain
 
 
 def _check_values(given: Mapping[str, Any]) -> None:
-    """Special values beside what is regular, and texts."""
+    """Check special values against regular ones, units and descriptions."""
     for name, states in given["special"].items():
         regular = given["categories"].get(name, ()) + given["ordinal"].get(name, ())
         for state in states:
             if name in given["numeric"] and isinstance(state, str | bool):
-                raise ConfigurationError(f"special: {name} is numeric, and {state!r} is no number")
+                raise ConfigurationError(f"special: {name} is numeric and needs numbers, got {state!r}")
             if state in regular:
-                raise ConfigurationError(f"special: {name} has {state!r} as a regular label too")
+                raise ConfigurationError(f"special: {name} has {state!r} as a regular label too; remove one of them")
     for name, unit in given["units"].items():
         if not isinstance(unit, str) or name not in given["numeric"]:
-            raise ConfigurationError(f"units: expected the unit of a numeric feature as text, got {name}: {unit!r}")
+            raise ConfigurationError(f"units: expected a unit of a numeric feature as text, got {name}: {unit!r}")
     for name, label in given["describe"].items():
         if not isinstance(label, str) or not label:
-            raise ConfigurationError(f"describe: expected what to call a feature as text, got {name}: {label!r}")
+            raise ConfigurationError(f"describe: expected the name of a feature in sentences, got {name}: {label!r}")
 
 
 def _parts(given: Mapping[str, Any]) -> tuple[Feature, ...]:
-    """The features as they were declared, and checked."""
+    """The features from checked arguments."""
     declared: list[tuple[str, Kind, Range, tuple[Label, ...]]] = [
         *((name, "numeric", ends, ()) for name, ends in given["numeric"].items()),
         *((name, "category", (0.0, 1.0), labels) for name, labels in given["categories"].items()),

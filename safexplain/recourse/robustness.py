@@ -1,18 +1,18 @@
-"""Answers that stay valid when the model is trained anew and its weights move.
+"""Answers that stay valid after a retraining moves the weights of the model.
 
-Somebody who was told what to change comes back when it is done, and a new model decides. Let the weights w and the
-intercept b of a linear score, in the columns that training sees (z, scaled), move by at most `shift`, all together, in
-the Euclidean norm. The least score that a row can have then is, by Cauchy and Schwarz, and attained,
+A person who has made the recommended changes may be judged by a new model. Let the weights w and the intercept b of a
+linear score, in the scaled columns z of training, move by at most `shift` together, in the Euclidean norm. By Cauchy
+and Schwarz, the least score of a row is then
 
     min over |(dw, db)| <= shift of (w + dw).z + (b + db)  =  w.z + b - shift |(z, 1)|,
 
 so that an answer stays valid under every such shift exactly if w.z + b - shift |(z, 1)| >= target. Upadhyay, Joshi and
 Lakkaraju 2021 (ROAR, arXiv 2102.13620) search by gradients for answers that withstand the worst shift; for linear
-scores the worst one is known.
+scores the worst shift is known.
 
-How large a shift to ask for is a question about trainings, and no proof answers it: `DPModelRecourse.measured_shift`
-measures it. A private model moves more than others, as its noise is new in each training. Answers fare worse than rows
-in general, because they go where this model is more optimistic than the next one.
+The shift between trainings can only be measured (`DPModelRecourse.measured_shift`). Private models move more than
+others, as each training draws new noise. Answers survive less often than other rows, as they lie where this model is
+more optimistic than the next one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.solution import Floats, Solution
 
 _ROUNDS = 100
-"""Raises of the target at most; each is a contraction unless the shift is about as long as the weights."""
+"""Largest number of raises of the target; each is a contraction unless the shift is about as long as the weights."""
 
 _ROOM = 1e-9
-"""Share by which a target is raised further than is needed, for rounding."""
+"""Share by which a target is raised further, for rounding."""
 
 _MOST = 1e6
-"""Largest margin, in gaps of the query, after which there is no use in raising it."""
+"""Largest margin, in gaps of the query, up to which the target is raised."""
 
 _HALVINGS = 12
-"""Of the interval in which `measured_shift` looks."""
+"""Bisections in `measured_shift`."""
 
 
 def lengths(scaled: Floats) -> Floats:
@@ -53,12 +53,11 @@ def robust_answers(
     shift: float,
     target: float,
 ) -> Solution:
-    """Answers whose score is still at the target after the worst shift of the weights.
+    """Answers whose score still reaches the target after the worst shift of the weights.
 
-    The target of each query is raised by shift |(z, 1)| of the answer before, until the answer withstands the shift:
-    from below, so that it is about the least target for which the cheapest answer does. The cheapest of all rows that
-    withstand the shift may cost less, as it may also be shorter. So answers are not `proven`, but for those of the
-    first round, and neither is it that there is none.
+    The target of each query is raised from below, by shift |(z, 1)| of the previous answer, until the answer withstands
+    the shift; it is then about the least target for which the cheapest answer does. A shorter row that withstands the
+    shift may cost less, so that only results of the first round are `proven`.
 
     Args:
         solve: (k,) positions of queries and (k,) margins -> cheapest answers whose score is at least target + margin.
@@ -66,11 +65,11 @@ def robust_answers(
         length: (n, d) rows -> (n,) |(z, 1)|.
         rows: (n, d) queries.
         shift: of the weights, above 0.
-        target: score to be kept.
+        target: score to keep.
 
     Returns:
-        Answers, verified; `valid` is False where none was found. Queries that are favourable stay, and may not
-        withstand the shift.
+        Verified answers; `valid` is False where none was found. Favourable queries do not change, and may not withstand
+        the shift.
     """
     margin = np.zeros(len(rows))
     found = solve(np.arange(len(rows)), margin)
@@ -98,39 +97,39 @@ def robust_answers(
 def measured_shift(
     answers: Callable[[float], Solution], accepts: Callable[[Floats], NDArray[np.bool_]], start: float, share: float
 ) -> float:
-    """Shift for which at least this share of the answers stays valid under another model, and about the smallest one.
+    """About the smallest shift for which at least this share of the answers stays valid under another model.
 
     Args:
-        answers: shift -> answers to the same queries, that withstand it.
+        answers: shift -> answers to the same queries that withstand it.
         accepts: (n, d) rows -> (n,) bool, whether the other model accepts them.
-        start: first shift to try, above 0; then doubled and halved.
+        start: first shift to try, above 0; then doubled, then bisected.
         share: of the answers, in (0, 1].
 
     Raises:
-        InputError: nobody is turned down, or no shift will do, as fewer than half of the queries have an answer left.
+        InputError: all queries are favourable, or no shift will do, as fewer than half of the queries have an answer.
         ConfigurationError: a share out of range.
     """
     if not 0 < check_number("share", share) <= 1:
         raise ConfigurationError(f"share: expected a number in (0, 1], got {share!r}")
 
-    def kept(shift: float) -> float:
+    def share_valid(shift: float) -> float:
         found = answers(shift)
-        asked = ~found.favourable
-        if not asked.any():
-            raise InputError("x: nobody here is turned down, so that there are no answers to look at")
-        if found.valid[asked].mean() < 0.5:
+        declined = ~found.favourable
+        if not declined.any():
+            raise InputError("x: expected some unfavourable queries, but all are favourable; pass other queries")
+        if found.valid[declined].mean() < 0.5:
             raise InputError(
-                f"x: at a shift of {shift:.3g} fewer than half of the queries have an answer, and at smaller ones fewer"
-                f" than {share:.0%} stay valid; ask for a smaller share, or loosen the constraints"
+                f"x: at a shift of {shift:.3g} fewer than half of the queries have an answer, and at smaller shifts"
+                f" fewer than {share:.0%} of the answers stay valid; pass a smaller share, or loosen the constraints"
             )
-        return float(accepts(found.counterfactual[asked & found.valid]).mean())
+        return float(accepts(found.counterfactual[declined & found.valid]).mean())
 
-    if kept(0.0) >= share:
+    if share_valid(0.0) >= share:
         return 0.0
     low, high = 0.0, start
-    while kept(high) < share:
+    while share_valid(high) < share:
         low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if kept(middle) < share else (low, middle)
+        low, high = (middle, high) if share_valid(middle) < share else (low, middle)
     return high

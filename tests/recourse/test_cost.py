@@ -83,7 +83,7 @@ def test_one_number_a_mapping_and_numbers_in_order_mean_the_same():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rise": 0}, "rise: .*for free"),
+        ({"rise": 0}, "rise: .*free changes"),
         ({"fall": (1, -1)}, "fall: expected positive finite"),
         ({"fall": "dear"}, "fall: expected numbers"),
         ({"scale": {"age": 0}}, "scale"),
@@ -96,9 +96,9 @@ def test_prices_that_are_none_are_refused(given, said):
 
 
 def test_prices_for_other_columns_are_refused():
-    with pytest.raises(ConfigurationError, match="rise: expected 3 numbers, one a column, got 2"):
+    with pytest.raises(ConfigurationError, match="rise: expected 3 numbers, one for each column, got 2"):
         L1(rise=(1, 2)).distance(np.zeros(3))
-    with pytest.raises(ConfigurationError, match="expected 2 numbers, one a column, got 3"):
+    with pytest.raises(ConfigurationError, match="expected 2 numbers, one for each column, got 3"):
         L2((1, 2, 3)).distance(np.zeros((1, 2)))
     with pytest.raises(ConfigurationError, match=r"unknown feature 'aeg'; did you mean 'age'\?; known: age, income"):
         for_columns(L1({"aeg": 1}), ("age", "income"), 2)

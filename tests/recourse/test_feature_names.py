@@ -67,7 +67,7 @@ def test_without_constraints_the_columns_are_those_of_the_training_table(name):
 
 def test_a_model_that_was_trained_on_other_columns_than_the_constraints_have_is_refused():
     other = DPLogisticRegression(8.0, 1e-3, norm_bound=5.0, classes=[0, 1], random_state=0).fit(WRONG, Y)
-    with pytest.raises(ConfigurationError, match="the model was trained on debt, income, age"):
+    with pytest.raises(ConfigurationError, match="expected the columns of the model in their order, debt, income, age"):
         DPModelRecourse(other, constraints=RULES)
     with pytest.raises(InputError, match="as the training table has them"):
         DPModelRecourse(other).explain(RIGHT)

@@ -105,7 +105,7 @@ def test_people_are_compared_in_public_units():
     [
         (ridge(20), {}, "more than 20 different rows"),
         (np.repeat(ridge(15), 9, axis=0), {}, "got 15"),
-        (np.where(ridge(50) > 90, np.nan, ridge(50)), {}, "public: NaN"),
+        (np.where(ridge(50) > 90, np.nan, ridge(50)), {}, "public: expected finite numbers, got NaN"),
         (ridge(50), {"method": "svm"}, 'expected "lof" or "knn"'),
         (ridge(50), {"neighbours": 0}, "neighbours"),
     ],
@@ -117,7 +117,7 @@ def test_what_cannot_be_used_is_refused(public, options, message):
 
 def test_a_frame_with_labels_needs_its_preprocessing():
     frame = pd.DataFrame({"age": np.arange(60), "job": ["clerk", "manager"] * 30})
-    with pytest.raises(InputError, match=r"public: .*needs preprocessing="):
+    with pytest.raises(InputError, match=r"public: .*pass preprocessing="):
         Plausibility(frame)
     people = Preprocessing(numeric={"age": (18, 100)}, categories={"job": ["clerk", "manager"]})
     assert Plausibility(frame, preprocessing=people).scores(frame).shape == (60,)
@@ -160,7 +160,7 @@ def test_answers_with_another_preprocessing_or_none_are_refused():
     judge = Plausibility(frame(100), preprocessing=RANGES)
     assert judge.outliers(answers(frame(5))).shape == (5,)
     for other in (Plausibility(frame(100)), Plausibility(ridge(100)[:, :2])):
-        with pytest.raises(ConfigurationError, match="another preprocessing"):
+        with pytest.raises(ConfigurationError, match="preprocessing of the mechanism that answered, got another"):
             other.outliers(answers(frame(5)))
 
 

@@ -378,12 +378,15 @@ def test_a_category_is_ruled_out_by_its_column() -> None:
     ("constraints", "message"),
     [
         (lambda: Constraints(("agee",), lower=20), "unknown feature 'agee'; did you mean 'age'"),
-        (lambda: Constraints(3, lower=20), "for 3 columns, but the preprocessing has the 5 features"),
-        (lambda: Constraints(("job", "age"), upper={"job": 0}), "upper: job is a category"),
-        (lambda: Constraints(("job", "age"), increasing=("job",)), r"increasing: job is a category.*ordinal=\{'job'"),
+        (lambda: Constraints(3, lower=20), "expected names among the 5 features of the preprocessing .* got 3 columns"),
+        (lambda: Constraints(("job", "age"), upper={"job": 0}), "upper: expected a number, but job is a category"),
+        (
+            lambda: Constraints(("job", "age"), increasing=("job",)),
+            r"increasing: expected a number, but job is a category.*ordinal=\{'job'",
+        ),
         (lambda: Constraints(("age",), upper=10), "age: upper 10 leaves nothing of the public range 18 to 100"),
         (lambda: Constraints(("income",), lower={"income": 1e6}), "income: lower 1000000 leaves nothing"),
-        (lambda: Constraints(PEOPLE.features, immutable=PEOPLE.features), "nothing may change"),
+        (lambda: Constraints(PEOPLE.features, immutable=PEOPLE.features), "nothing may; free one"),
     ],
 )
 def test_constraints_that_cannot_be_meant_are_refused_by_feature(constraints, message) -> None:
@@ -410,7 +413,7 @@ def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_ran
     assert priced.distance(-np.eye(11)[2] * 500_000) == pytest.approx(1)
     by_column = PEOPLE.cost(L2([1, 1, 10, *np.ones(8)]))
     assert by_column.distance(np.eye(11)[2] * 30) == pytest.approx(3)
-    with pytest.raises(ConfigurationError, match="expected 11 numbers, one a column"):
+    with pytest.raises(ConfigurationError, match="expected 11 numbers, one for each column"):
         PEOPLE.cost(L1([1, 2]))
     with pytest.raises(ConfigurationError, match="unknown feature 'aeg'; did you mean 'age'"):
         PEOPLE.cost(L1({"aeg": 1.0}))
@@ -423,23 +426,23 @@ def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_ran
     ("declared", "message"),
     [
         ({}, "no features"),
-        ({"numeric": {"a": (1, 1)}}, "a has the range 1 to 1; expected least < greatest"),
-        ({"numeric": {"a": 5}}, "a needs .least, greatest."),
+        ({"numeric": {"a": (1, 1)}}, "a needs a public range with least < greatest, both finite, got 1 to 1"),
+        ({"numeric": {"a": 5}}, "a needs two numbers .least, greatest."),
         ({"numeric": {"a": (0, "x")}}, "range of a: expected numbers"),
-        ({"numeric": {"a": (0, None)}}, "range 0 to nan; expected least < greatest, both finite"),
+        ({"numeric": {"a": (0, None)}}, "least < greatest, both finite, got 0 to nan"),
         ({"numeric": ["a"]}, "numeric: expected a mapping"),
         ({"numeric": {1: (0, 1)}}, "names of features as text, got 1"),
-        ({"categories": {"a": []}}, "a has 0 labels"),
+        ({"categories": {"a": []}}, "a needs at least 1 labels, got 0"),
         ({"categories": {"a": [1, True]}}, "a lists True twice"),
         ({"categories": {"a": {"x", "y"}}}, "a needs a list"),
         ({"categories": {"a": [None, "b"]}}, r"declare missing=\('a',\)"),
-        ({"categories": {"a": [1, "1"]}}, "two columns of the table would have this name"),
-        ({"ordinal": {"a": ["x"]}}, "a has 1 labels; expected at least 2"),
+        ({"categories": {"a": [1, "1"]}}, "two columns of the table would get this name"),
+        ({"ordinal": {"a": ["x"]}}, "a needs at least 2 labels, got 1"),
         ({"numeric": {"a": (0, 1)}, "categories": {"a": ["x", "y"]}}, "a: declared more than once"),
         ({"numeric": {"age": (0, 1)}, "special": {"agee": [1]}}, "special: unknown feature 'agee'; did you mean 'age'"),
-        ({"numeric": {"a": (0, 1)}, "special": {"a": ["x"]}}, "a is numeric, and 'x' is no number"),
+        ({"numeric": {"a": (0, 1)}, "special": {"a": ["x"]}}, "a is numeric and needs numbers, got 'x'"),
         ({"categories": {"a": ["x", "y"]}, "special": {"a": ["x"]}}, "a has 'x' as a regular label too"),
-        ({"categories": {"a": ["x", "y"]}, "units": {"a": "m"}}, "units: expected the unit of a numeric feature"),
+        ({"categories": {"a": ["x", "y"]}, "units": {"a": "m"}}, "units: expected a unit of a numeric feature"),
     ],
 )
 def test_declarations_that_cannot_be_meant_are_refused_by_feature(declared, message) -> None:
@@ -452,11 +455,11 @@ def test_declarations_that_cannot_be_meant_are_refused_by_feature(declared, mess
     [
         (
             FRAME.assign(job="clark"),
-            r"job: expected one of 'clerk', 'manager', got the unknown category 'clark' in row 0.*; did you mean 'clerk'",
+            r"job: .* got the unknown category 'clark' in row 0.*; did you mean 'clerk'",
         ),
         (
             FRAME.assign(degree="phd"),
-            r"degree: expected one of 'none', 'school', 'college', got the unknown level 'phd' in row 0",
+            r"'none', 'school', 'college', got the unknown level 'phd'",
         ),
         (FRAME.assign(income=[1, 2, 6e5]), r"income: expected the public range 0 to 500000 USD, got 600000 in row 2"),
         (FRAME.assign(income=[1, 2, np.nan]), r"income: missing in row 2.*missing=\('income',\)"),
@@ -483,7 +486,7 @@ def test_frames_that_cannot_be_read_are_refused_by_feature_and_row(frame, messag
 def test_rows_that_are_none_of_the_table_have_no_frame() -> None:
     table = PEOPLE.table(FRAME)
     for column, value, message in (
-        (0, 17, "age: expected the public range 18 to 100, got 17"),
+        (0, 17, "18 to 100, got 17"),
         (9, 0.5, "degree"),
         (5, 0.5, "job"),
         (1, 2.0, "age"),

@@ -19,7 +19,7 @@ CHANGED = {
     "Program", "program.Change", "program._Search",  # while a program is made and solved
 }  # fmt: skip
 
-STATES = {"_Rows", "_State"}
+STATES = {"_ActiveRows", "_State"}
 """Of a search of networks: changed, and never compared."""
 
 

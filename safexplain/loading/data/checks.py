@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from safexplain.errors import InputError
 from safexplain.loading.files import as_input_error
 
-__all__ = ["MINIMUM_ROWS", "AuditData", "check_data", "check_model_fits"]
-
 MINIMUM_ROWS = 10
 """Smallest number of members, and of non-members, of an audit."""
 

@@ -19,8 +19,6 @@ from safexplain.loading.files import one_line, read_bytes, require
 from safexplain.loading.models.estimators import FittedClassifier
 from safexplain.outputs import are_places
 
-__all__ = ["ClassifierData", "load_for_classifier"]
-
 
 @dataclass(frozen=True, eq=False)
 class ClassifierData:

@@ -19,8 +19,6 @@ from safexplain.loading.data.checks import AuditData
 from safexplain.loading.data.tables import Features, as_labels, load_table, members_of, names_of
 from safexplain.loading.files import as_input_error, read_bytes, require
 
-__all__ = ["load_data", "load_inputs", "load_records"]
-
 _LONGEST_NAMES = 256 << 20
 """Limit in bytes on all class names, or feature names, as Python strings of at least 64 bytes each."""
 

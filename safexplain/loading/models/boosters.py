@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 from safexplain.errors import InputError
 
-__all__ = ["checked_boosters", "read_lightgbm", "read_xgboost"]
-
 MOST_BYTES = 1 << 30
 MOST_MEMORY = 16 << 30
 MOST_SECONDS = 120.0

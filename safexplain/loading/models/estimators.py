@@ -34,8 +34,6 @@ from safexplain.loading.models.architectures import current_directory_importable
 from safexplain.loading.models.boosters import checked_boosters, read_lightgbm, read_xgboost
 from safexplain.outputs import OBJECTIVES, classifier_of
 
-__all__ = ["FILES", "FittedClassifier", "SkopsSerializer", "identify_estimator", "load_estimator"]
-
 Format = Literal["skops", "pickle", "xgboost", "lightgbm"]
 
 FILES = "a skops file, an XGBoost model (.json, .ubj), a LightGBM model (.txt), or a joblib file with --trust-pickle"

@@ -28,8 +28,6 @@ from safexplain.loading.files import as_input_error, read_bytes, require, withou
 from safexplain.loading.models.weights import seeded, without_prefix
 from safexplain.outputs import Logits
 
-__all__ = ["Network", "Preprocessing", "is_transformers_folder", "normalise_as_trained"]
-
 _CONFIG = "config.json"
 _PREPROCESSOR = "preprocessor_config.json"
 

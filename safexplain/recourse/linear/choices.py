@@ -1,34 +1,27 @@
 """The cheapest change of columns that raises a linear score to a goal, for many queries at once.
 
-The Lagrangian relaxation is that of a separable knapsack.
+Whole numbers and categories are a knapsack. Each integer column (k steps towards its better side) and each one-hot
+group (its categories) is an item whose choice has a gain in score and a cost; continuous columns provide the rest.
 
-Each integer column (k steps towards its better side) and each one-hot group (its categories) is an item whose choice
-has a gain in score and a cost; continuous columns fill up what is missing (`WaterFilling`). For a multiplier m every
-item alone minimises cost - m gain (Everett 1963; with one choice a group, Sinha and Zoltners 1979). The sum of these
-minima plus m goal is a lower bound on the cost of every choice that reaches the goal.
+1. The Lagrangian relaxation, for all queries at once. For a multiplier m, each item minimises cost - m gain (Everett
+   1963; with one choice per group, Sinha and Zoltners 1979). The sum of the minima plus m goal is a lower bound on the
+   cost of all choices that reach the goal.
+2. Lists, query by query (dynamic programming by dominance: Horowitz and Sahni 1974; Pisinger 1997 restricts them by the
+   bound): all choices of the items so far, except those that another choice dominates (no more cost, no less gain) or
+   whose bound is above a cap. The integer column with the most remaining steps comes last, together with the continuous
+   columns: their cost is convex in its count, so that only the counts next to the continuous optimum can be best.
 
-Whole numbers and categories: the cheapest choice whose gains reach a goal, by listing the choices that may be it.
+The cap starts slightly above the lower bound and rises until a choice below it is found, which then is optimal; it
+falls if lists grow longer than `STATES`. A query without a suitable cap goes to an integer program.
 
-1. The Lagrangian relaxation, for all queries at once: the multiplier where
-   relaxed gains pass the goal, and with it a lower bound on the cost.
-2. Lists, query by query (dynamic programming by dominance: Horowitz and Sahni 1974; Pisinger 1997 keeps them to what
-   the bound leaves open): item by item, all choices for the items so far, but for those that gain no more than one that
-   costs no more, and those whose bound is above a cap. The integer column with most steps left comes last, together
-   with the continuous columns: what they cost is convex in its count, so that the counts beside the continuous optimum
-   are all that can be best.
-
-The cap starts a little above the lower bound and rises until a choice is found below it, which then is optimal; it
-falls where lists grow longer than `STATES`. A query for which no cap does is left to an integer program.
-
-Cheapest way to raise a linear score by changing continuous columns within limits.
-
-A change of column j by t raises the score by at most |w_j| t, up to its room R_j = |w_j| (distance to the limit), and
-costs c_j t. With gains g_j = |w_j| t_j the problem is: min sum cost_j(g_j) subject to sum g_j >= goal, 0 <= g_j <= R_j.
+Continuous columns are filled within limits (`WaterFilling`). A change of column j by t raises the score by at most
+|w_j| t, up to its room R_j = |w_j| (distance to the limit), and costs c_j t. With gains g_j = |w_j| t_j the problem is:
+min sum cost_j(g_j) subject to sum g_j >= goal, 0 <= g_j <= R_j.
 
     L1: cost_j = (c_j / |w_j|) g_j; columns fill in order of their rate c_j / |w_j|.
     L2: squared cost_j = g_j^2 / s_j with speed s_j = (w_j / c_j)^2. The Karush-Kuhn-Tucker conditions give
-        g_j = min(level s_j, R_j) at one level (water filling: Boyd and Vandenberghe 2004, example 5.2). Columns fill up
-        in order of R_j / s_j; between two such points the total is linear in the level, so the level is exact.
+        g_j = min(level s_j, R_j) at one level (water filling: Boyd and Vandenberghe 2004, example 5.2). Columns fill
+        in order of R_j / s_j; between two such points the total is linear in the level, so that the level is exact.
 """
 
 from __future__ import annotations
@@ -54,8 +47,8 @@ class Items:
         unit: (i,) cost of one step.
         most: (n, i) greatest number of steps.
         gain: one (n, k) array for each group, gain of each category over the query's own.
-        cost: one (n, k) array for each group, cost to the power; infinite for categories that are ruled out.
-        slack: what the continuous columns can add.
+        cost: one (n, k) array for each group, cost to the power; infinite for excluded categories.
+        slack: the continuous columns.
     """
 
     step: Floats
@@ -66,7 +59,7 @@ class Items:
     slack: WaterFilling
 
     def take(self, rows: Ints) -> Items:
-        """The items of some queries."""
+        """Items of some queries."""
         gain, cost = (tuple(array[rows] for array in arrays) for arrays in (self.gain, self.cost))
         slack = WaterFilling.of(self.slack.room[rows], self.slack.rate, self.slack.power)
         return replace(self, most=self.most[rows], gain=gain, cost=cost, slack=slack)
@@ -85,7 +78,7 @@ class Items:
         return price
 
     def relaxed(self, level: Floats) -> tuple[Floats, list[Ints]]:
-        """Each item's own best choice at multiplier `level` (n,): steps (n, i), and a category (n,) for each group."""
+        """Best choice of each item at multiplier `level` (n,): steps (n, i), and a category (n,) for each group."""
         worth = level[:, None] * self.step
         if self.slack.power == 1:
             steps = np.where(worth > self.unit, self.most, 0.0)
@@ -95,7 +88,7 @@ class Items:
         return steps, picks
 
     def slack_gains(self, level: Floats) -> Floats:
-        """(n, c) what the continuous columns gain when each alone minimises its cost - level gain."""
+        """(n, c) gains of the continuous columns when each minimises its cost - level gain."""
         rate, room = self.slack.rate, self.slack.room
         if self.slack.power == 1:
             return np.where(level[:, None] > rate, room, 0.0)
@@ -103,16 +96,16 @@ class Items:
 
     def least(self, level: Floats) -> Floats:
         """(n, g + i + 1) least cost - level gain of each group, each integer column, and the continuous columns."""
-        worth, steps, alone = level[:, None], self.relaxed(level)[0], self.slack_gains(level)
+        worth, steps, gains = level[:, None], self.relaxed(level)[0], self.slack_gains(level)
         groups = [(cost - worth * gain).min(axis=1) for gain, cost in zip(self.gain, self.cost, strict=True)]
         whole = self.step_cost(steps) - worth * self.step * steps
-        free = (self.slack.rate * alone**self.slack.power - worth * alone).sum(axis=1)
+        free = (self.slack.rate * gains**self.slack.power - worth * gains).sum(axis=1)
         return np.column_stack([*groups, whole, free])
 
     def near(self, level: Floats, gap: Floats) -> tuple[Floats, Floats]:
-        """Least and greatest step counts, (n, i) each, whose cost - level gain is within `gap` (n,) of its least.
+        """Least and greatest step counts, (n, i) each, whose cost - level gain is within `gap` (n,) of its minimum.
 
-        It is convex in the count. Any other count is in no choice cheaper than the Lagrangian bound plus the gap.
+        It is convex in the count. No choice with another count costs less than the Lagrangian bound plus the gap.
         """
         steps, gap = self.relaxed(level)[0], np.maximum(gap, 0.0)[:, None]
         if self.slack.power == 1:
@@ -131,17 +124,17 @@ class Items:
         return np.asarray(total)
 
     def relaxed_gain(self, level: Floats) -> Floats:
-        """(n,) gain of the relaxed choice, with the continuous columns; it rises with the level."""
+        """(n,) gain of the relaxed choice, continuous columns included; it increases with the level."""
         total: Floats = self.gained(*self.relaxed(level)) + self.slack_gains(level).sum(axis=1)
         return total
 
 
 def multiplier(items: Items, goal: Floats) -> Floats:
-    """(n,) the multiplier, to 1e-11 of it, where the relaxed gain reaches the goal; by bisection of its logarithm.
+    """(n,) multipliers at which the relaxed gain reaches the goal, to a relative 1e-11, by bisection of the logarithm.
 
     Args:
-        items: what can be chosen.
-        goal: (n,) positive, a little below `items.total` at most.
+        items: the items.
+        goal: (n,) positive, below `items.total`.
     """
     low, high = np.full_like(goal, -1000.0), np.full_like(goal, 1000.0)
     for _ in range(48):
@@ -155,33 +148,33 @@ def multiplier(items: Items, goal: Floats) -> Floats:
 # --- whole numbers and categories -----------------------------------------------------------------------------------
 
 STATES, TRIED = 50_000, 2_000_000
-"""Choices of one query that are kept at a time, and that are looked at."""
+"""Largest number of choices of one query that are stored, and that are examined, at a time."""
 LEAST, FIRST, MOST = 1e-8, 3e-2, 1e15
-"""Caps tried, by how much they are above the lower bound, as shares of it."""
+"""Smallest, first and largest cap, as excess over the lower bound relative to it."""
 TIE = 1e-14
-"""Share of the goal by which gains that count as equal may differ."""
+"""Share of the goal up to which different gains count as equal."""
 
 
 def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints], Mask]:
     """Cheapest choice of each query.
 
     Args:
-        items: what can be chosen; rooms of continuous columns finite, and more than the goal where limits allow.
-        enough: (n,) gain at which choices need nothing added; at most the goal (they differ by rounding).
-        goal: (n,) gain that choices and continuous columns together must reach otherwise.
+        items: the items; rooms of continuous columns must be finite, and above the goal where limits allow.
+        enough: (n,) gain at which choices need no continuous change; at most the goal (they differ by rounding).
+        goal: (n,) gain that choices and continuous columns must otherwise reach together.
 
     Returns:
-        Steps (n, i), and the category (n,) of each group; and (n,) bool, whether no choice is cheaper, or none reaches
-        the goal. Nothing changes where none does, and where that is open.
+        Steps (n, i); the category (n,) of each group; and (n,) bool, whether it is certain that no choice is cheaper,
+        or that none reaches the goal. Nothing changes where none does, or where this is uncertain.
     """
     total = items.total
     level = multiplier(items, np.minimum(goal, (1 - 1e-12) * total))
     bound = items.least(level).sum(axis=1) + level * goal
     values, proven = np.zeros((len(goal), len(items.gain) + len(items.step))), np.ones(len(goal), dtype=bool)
     for group, cost in enumerate(items.cost):
-        values[:, group] = cost.argmin(axis=1)  # what stays costs nothing
+        values[:, group] = cost.argmin(axis=1)  # the query's own category costs nothing
     for at in np.flatnonzero((total >= enough) & (total > 0)).tolist():
-        lists = _Lists(items.take(np.array([at])), float(enough[at]), float(goal[at]), float(level[at]))
+        lists = _ChoiceLists(items.take(np.array([at])), float(enough[at]), float(goal[at]), float(level[at]))
         found = lists.cheapest(float(bound[at]))
         if found is None:
             proven[at] = False
@@ -192,18 +185,18 @@ def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints
 
 
 def missing(gain: Floats, enough: Floats | float, goal: Floats | float, most: Floats) -> Floats:
-    """What continuous columns, which can add `most`, must add to a gain; all of it where only rounding is missing."""
+    """Gain that continuous columns, which can add `most`, must add; all of it if only rounding errors are missing."""
     rest = np.where(gain >= enough, 0.0, goal - gain)
     return np.where((rest > most) & (enough - gain <= most), most, rest)
 
 
-class _Lists:
+class _ChoiceLists:
     """The choices of one query that may be the cheapest.
 
     Args:
-        items: of this query alone.
-        enough: gain at which choices need nothing added.
-        goal: gain that choices and continuous columns together must reach otherwise.
+        items: of this query.
+        enough: gain at which choices need no continuous change.
+        goal: gain that choices and continuous columns must otherwise reach together.
         level: multiplier of the Lagrangian bound.
     """
 
@@ -212,7 +205,7 @@ class _Lists:
         self.least: Floats = items.least(np.array([level]))[0]
 
     def cheapest(self, bound: float) -> Floats | None:
-        """(g + i,) the category of each group and the steps of each column; None: the lists grow too long."""
+        """(g + i,) the category of each group and the steps of each column; None: the lists grew too long."""
         gap, empty, long = FIRST * bound, LEAST * bound, np.inf
         while long > 1.5 * empty and empty < MOST * bound:
             found, complete = self._below(bound, gap)
@@ -223,7 +216,7 @@ class _Lists:
         return None
 
     def _below(self, bound: float, gap: float) -> tuple[Floats | None, bool]:
-        """The cheapest choice whose cost is at most `gap` above the bound, and whether all of these were listed."""
+        """The cheapest choice that costs at most `gap` more than the bound, and whether all of these were listed."""
         items, groups = self.items, len(self.items.gain)
         fewest, greatest = (counts[0] for counts in items.near(np.array([self.level]), np.array([gap])))
         last = int((greatest - fewest).argmax()) if len(fewest) else None
@@ -265,8 +258,8 @@ class _Lists:
         return chosen, True
 
     def _completed(self, column: int | None, gain: Floats, cost: Floats) -> tuple[int, float, float]:
-        """The state (s,) that is cheapest once continuous columns and one integer column complete it, the count of the
-        latter, and what that costs."""
+        """The cheapest state (s,) after completion by continuous columns and one integer column, the steps of the
+        latter, and the cost."""
         slack, counts = self.items.slack, np.zeros((1, len(gain)))
         if column is not None:
             step, unit, most = self.items.step[column], self.items.unit[column], self.items.most[0, column]
@@ -282,7 +275,7 @@ class _Lists:
 
 
 def _undominated(cost: Floats, gain: Floats, tie: float) -> NDArray[np.intp]:
-    """The states that gain more than all that cost no more, in the order of their costs."""
+    """States that gain more than all states of no higher cost, in order of cost."""
     order = np.lexsort((-gain, cost))
     best = np.maximum.accumulate(gain[order])
     more = np.append(np.ones(min(1, len(order)), dtype=bool), gain[order][1:] > best[:-1] + tie)
@@ -294,15 +287,15 @@ def _undominated(cost: Floats, gain: Floats, tie: float) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, eq=False)
 class WaterFilling:
-    """Rooms of n queries in the order in which their columns fill; (n, d) arrays but for those said otherwise.
+    """Rooms of n queries in the order in which columns fill; all arrays are (n, d) unless stated otherwise.
 
     Attributes:
-        power: 1 or 2, which power of the cost adds up over columns.
-        room: gain at which each column is full, in the columns' own order.
-        rate: (d,) what fills first: c/|w| for L1, its square for L2.
-        before: gain of the columns filled earlier.
+        power: 1 or 2, the power of the cost that adds up over columns.
+        room: gain at which each column is full, in the original order of columns.
+        rate: (d,) c/|w| for L1, its square for L2; low rates fill first.
+        before: gain of the columns filled before.
         reach: total gain when this column is full.
-        spent: cost, to the power, of the columns filled earlier.
+        spent: cost, to the power, of the columns filled before.
         slope: L1: rate of this column; L2: 1 / (sum of the speeds of this column and the later ones).
     """
 
@@ -339,7 +332,7 @@ class WaterFilling:
 
     @property
     def total(self) -> Floats:
-        """(n,) greatest gain, as `cost` adds it up."""
+        """(n,) greatest gain, added in the same order as in `cost`."""
         return self.reach[:, -1] if self.room.shape[1] else np.zeros(len(self.room))
 
     def cost(self, goal: Floats) -> Floats:
@@ -347,13 +340,13 @@ class WaterFilling:
         goal = np.maximum(goal, 0.0)
         if not self.room.shape[1]:
             return np.where(goal > 0, np.inf, 0.0)
-        at, missing = self._piece(goal)
+        at, missing = self._segment(goal)
         spent, slope = np.take_along_axis(self.spent, at, axis=1), np.take_along_axis(self.slope, at, axis=1)
         above = goal - np.take_along_axis(self.before, at, axis=1)
         return np.where(missing, np.inf, spent + slope * above**self.power)
 
-    def _piece(self, goal: Floats) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """(n, k) which column fills up next at each goal (n, k), and whether none does; 0 there."""
+    def _segment(self, goal: Floats) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """(n, k) the column that is filling at each goal (n, k), and whether there is none; 0 there."""
         at = np.zeros(goal.shape, dtype=np.intp)
         for column in range(self.reach.shape[1]):
             at += self.reach[:, column, None] < goal
@@ -362,11 +355,11 @@ class WaterFilling:
         return at, missing
 
     def gains(self, goal: Floats) -> Floats:
-        """(n, d) gain of each column, in the columns' own order, for goals (n,); all full if out of reach."""
+        """(n, d) gain of each column, in the original order, for goals (n,); all are full if out of reach."""
         goal = np.maximum(goal, 0.0)
         if not self.room.shape[1]:
             return self.room
-        at, missing = (found[:, 0] for found in self._piece(goal[:, None]))
+        at, missing = (found[:, 0] for found in self._segment(goal[:, None]))
         row = np.arange(len(goal))
         if self.power == 1:
             order = np.argsort(self.rate, kind="stable")
@@ -379,7 +372,7 @@ class WaterFilling:
 
 
 def _exclusive(values: Floats) -> Floats:
-    """Sums of the earlier columns; infinite only from an infinite column on."""
+    """Sums of the columns before; infinite only after an infinite column."""
     sums = np.zeros_like(values)
     np.cumsum(values[:, :-1], axis=1, out=sums[:, 1:])
     return sums

@@ -1,4 +1,4 @@
-"""Mixed-integer linear programs, put together row by row and solved by HiGHS (`scipy.optimize.milp`)."""
+"""Mixed-integer linear programs, built row by row and solved by HiGHS (`scipy.optimize.milp`)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,22 @@ from scipy.sparse import csr_array
 from safexplain.recourse.solution import Floats
 
 GAP = 1e-8
-"""Share by which HiGHS may stop short of its proof; answers are held to a wider one (`solve.CLOSE`)."""
+"""Relative gap at which HiGHS may stop; the gap of answers is wider (`program.CLOSE`)."""
 SHORTEST = 0.02
-"""Seconds that HiGHS gets at least, as it looks at its clock only now and then."""
-
+"""Minimum seconds for HiGHS, which checks its clock only occasionally."""
 
 _OUTPUT = threading.Lock()
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep HiGHS's own lines off standard output, and pass on what others write there meanwhile.
-
-    HiGHS writes a line now and then that no option keeps back ("HighsMipSolverData::...").
-    """
+    """Keep lines of HiGHS off standard output, some of which no option suppresses ("HighsMipSolverData::..."), and pass
+    on the output of other threads."""
     with _OUTPUT, tempfile.TemporaryFile() as held:
         try:
             sys.stdout.flush()
             output = os.dup(1)
-        except (AttributeError, OSError, ValueError):  # there is no standard output, or it is closed
+        except (AttributeError, OSError, ValueError):  # no standard output, or a closed one
             yield
             return
         os.dup2(held.fileno(), 1)
@@ -54,11 +51,11 @@ def _silent() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """What HiGHS says.
+    """Result of HiGHS.
 
     Args:
-        values: (n,) of the variables; None: nothing was found.
-        bound: no solution costs less; infinite where there is proven to be none.
+        values: (n,) of the variables; None: no solution was found.
+        bound: lower bound on the cost; infinite: certainly no solution.
     """
 
     values: Floats | None
@@ -69,7 +66,7 @@ class Solved:
 class Program:
     """min cost.v, lower <= A v <= upper, low <= v <= high, some of v whole; grows by variables and rows.
 
-    HiGHS allows rows to be missed by 1e-6: those that matter are best written in numbers of about a thousand.
+    HiGHS tolerates violations of rows by 1e-6, so that important rows should have numbers of about a thousand.
     """
 
     cost: list[float] = field(default_factory=list)
@@ -83,7 +80,7 @@ class Program:
     _ends: list[int] = field(default_factory=lambda: [0])
 
     def variable(self, low: float, high: float, *, cost: float = 0.0, whole: bool = False) -> int:
-        """A new variable; its number."""
+        """Add a variable; its number."""
         self._low.append(low)
         self._high.append(high)
         self.cost.append(cost)
@@ -91,7 +88,7 @@ class Program:
         return len(self.cost) - 1
 
     def binary(self, cost: float = 0.0) -> int:
-        """A new variable that is 0 or 1; its number."""
+        """Add a variable that is 0 or 1; its number."""
         return self.variable(0.0, 1.0, cost=cost, whole=True)
 
     def row(
@@ -101,7 +98,7 @@ class Program:
         lower: float = -np.inf,
         upper: float = np.inf,
     ) -> int:
-        """A new row; its number."""
+        """Add a row; its number."""
         self._columns += [int(column) for column in columns]
         self._entries += [float(entry) for entry in entries]
         self._ends.append(len(self._columns))
@@ -110,9 +107,9 @@ class Program:
         return len(self.lower) - 1
 
     def solve(self, time_limit: float) -> Solved:
-        """The best that HiGHS finds in so many seconds, and its bound.
+        """The best solution found in so many seconds, and a bound.
 
-        Nothing is printed; an interrupt of the keyboard is raised once HiGHS has returned.
+        Nothing is printed; a keyboard interrupt is raised after HiGHS has returned.
         """
         shape = len(self.lower), len(self.cost)
         indices = np.array(self._columns, dtype=np.int32), np.array(self._ends, dtype=np.int32)

@@ -23,33 +23,33 @@ from safexplain.recourse.linear.mixed_integer import Program
 from safexplain.recourse.solution import Floats
 
 COST = 1e3
-"""What the dearest answer that is looked for costs in the program, so that HiGHS's tolerances are small beside it."""
+"""Cost of the radius in the program, so that HiGHS's tolerances are relatively small."""
 SNAP = 1e-9
-"""Share of a column's range within which a value is taken for the end of the range, or for no change."""
+"""Share of a column's range within which a value counts as an end of the range, or as no change."""
 CLOSE = 1e-6
-"""Share by which an answer may be dearer, to the power of the cost, than the bound that proves it."""
+"""Share by which the cost of a proven answer, to the power, may exceed the bound."""
 SCORE = 1e3
-"""What the score has to rise by, in the program: HiGHS's tolerance of 1e-6 is a 1e-9 share of it."""
+"""Rise of the score required in the program: HiGHS's tolerance of 1e-6 is a share of 1e-9 of it."""
 ROUNDS = 200
-"""Programs solved for one query at most; each is refined where the last one's solution lies."""
+"""Largest number of programs for one query; each is refined at the previous solution."""
 WIDER = 16.0
-"""How much dearer answers are looked for when none was found."""
+"""Factor by which the radius grows while no answer is found."""
 WIDEST = 1e15
-"""Times the first guess, beyond which no dearer answers are looked for."""
+"""Largest radius, relative to the first one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """What one query (d,) may become, and at what cost.
+    """One query (d,) with the limits and the cost of its change.
 
     Args:
         x: (d,) the query.
         low: (d,) least values, at most x; may be infinite.
         high: (d,) greatest values, at least x.
-        groups: one-hot groups: columns (k,) and which categories are open (k,).
-        cost: what changes cost.
+        groups: one-hot groups: columns (k,), and bool (k,) of allowed categories.
+        cost: of changes.
         rules: the constraints.
-        frozen: (d,) bool, what must not change besides.
+        frozen: (d,) bool, further values that must not change.
     """
 
     x: Floats
@@ -62,8 +62,8 @@ class Query:
 
     @classmethod
     def of(cls, x: Floats, w: Floats, cost: Cost, rules: Constraints, frozen: Mask) -> Query:
-        """One query (d,) whose columns only change so that w.x rises, but for those that rise by a rule: the cheapest
-        answer has no other changes."""
+        """One query (d,) whose columns may only change so that w.x rises, or as a rule requires: the cheapest answer
+        has no other changes."""
         low, high = (side[0] for side in rules.bounds(x[None], frozen[None]))
         groups = tuple((group, rules.admissible(group, low[None], high[None])[0]) for group in rules.groups)
         follows = rules.grouped | np.isin(np.arange(len(x)), [then for _, then in rules.linked])
@@ -71,22 +71,22 @@ class Query:
         return cls(x, low, high, groups, cost, rules, frozen)
 
     def paid(self, row: Floats) -> float:
-        """What changing the query to a row (d,) costs, to the power: what adds up over the columns."""
+        """Cost of changing the query to a row (d,), to the power, which adds up over columns."""
         return float(self.cost.parts(row - self.x).sum())
 
     def kept(self, row: Floats) -> bool:
-        """Whether a row (d,) keeps the constraints."""
+        """Whether a row (d,) satisfies the constraints."""
         return bool(self.rules.satisfied(self.x[None], row[None], self.frozen[None])[0])
 
     def projected(self, row: Floats) -> Floats:
-        """The row (d,) with its rules kept, as far as that takes little."""
+        """The row (d,) with its rules repaired, if possible."""
         if not self.rules.rules:
             return row
         moved: Floats = self.rules.project(self.x[None], row[None], self.frozen[None])[0]
         return moved
 
     def narrowed(self, radius: float) -> Query:
-        """The same with limits beyond which a single column's change alone would cost more than the radius."""
+        """The query with limits at which the change of a single column costs the radius."""
         grid = np.where(self.rules.grid > 0, self.rules.grid, 1.0)
         sides = []
         for unit in self.cost.units(len(self.x)):
@@ -102,8 +102,8 @@ class Change:
     """A program with the variables of a query's change.
 
     Args:
-        query: what may change, with finite limits.
-        radius: greatest cost that is looked for.
+        query: with finite limits.
+        radius: largest cost of an answer.
     """
 
     query: Query
@@ -112,17 +112,17 @@ class Change:
     _variable: NDArray[np.intp] = field(init=False)
     """(d,) the variable of each column; -1: it does not change."""
     _size: Floats = field(init=False)
-    """(d,) what one of the variable is in units of the column."""
+    """(d,) one unit of the variable, in units of the column."""
     _fixed: Floats = field(init=False)
-    """(d,) what is added to that: a category's binary is 1 where it is chosen, a change counts from the query."""
+    """(d,) constant part of the change: a category's binary is its value, and the change counts from the query."""
     _above: dict[int, int] = field(init=False, default_factory=dict)
-    """Of columns whose cost is bounded by lines, the variable of the cost."""
+    """Variable of the cost, for columns whose cost is bounded by lines."""
     _lines: dict[int, list[tuple[float, float]]] = field(init=False, default_factory=dict)
     """Slope and value at no change of these lines."""
     _changes: dict[int, int] = field(init=False, default_factory=dict)
-    """Binaries of columns that say whether they change."""
+    """Binaries for whether columns change."""
     _rises: dict[int, int] = field(init=False, default_factory=dict)
-    """Binaries of columns that say whether they rise."""
+    """Binaries for whether columns rise."""
 
     def __post_init__(self) -> None:
         query, program, d = self.query, self.program, len(self.query.x)
@@ -146,7 +146,7 @@ class Change:
             self._link(rule, when, then)
 
     def _categories(self, group: NDArray[np.intp], open_: Mask) -> None:
-        """A binary for each category of a group, of which one is 1."""
+        """Add a binary for each category of a group, exactly one of which is 1."""
         delta = np.zeros((len(group), len(self.query.x)))
         delta[:, group] = np.eye(len(group)) - self.query.x[group]
         prices = self.query.cost.parts(delta).sum(axis=1) * (COST / self.radius)
@@ -155,7 +155,7 @@ class Change:
         self.program.row(self._variable[group][~open_], np.ones((~open_).sum()), 0.0, 0.0)
 
     def _limit_changes(self, most: int) -> None:
-        """Let at most so many features change, a one-hot group as one."""
+        """Limit the number of changed features; a one-hot group is one feature."""
         query, counted, entries = self.query, [], []
         for column in np.flatnonzero(~query.rules.grouped & (self._variable >= 0)).tolist():
             at, changes = int(self._variable[column]), self.program.binary()
@@ -165,13 +165,13 @@ class Change:
             self._changes[column] = changes
             counted.append(changes)
             entries.append(1.0)
-        for group, _ in query.groups:  # each is one change, which the binary of its own category gives back
+        for group, _ in query.groups:  # each counts as a change unless the binary of its current category is 1
             counted.append(int(self._variable[group[query.x[group].argmax()]]))
             entries.append(-1.0)
         self.program.row(counted, entries, -np.inf, float(most - len(query.groups)))
 
     def _priced(self, column: int) -> None:
-        """Charge for the change of a column."""
+        """Add the cost of a column's change."""
         query, at = self.query, int(self._variable[column])
         rise, fall = (float(unit[column]) for unit in query.cost.units(len(query.x)))
         low, high = float(query.low[column] - query.x[column]), float(query.high[column] - query.x[column])
@@ -188,7 +188,7 @@ class Change:
                 self._touch(column, share * end)
 
     def _line(self, column: int, slope: float, value: float) -> None:
-        """Let the cost of a column's change be at least slope * change + value; the value only where it changes."""
+        """Bound the cost of a column's change from below by slope * change + value (the value only if it changes)."""
         self._lines[column].append((slope, value))
         price, above, at = COST / self.radius, self._above[column], int(self._variable[column])
         entries = (1.0, -slope * self._size[column] * price)
@@ -198,7 +198,7 @@ class Change:
             self.program.row((above, at), entries, value * price)
 
     def _touch(self, column: int, change: float) -> None:
-        """Let the cost of a column's change be exact at this change: a square's tangent, or secants beside a step."""
+        """Make the bound on the cost of a column exact at this change, by a tangent or by secants next to a step."""
         rise, fall = (float(unit[column]) for unit in self.query.cost.units(len(self.query.x)))
 
         def cost(change: float) -> float:
@@ -216,7 +216,7 @@ class Change:
             self._line(column, slope, cost(left) - slope * left)
 
     def _link(self, rule: Rule, when: int, then: int) -> None:
-        """Let `then` rise as the rule asks where `when` rises."""
+        """Require `then` to rise by a rule where `when` rises."""
         query, program = self.query, self.program
         rise = float(query.high[when] - query.x[when])
         if rise <= 0 or (query.rules.grouped[when] and query.x[when]):
@@ -241,13 +241,13 @@ class Change:
         program.row((*columns, share, rises), entries, least * scale)
 
     def row(self, weights: Floats, lower: float, scale: float) -> int:
-        """Let weights (d,) times the change be at least as much, all multiplied by the scale; the row's number."""
+        """Require weights (d,) times the change to be at least `lower`, multiplied by the scale; the row's number."""
         used = np.flatnonzero((weights != 0) & (self._variable >= 0))
         entries = (weights * self._size)[used] * scale
         return self.program.row(self._variable[used], entries, (lower - float(weights @ self._fixed)) * scale)
 
     def read(self, values: Floats) -> tuple[Floats, Mask]:
-        """What a solution means: the row (d,), whole where it has to be, and which columns are continuous in it."""
+        """The row (d,) of a solution, rounded to steps where required, and (d,) bool, its continuous columns."""
         query, grid = self.query, self.query.rules.grid
         row, there = query.x.copy(), ~query.rules.grouped & (self._variable >= 0)
         free = there & (grid == 0)
@@ -265,7 +265,7 @@ class Change:
         return query.projected(row), free
 
     def refine(self, row: Floats) -> bool:
-        """Make the bound of the cost exact at a row (d,); whether that took any new line."""
+        """Make the bound on the cost exact at a row (d,); whether this added a line."""
         before = len(self.program.lower)
         for column in self._above if self.query.cost.power == 2 else ():
             self._touch(column, float(row[column] - self.query.x[column]))
@@ -274,12 +274,12 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What was found for one query.
+    """Result for one query.
 
     Args:
-        row: (d,) the cheapest row found; None: none was.
+        row: (d,) the cheapest row found; None: none.
         paid: its cost, to the power; infinite without a row.
-        bound: no row costs less, to the power.
+        bound: lower bound on the cost of all rows, to the power.
     """
 
     row: Floats | None
@@ -288,12 +288,12 @@ class Answer:
 
     @property
     def proven(self) -> bool:
-        """Whether no cheaper row exists, but for a share of `CLOSE`, or that none does."""
+        """Whether no row is cheaper, up to a share of `CLOSE`, or whether certainly no row exists."""
         return self.paid == self.bound or self.paid <= self.bound * (1 + CLOSE)
 
 
 NONE = Answer(None, np.inf, np.inf)
-"""There is proven to be no answer."""
+"""Certainly no answer."""
 
 
 def cheapest(
@@ -309,21 +309,21 @@ def cheapest(
 ) -> Answer:
     """The cheapest change of one unfavourable query (d,) that brings w.x + bias to the target.
 
-    Programs look for it within a radius of costs, which grows until there is one.
+    Programs search within a radius of costs, which grows until an answer is found.
 
     Args:
         w: (d,) weights.
         bias: of the score.
         target: score to reach.
         x: (d,) the query.
-        cost: what a change costs.
+        cost: of changes.
         rules: the constraints.
-        frozen: (d,) bool, what must not change besides.
-        least: what the answer is known to cost at least, to the power.
+        frozen: (d,) bool, further values that must not change.
+        least: known lower bound on the cost, to the power.
         time_limit: seconds.
 
     Returns:
-        A row that keeps every constraint exactly and reaches the target; the best one found where the time is up.
+        A row that satisfies all constraints exactly and reaches the target; the best one found within the time limit.
     """
     query, deadline = Query.of(x, w, cost, rules, frozen), time.monotonic() + time_limit
     search = _Search(w, bias, target, query, deadline)
@@ -364,7 +364,7 @@ class _Search:
         """(d,) what a gain of one in the score costs each column, to the power."""
 
     def unlimited(self) -> float:
-        """What the change would cost, to the power, if every column could change as it liked."""
+        """Cost of the cheapest change, to the power, without constraints."""
         if self.query.cost.power == 1:
             return float(self.rate.min()) * self.need
         with np.errstate(divide="ignore"):
@@ -396,11 +396,11 @@ class _Search:
             if not new:
                 if best is not None or margin:
                     break
-                margin = 4e-6  # HiGHS took up its tolerance: what it found falls short by the model's own score
+                margin = 4e-6  # HiGHS used its tolerance: by the model's own score, its solution falls short
         return Answer(best, paid, bound)
 
     def _finished(self, query: Query, row: Floats, free: Mask) -> Floats | None:
-        """The row (d,) with its continuous columns (d,) adjusted so that the target is reached; None: it is not."""
+        """The row (d,) with its continuous columns (d,) adjusted to reach the target; None: that fails."""
         w, limit = self.w, np.where(self.w > 0, query.high, query.low)
         usable = free & np.isfinite(self.rate) & (self.rate > 0)
         if query.rules.most_changes is not None:
@@ -425,11 +425,11 @@ class _Search:
         return row if self._reached(row) and query.kept(row) else None
 
     def _short(self, row: Floats) -> float:
-        """By how much a row (d,) misses the target."""
+        """Score that a row (d,) lacks to the target."""
         return self.target - self.bias - float(row @ self.w)
 
     def _reached(self, row: Floats) -> bool:
-        """Whether a row (d,) reaches the target, in several orders of adding."""
+        """Whether a row (d,) reaches the target, in several orders of its terms."""
         terms = row * self.w
-        ways = (row @ self.w, (row[None] @ self.w)[0], terms.sum(), terms[::-1].sum())
-        return all(bool(way + self.bias >= self.target) for way in ways) and bool(np.isfinite(row).all())
+        sums = (row @ self.w, (row[None] @ self.w)[0], terms.sum(), terms[::-1].sum())
+        return all(bool(total + self.bias >= self.target) for total in sums) and bool(np.isfinite(row).all())

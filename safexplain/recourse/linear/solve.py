@@ -1,13 +1,13 @@
 """Counterfactuals of a linear score f(x) = w.x + b: the cheapest x' with f(x') >= target.
 
-Without constraints, in the Euclidean norm, x' = x + (target - f(x)) w / |w|^2. (The formula of "On the Privacy Risks of
-Algorithmic Recourse" and of the Laplace recourse built on it divides by |w| once and misses the target unless |w| = 1.)
-Limits, frozen and monotone columns keep it exact (`WaterFilling`); whole numbers, steps and one-hot groups are found by
-lists of choices (`safexplain.recourse.linear.choices`).
+Without constraints, in the Euclidean norm, x' = x + (target - f(x)) w / |w|^2. (The formula in "On the Privacy Risks of
+Algorithmic Recourse" and in the Laplace recourse built on it divides by |w| once, and misses the target unless
+|w| = 1.) Limits, frozen and monotone columns are solved exactly (`WaterFilling`), and whole numbers, steps and one-hot
+groups by lists of choices (`safexplain.recourse.linear.choices`).
 
-Both leave `most_changes` and rules out. An answer that keeps these anyway is the cheapest of all, and where there is
-none without them, there is none. The other queries go to an integer program (`safexplain.recourse.program`), as do
-those whose lists grow too long.
+These ignore `most_changes` and rules. If their answer satisfies both, it is the cheapest, and if they find none, there
+is none. Other queries go to an integer program (`safexplain.recourse.linear.program`), as do those whose lists grow too
+long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from safexplain.recourse.linear.program import cheapest
 from safexplain.recourse.solution import Floats, Solution, as_rows
 
 ROWS = 4096
-"""Constrained queries solved at a time."""
+"""Number of constrained queries solved at a time."""
 
 
 def linear_recourse(
@@ -47,22 +47,22 @@ def linear_recourse(
 
     Args:
         weights: (d,) w.
-        bias: b, one number or (n,), one a query.
+        bias: b, one number or (n,).
         x: (n, d) or (d,) queries.
-        target: score to reach; queries at or above it are favourable and stay.
-        cost: what a change costs.
-        constraints: what may change; None: everything.
-        frozen: (n, d) bool, columns that a query must not change besides.
+        target: score to reach; queries at or above it are favourable and do not change.
+        cost: of changes.
+        constraints: on changes; None: none.
+        frozen: (n, d) bool, further values that must not change.
         time_limit: seconds for each query that needs an integer program.
 
     Returns:
-        Answers whose score, computed in float64, is never below the target; `valid` False where no allowed row that
-        reaches it was found. `proven` where no answer is cheaper, but for a share of 1e-6 and rounding, or where there
-        certainly is none. That is everywhere but where a time limit ended the program, or numbers overflow.
+        Answers whose score, computed in float64, is never below the target; `valid` is False where no allowed row that
+        reaches it was found. `proven` is True where no answer is cheaper, up to a share of 1e-6 and rounding, or where
+        certainly none exists: everywhere unless a time limit ended the program, or numbers overflow.
 
     Raises:
         InputError: not finite numbers, wrong shapes, columns in another order, or queries that break the constraints.
-        ConfigurationError: not a cost or constraints, or for another number of columns.
+        ConfigurationError: an invalid cost or constraints, or for another number of columns.
     """
     check_cost(cost)
     check_constraints(constraints)
@@ -77,10 +77,10 @@ def linear_recourse(
     if _finite(target, "target").ndim:
         raise InputError(f"target: expected one number, got shape {np.shape(target)}")
     if constraints is not None and constraints.width != len(w):
-        raise ConfigurationError(f"constraints: for {constraints.width} columns, but the model has {len(w)}")
+        raise ConfigurationError(f"constraints: expected {len(w)} columns, as the model has, got {constraints.width}")
     held = None if frozen is None else np.atleast_2d(np.asarray(frozen, dtype=bool))
     if held is not None and held.shape != rows.shape:
-        raise InputError(f"frozen: expected shape {rows.shape}, as the queries, got {held.shape}")
+        raise InputError(f"frozen: expected shape {rows.shape}, as for the queries, got {held.shape}")
     if constraints is not None:
         check_columns(constraints.features, x)
         constraints.check(rows, held)
@@ -89,11 +89,11 @@ def linear_recourse(
     with np.errstate(over="ignore", invalid="ignore"):
         score = rows @ w + shift
     if not np.isfinite(score).all():
-        raise InputError("x: the scores overflow float64; use smaller units")
+        raise InputError("x: expected finite scores, but they overflow float64; use smaller units")
 
     favourable = score >= target
     found = _Answers(rows.copy(), favourable.copy(), favourable.copy(), np.zeros(len(rows), dtype=bool))
-    line, todo = _Line(w, float(target), cost), np.flatnonzero(~favourable)
+    line, todo = _LinearScore(w, float(target), cost), np.flatnonzero(~favourable)
     if constraints is None and held is None:
         found.put(todo, line.unlimited(rows[todo], shift[todo]))
     else:
@@ -118,14 +118,14 @@ def linear_recourse(
 
 @dataclass(frozen=True, eq=False)
 class _Answers:
-    """What is known of n queries.
+    """Results so far for n queries.
 
     Args:
-        row: (n, d) the answer, or the query where there is none. Where that is open: the cheapest row that only
-            `most_changes` and rules forbid, if there is one.
+        row: (n, d) the answer, or the query where there is none. Where `open`: the cheapest row that only
+            `most_changes` and rules forbid, if any.
         valid: (n,) bool, whether the row is an answer.
         proven: (n,) bool, whether it is the cheapest, or there is none.
-        open: (n,) bool, whether an integer program has to say.
+        open: (n,) bool, whether an integer program must decide.
     """
 
     row: Floats
@@ -135,18 +135,18 @@ class _Answers:
 
     @classmethod
     def none(cls, x: Floats) -> _Answers:
-        """Nothing is known of the queries (n, d)."""
+        """No results yet for the queries (n, d)."""
         return cls(x.copy(), *np.zeros((3, len(x)), dtype=bool))
 
     def put(self, part: NDArray[np.intp] | slice, answers: _Answers) -> None:
-        """Take the answers to some of the queries."""
+        """Store the answers to some of the queries."""
         self.row[part], self.valid[part] = answers.row, answers.valid
         self.proven[part], self.open[part] = answers.proven, answers.open
 
 
 @dataclass(frozen=True, eq=False)
-class _Line:
-    """The score, apart from its bias, what has to be reached, and what changes cost.
+class _LinearScore:
+    """The score without its bias, the target, and the cost.
 
     Args:
         w: (d,) weights.
@@ -160,12 +160,12 @@ class _Line:
 
     @property
     def scale(self) -> float:
-        """Power of two by which weights are divided, so that none is near the ends of float64."""
+        """Power of two by which weights are divided to stay far from the limits of float64."""
         return float(2.0 ** (np.frexp(np.abs(self.w).max())[1] - 1))
 
     def missing(self, x: Floats, b: Floats, rules: Constraints | None) -> tuple[Floats, Floats]:
-        """What the scaled score (n,) has to gain, and a bound (n,) on its rounding error near the target, in whatever
-        order its terms are added."""
+        """(n,) gains of the scaled score needed for the target, and bounds (n,) on its rounding error near the target,
+        for any order of its terms."""
         size = np.abs(x) @ np.abs(self.w) + np.abs(b) + abs(self.target)
         for group in rules.groups if rules else ():
             size = size + np.abs(self.w[group]).max()
@@ -174,22 +174,22 @@ class _Line:
             return (self.target - (x @ self.w + b)) / self.scale, slack
 
     def reaches(self, x: Floats, b: Floats) -> Mask:
-        """(n,) bool, whether the score reaches the target, in two orders of adding."""
+        """(n,) bool, whether the score reaches the target, in two orders of its terms."""
         w = self.w
         with np.errstate(over="ignore", invalid="ignore"):
             reached = (x @ w + b >= self.target) & ((x * w)[:, ::-1].sum(axis=1) + b >= self.target)
         return np.asarray(reached & np.isfinite(x).all(axis=1))
 
     def rates(self) -> tuple[Floats, Mask]:
-        """(d,) cost of a unit of the scaled score by each column, to the power, and the columns that float64 can
-        reckon with."""
+        """(d,) cost of a unit of the scaled score by each column, to the power, and (d,) bool, whether float64 can
+        represent it."""
         with np.errstate(all="ignore"):
             unit = np.where(self.w > 0, *self.cost.units(len(self.w)))
             rate = (unit / np.abs(self.w / self.scale)) ** self.cost.power
         return rate, np.isfinite(rate) & (rate > 0)
 
     def unlimited(self, x: Floats, b: Floats) -> _Answers:
-        """Answers to unfavourable queries (n, d) that may change in any way: the closed form."""
+        """Answers to unfavourable queries (n, d) without constraints, in closed form."""
         answers = _Answers.none(x)
         if not self.w.any():
             answers.proven[:] = True
@@ -209,8 +209,8 @@ class _Line:
         return answers
 
     def limited(self, x: Floats, b: Floats, rules: Constraints, frozen: Mask) -> _Answers:
-        """Answers to unfavourable queries (n, d) within limits, on their steps and with their categories; those that
-        `most_changes` and rules forbid, and those that lists do not find, stay open."""
+        """Answers to unfavourable queries (n, d) within limits, steps and categories; open are those that
+        `most_changes` or rules forbid, and those not found by lists."""
         answers = _Answers.none(x)
         if not self.w.any():
             answers.proven[:] = True
@@ -219,7 +219,7 @@ class _Line:
         lower, upper = rules.bounds(x, frozen)
         sure, pending = np.zeros(len(x), dtype=bool), np.flatnonzero(np.isfinite(gap) & np.isfinite(slack))
         discrete, every = bool(rules.groups or rules.grid.any()), not self.w[~self.rates()[1]].any()
-        for sign in (-1.0, 1.0) if discrete else (1.0,):  # whole steps may reach the target exactly, but for rounding
+        for sign in (-1.0, 1.0) if discrete else (1.0,):  # whole steps may reach the target exactly, up to rounding
             enough, goal = (gap + sign * slack)[pending], (gap + slack)[pending]
             changed, most, certain = self._raised(x[pending], enough, goal, rules, lower[pending], upper[pending])
             reached = self.reaches(changed, b[pending])
@@ -227,8 +227,8 @@ class _Line:
             sure[pending] = np.where(reached, certain, (most < enough) & every)
             answers.open[pending] = ~certain & every
             pending = pending[~reached & ~sure[pending] & certain]
-        kept = (rules.most_changes is None) | (rules.changes(x, answers.row) <= (rules.most_changes or 0))
-        broken = answers.valid & ~(kept & rules.keeps_rules(x, answers.row))
+        limit = np.inf if rules.most_changes is None else rules.most_changes
+        broken = answers.valid & ~((rules.changes(x, answers.row) <= limit) & rules.keeps_rules(x, answers.row))
         answers.open[broken], answers.valid[broken] = True, False
         answers.proven[:] = sure & ~answers.open
         return answers
@@ -236,11 +236,11 @@ class _Line:
     def _raised(
         self, x: Floats, enough: Floats, goal: Floats, rules: Constraints, lower: Floats, upper: Floats
     ) -> tuple[Floats, Floats, Mask]:
-        """Rows (n, d) changed so that the scaled score rises by the goal (n,), or by as much as is possible.
+        """Rows (n, d) changed so that the scaled score rises by the goal (n,), or as far as possible.
 
         Returns:
-            The rows, the greatest rise (n,) that the limits allow, and (n,) bool, whether it is certain that no other
-            rows cost less.
+            The rows, the greatest rise (n,) that the limits allow, and (n,) bool, whether certainly no other rows cost
+            less.
         """
         w, changed, certain = self.w / self.scale, x.copy(), np.ones(len(x), dtype=bool)
         with np.errstate(all="ignore"):
@@ -264,8 +264,8 @@ class _Line:
     def _items(
         self, x: Floats, goal: Floats, rules: Constraints, lower: Floats, upper: Floats
     ) -> tuple[Items, Mask, Mask]:
-        """What can be chosen so that the scaled score rises by the goal (n,), and (d,) which columns take steps and
-        which are free."""
+        """Items whose choice raises the scaled score by the goal (n,), and (d,) bool, columns with steps, and
+        continuous ones."""
         w, power, (rate, usable) = self.w / self.scale, self.cost.power, self.rates()
         rise, fall = self.cost.units(len(w))
         size, unit = np.abs(w), np.where(w > 0, rise, fall)
@@ -274,10 +274,10 @@ class _Line:
         gains, costs = [], []
         for group in rules.groups:
             free[group] = False
-            own = x[:, group].argmax(axis=1)[:, None]
-            stays = np.arange(len(group)) == own
-            gain = np.where(stays, 0.0, w[group] - w[group][own])
-            price = np.where(stays, 0.0, rise[group] ** power + (fall[group] ** power)[own])
+            current = x[:, group].argmax(axis=1)[:, None]
+            stays = np.arange(len(group)) == current
+            gain = np.where(stays, 0.0, w[group] - w[group][current])
+            price = np.where(stays, 0.0, rise[group] ** power + (fall[group] ** power)[current])
             possible = stays | (rules.admissible(group, lower, upper) & (gain > 0))
             gains.append(gain)
             costs.append(np.where(possible, price, np.inf))
@@ -290,16 +290,8 @@ class _Line:
     def programmed(
         self, x: Floats, b: Floats, rules: Constraints, frozen: Mask, known: Floats, time_limit: float
     ) -> _Answers:
-        """The answer to one unfavourable query (1, d), in so many seconds.
-
-        Args:
-            x: (1, d) the query.
-            b: (1,) the bias.
-            rules: the constraints.
-            frozen: (1, d) what must not change besides.
-            known: (1, d) the cheapest row that only `most_changes` and rules forbid; x where none is known.
-            time_limit: seconds.
-        """
+        """The answer to one unfavourable query (1, d) by an integer program; `known` is the cheapest row that only
+        `most_changes` and rules forbid, or x if unknown."""
         least = float(self.cost.parts(known - x).sum())
         found = cheapest(self.w, float(b[0]), self.target, x[0], self.cost, rules, frozen[0], least, time_limit)
         answers = _Answers.none(x)
@@ -312,5 +304,5 @@ class _Line:
 def _finite(given: ArrayLike, what: str) -> Floats:
     array = real_numbers(given, what)
     if not np.isfinite(array).all():
-        raise InputError(f"{what}: NaN or infinite")
+        raise InputError(f"{what}: expected finite numbers, got NaN or infinity")
     return array

@@ -1,7 +1,6 @@
-"""Which score an answer may be made from, so that it is differentially private.
+"""Mechanisms: scores from which answers are differentially private.
 
-`mechanism` has the parameters and checks that all share. `dp_model` trains a private model once, or takes one
-(`private_model`), and answers from it, any number of times. Where that is not possible, each answer pays:
-`laplace_score` bounds what a record may change the score by, `laplace` draws the noise, on integers. `metered` charges
-answers to a ledger.
+`mechanism` holds the shared parameters and checks. `dp_model` trains a private model once, or takes one
+(`private_model`), and answers from it any number of times. Otherwise each answer spends budget: `laplace_score` bounds
+the influence of a record on the score and adds noise to it. `metered` charges answers to a ledger.
 """

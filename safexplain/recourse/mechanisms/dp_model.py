@@ -1,4 +1,4 @@
-"""Recourse from a model that was trained with differential privacy: any number of answers."""
+"""Recourse from a model trained with differential privacy, for any number of answers."""
 
 from __future__ import annotations
 
@@ -28,32 +28,31 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 
 @dataclass(eq=False, kw_only=True)
 class DPModelRecourse(RecourseMechanism):
-    """The default: recourse from a private model; its guarantee is the training's, however many answers follow.
+    """The default: recourse from a private model, with the guarantee of its training for any number of answers.
 
     Statement. If training is (epsilon, delta)-private, so is any number of answers to any queries, together.
 
     Proof. Answers are functions of the released model, of the queries and of public costs and constraints: direction,
-    length, sign and the decision whether there is anything to change all come from the private model, and no record is
-    looked at again. Post-processing (Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy,
-    proposition 2.1).
+    length, sign and decision all come from the private model, and no record is used again. Post-processing (Dwork and
+    Roth 2014, The Algorithmic Foundations of Differential Privacy, proposition 2.1).
 
     Args:
         model: a fitted `DPLogisticRegression`, a `DPFineTuned`, a network or a linear model with `privacy`; None: `fit`
-            trains a `DPLogisticRegression` by noisy gradient descent. With a preprocessing, a model that was trained on
-            `preprocessing.transform(frame)`. A Pipeline of a `Preprocessing` and such a model is both.
-        privacy: the statement of a model that does not carry its own; it names the model's weights. What it says of
-            the training is its owner's word, and the guarantee of every answer says so.
-        delta: of the training that `fit` does; in [1e-12, 1), smaller than one over the number of records.
-        favourable: the label that is wanted, for a network the column of its output; None: the second of two.
-        shift: by how much the weights and the intercept may move, all together, in the columns that training sees, when
-            the model is trained anew: answers stay valid under every such shift, see `safexplain.recourse.robustness`.
-            For linear models with two classes. `measured_shift` says how much to ask for.
+            trains a `DPLogisticRegression` by noisy gradient descent. With a preprocessing, the model must be trained
+            on `preprocessing.transform(frame)`; a Pipeline of a `Preprocessing` and such a model provides both.
+        privacy: the statement of a model that does not carry one; it identifies the model's weights. Its content is its
+            owner's word, as stated in the guarantee of every answer.
+        delta: of the training by `fit`; in [1e-12, 1), below one over the number of records.
+        favourable: the favourable label, for a network the column of its output; None: the second of two.
+        shift: Euclidean norm by which a retraining may move weights and intercept, in scaled columns: answers stay
+            valid under every such shift, see `safexplain.recourse.robustness`. For linear models with two classes;
+            `measured_shift` measures it.
         search: `SearchOptions` for networks and for more than two classes.
 
     Raises:
-        RefusedError: a model without a statement, with one about other weights or about none, or one that promises
-            nothing.
-        ConfigurationError: a model that is not fitted, or a value out of range.
+        RefusedError: a model without a statement, or with one that is about other weights, no weights or an infinite
+            epsilon.
+        ConfigurationError: an unfitted model, or a value out of range.
 
     Example:
         >>> import numpy as np
@@ -79,7 +78,7 @@ class DPModelRecourse(RecourseMechanism):
         steps = self.model.steps if isinstance(self.model, Pipeline) else []
         if len(steps) == 2 and isinstance(steps[0][1], Preprocessing):  # public, so that the classifier is the model
             if self.preprocessing not in (None, steps[0][1]):
-                raise ConfigurationError("preprocessing: the pipeline begins with another one; leave it out")
+                raise ConfigurationError("preprocessing: differs from the first step of the pipeline; leave it out")
             object.__setattr__(self, "preprocessing", steps[0][1])
             object.__setattr__(self, "model", steps[1][1])
         super().__post_init__()
@@ -88,17 +87,17 @@ class DPModelRecourse(RecourseMechanism):
         if self.model is not None:
             self._use_model(private_model(self.model, self.privacy, self.favourable, self.adjacency, self.search))
         elif self.privacy is not None:
-            raise ConfigurationError("privacy: a statement without a model; fit() makes its own")
+            raise ConfigurationError("privacy: a statement needs a model; leave privacy= out, as fit() creates its own")
 
     def _use_model(self, found: PrivateModel) -> None:
-        """Answer from a model that was given, if columns and constraints are its own."""
+        """Use a given model, after a check of columns and constraints."""
         columns, people = training_columns(self.model), self.preprocessing
         if people is not None:
             found = on_table(found, people)
             if columns not in (None, people.columns):
                 raise ConfigurationError(
-                    f"model: trained on the columns {', '.join(columns or ())}, but the preprocessing gives"
-                    f" {', '.join(people.columns)}; train it on preprocessing.transform(frame)"
+                    f"model: expected the columns of the preprocessing, {', '.join(people.columns)}, but it was trained"
+                    f" on {', '.join(columns or ())}; train it on preprocessing.transform(frame)"
                 )
             columns = None
         elif found.width is not None:
@@ -106,8 +105,8 @@ class DPModelRecourse(RecourseMechanism):
         features = None if self.constraints is None else self.constraints.features
         if columns is not None and isinstance(features, tuple) and features != columns:
             raise ConfigurationError(
-                f"constraints: for the columns {', '.join(features)}, but the model was trained on"
-                f" {', '.join(columns)}, in this order"
+                f"constraints: expected the columns of the model in their order, {', '.join(columns)}, got"
+                f" {', '.join(features)}"
             )
         if len(found.labels) == 2:
             object.__setattr__(self, "classes", found.labels)
@@ -118,16 +117,16 @@ class DPModelRecourse(RecourseMechanism):
         """Train the private model, which spends the budget; answers spend nothing.
 
         Raises:
-            ConfigurationError: `norm_bound` is missing, a parameter is out of range, it is not said which of several
-                classes is favourable, or the model is trained already; nothing is spent.
-            InputError: a label that `classes` does not list, or columns in another order than the constraints'.
+            ConfigurationError: no `norm_bound`, a parameter out of range, no favourable class among several, or a model
+                that is trained already; nothing is spent.
+            InputError: a label outside `classes`, or columns in another order than the constraints'.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
 
         Warns:
             WeakDeltaWarning: delta is at least one over the number of records.
         """
         if self.model is not None:
-            raise ConfigurationError("fit: the model is trained already; leave `model` out to train one")
+            raise ConfigurationError("fit: a trained model was given; leave `model` out to train one")
         wanted = favourable_label(list(self.classes), self.favourable)
         trained = self._trainer().fit(*self._training_data(X, y))
         model = self._checked(on_table(private_model(trained, None, wanted), self.preprocessing))
@@ -135,11 +134,8 @@ class DPModelRecourse(RecourseMechanism):
         return self
 
     def _trainer(self) -> DPLogisticRegression:
-        """The unfitted private model.
-
-        Public ranges are wide against what people differ by: with a preprocessing, the model learns from rows minus
-        their noised mean.
-        """
+        """The unfitted private model; with a preprocessing, it learns from rows minus their noised mean, as public
+        ranges are wide compared to differences between people."""
         return DPLogisticRegression(
             float(self.epsilon),
             self.delta,
@@ -153,7 +149,7 @@ class DPModelRecourse(RecourseMechanism):
 
     @property
     def guarantee(self) -> Guarantee:
-        """That of the training; before `fit`, the budget."""
+        """The guarantee of the training; before `fit`, of the budget."""
         statement, model = self.statement, self._get("model")
         if statement is None:
             epsilon, delta = float(self.epsilon), float(self.delta)
@@ -182,13 +178,13 @@ class DPModelRecourse(RecourseMechanism):
 
     @property
     def statement(self) -> PrivacyStatement | None:
-        """The training's; None before it."""
+        """The statement of the training; None before it."""
         model = self._get("model")
         return None if model is None else model.statement
 
     @property
     def labels(self) -> tuple[Any, Any]:
-        """The unfavourable label (None for a network, or where there are several) and the favourable one."""
+        """The unfavourable label (None for a network, or if there are several) and the favourable one."""
         model: PrivateModel | None = self._get("model")
         if model is None:
             return super().labels
@@ -198,7 +194,7 @@ class DPModelRecourse(RecourseMechanism):
 
     @property
     def scores_are_logits(self) -> bool:
-        """Whether the model has a single logit; that of several is the lead over the next."""
+        """Whether the model has a single logit; of several, the score is the lead over the largest other one."""
         return self._get("model") is None or self._get("model").weights is not None
 
     @property
@@ -207,7 +203,7 @@ class DPModelRecourse(RecourseMechanism):
 
         Raises:
             ConfigurationError: `fit` has not been called.
-            RefusedError: its weights were changed since, so that the statement is not about them.
+            RefusedError: its weights have changed, so that the statement does not cover them.
         """
         _ = self.features
         found: PrivateModel = self._get("model")
@@ -239,11 +235,11 @@ class DPModelRecourse(RecourseMechanism):
         return lengths(self._scaled(rows))
 
     def _checked(self, model: PrivateModel) -> PrivateModel:
-        """The model, if it can answer as it was asked to."""
+        """The model, checked to support `shift`."""
         if self.shift and model.weights is None:
             raise ConfigurationError(
-                "shift: answers withstand a shift of the weights of a linear model with two classes; for a network, or"
-                " more classes, ask for a margin on the score: target="
+                "shift: expected a linear model with two classes; for a network, or more classes, require a margin on"
+                " the score: target="
             )
         return model
 
@@ -251,33 +247,33 @@ class DPModelRecourse(RecourseMechanism):
         _ = self.features
         model: PrivateModel = self._get("model")
         if model.weights is None:
-            raise ConfigurationError(f"{method}: for linear models with two classes, and this one is not")
+            raise ConfigurationError(f"{method}: expected a linear model with two classes, got another model")
         return model
 
     def measured_shift(self, retrained: DPModelRecourse, x: ArrayLike, *, share: float = 0.95) -> float:
-        """The shift to ask for, so that answers stay valid under the next training: measured on two trainings.
+        """Measure on two trainings the `shift` that keeps answers valid after a retraining.
 
-        Train twice on samples of PUBLIC data with the epsilon, the number of records and the parameters that you train
-        with, or take two private models that were released: what is computed from these costs nothing more. It is a
-        measurement of one pair of trainings; take the largest of several.
+        Train twice on samples of PUBLIC data with the epsilon, number of records and parameters of production, or use
+        two released private models, which costs no further budget. Take the largest result of several pairs.
 
         Args:
             retrained: a mechanism with the same columns, whose model must accept the answers of this one.
-            x: queries, of which those that are turned down count; public, or of people about whom answers may tell.
-            share: of the answers that are to stay valid.
+            x: queries, of which the unfavourable ones count; public, or of people about whom answers may reveal
+                something.
+            share: of the answers that must stay valid.
 
         Returns:
-            A shift for which at least this share stays valid, and about the smallest one.
+            About the smallest shift for which at least this share stays valid.
 
         Raises:
-            InputError: nobody is turned down, or too few have an answer that would stay valid.
+            InputError: no unfavourable queries, or too few with an answer that would stay valid.
             ConfigurationError: not fitted, not linear, other columns, or a share out of range.
         """
         model = self._linear_model("measured_shift")
         if not isinstance(retrained, DPModelRecourse) or retrained.preprocessing != self.preprocessing:
             raise ConfigurationError("retrained: expected a mechanism with a private model and the same preprocessing")
         if retrained.features != self.features:
-            raise ConfigurationError(f"retrained: it has {retrained.features} columns, and this one {self.features}")
+            raise ConfigurationError(f"retrained: expected {self.features} columns, got {retrained.features}")
         other, rows = retrained._linear_model("measured_shift"), self.rows(x)
         held = self._frozen_columns(rows)
         gap = float(np.median(np.abs(self.target - model.scores(rows)) / self._lengths(rows)))
@@ -289,7 +285,7 @@ class DPModelRecourse(RecourseMechanism):
         )
 
     def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
-        """With how it may be put in words, which the released model tells."""
+        """The answer with its advice, which follows from the released model."""
         model: PrivateModel = self._get("model")
 
         def accepts(rows: Floats, _: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -1,17 +1,17 @@
-"""Recourse from a noised logit and public weights: each answer pays.
+"""Recourse from a noised logit and public weights, in which each answer spends budget.
 
 The weights v come from `safexplain.dp.linear.mechanisms`: on neighbouring data sets |v - v'| <= S, the solver's error
-included. A query x counts as u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1,
-as queries are not shortened. The score is f(x) = <v, u>, so that by Cauchy and Schwarz
+included. A query x becomes u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1, as
+queries are not shortened. The score is f(x) = <v, u>, so that by Cauchy and Schwarz
 
     |f(x) - f'(x)| <= |u| S.
 
 Computed in float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accuracy and Stability of Numerical
-Algorithms, section 3.1). |v| has a bound that holds for any n records (`largest_weight`); `fit` refuses unless the
-error is at most 1e-7 of |u| S, which is a matter of n, p and L only. `RELATIVE_SLACK` adds 1e-6 for it.
+Algorithms, section 3.1). `largest_weight` bounds |v| for any n records; `fit` refuses unless the error is at most 1e-7
+of |u| S, which depends on n, p and L only. `RELATIVE_SLACK` adds 1e-6 for it.
 
-The noise is drawn on a grid, with integers only, so that floating-point numbers tell nothing beside the value. Laplace
-noise in float64 reaches some numbers from one value and never from its neighbour (Mironov 2012, On significance
+The noise is drawn on a grid, with integers only, so that floating-point numbers reveal nothing beyond the value.
+Laplace noise in float64 reaches some numbers from one value and never from its neighbour (Mironov 2012, On significance
 of the least significant bits for differential privacy). Here a value v in a public interval [low, high], which changes
 by at most s between neighbouring data sets, is released as follows. The grid g is a power of two.
 
@@ -22,12 +22,11 @@ by at most s between neighbouring data sets, is released as follows. The grid g 
    K / N <= epsilon: pure epsilon.
 3. (q + Z) g, exact in float64, is clamped to [low, high]: post-processing.
 
-Z is drawn exactly (`safexplain._secure_random.discrete_laplace`). K / N <= epsilon is all of the guarantee, whatever g
-is; g only decides how much noise the rounding adds, about one part in 1,024.
+Z is drawn exactly (`safexplain._secure_random`). The guarantee follows from K / N <= epsilon for any g; g only decides
+how much noise the rounding adds, about one part in 1,024.
 
-The value that reaches step 1 was computed in floating-point numbers. s is that of the exact value, so it is enlarged by
-a relative 1e-6 and by 2^-40 of the interval: a caller's computation may be off by half of that, on either data set.
-What this covers is said where the values are computed.
+The value in step 1 was computed in floating-point numbers, but s bounds the exact value. So s is enlarged by a relative
+1e-6 and by 2^-40 of the interval: the caller's computation may be off by half of that, on either data set.
 """
 
 from __future__ import annotations
@@ -65,24 +64,24 @@ from safexplain.recourse.solution import Floats, Solution
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 EVALUATION_ERROR = 1e-7
-"""Largest rounding error of a score, over what a record may change it by."""
+"""Largest rounding error of a score, relative to its sensitivity."""
 
 LONGEST = 1e100
-"""Longest query, in norm bounds: beyond, float64 would overflow, and the answer would tell where."""
+"""Longest query, in norm bounds: longer ones may overflow float64, which would reveal something about the weights."""
 
 LOGIT_NOISE = 0.1
-"""Scale of the noise on the logit of a record of norm `norm_bound`, where the regularization is not given."""
+"""Scale of the noise on the logit of a record of norm `norm_bound`, if no regularization is given."""
 
 
 @dataclass(frozen=True, eq=False)
 class StableScore:
-    """A trained logit. It holds the private weights: neither they nor what is computed here may leave without noise.
+    """A trained logit with private weights: neither they nor anything computed here may be released without noise.
 
     Args:
         weights: (d + 1,) v, in the units of lifted rows.
         norm_bound: of training rows.
         constant: the constant column.
-        stability: S, how far v may lie from that of a neighbouring data set.
+        stability: S, largest distance between v of neighbouring data sets.
     """
 
     weights: Floats
@@ -94,27 +93,27 @@ class StableScore:
         return f"StableScore(norm_bound={self.norm_bound!r}, stability={self.stability!r})"
 
     def check_length(self, x: Floats) -> None:
-        """Raise InputError for (n, d) queries so long that their score could overflow."""
+        """Raise InputError for (n, d) queries whose score could overflow."""
         with np.errstate(over="ignore"):
             length = np.linalg.norm(x / self.norm_bound, axis=1)
         if not (length < LONGEST).all():
-            raise InputError(f"x: rows more than {LONGEST:g} times as long as norm_bound; check their units")
+            raise InputError(f"x: expected rows of at most {LONGEST:g} times norm_bound; check their units")
 
     def lifted(self, x: Floats) -> Floats:
-        """(n, d + 1) rows u of (n, d) queries whose length was checked."""
+        """(n, d + 1) rows u of (n, d) queries after `check_length`."""
         column = np.full((len(x), 1), self.constant)
         joined: Floats = np.concatenate([x / self.norm_bound, column], axis=1) / math.hypot(1.0, self.constant)
         return joined
 
     def sensitivity(self, lifted: Floats) -> Floats:
-        """(n,) what one record may change the scores of lifted rows by; for a row of zeros a tiny number."""
+        """(n,) sensitivity of the scores of lifted rows to one record; a tiny number for a row of zeros."""
         length: Floats = np.linalg.norm(lifted, axis=1)  # squares that underflow are far below the floor
         return np.maximum(length, 1e-12) * self.stability
 
 
 @dataclass(frozen=True, eq=False)
 class NoisyScores:
-    """Released scores of n queries, (n,) each: noised logits within the public bound, and the rest as in `Recourse`."""
+    """Released scores of n queries, (n,) each: noised logits within the public bound; the rest as in `Recourse`."""
 
     score: Floats
     favourable: NDArray[np.bool_]
@@ -124,32 +123,31 @@ class NoisyScores:
 
 @dataclass(eq=False, kw_only=True)
 class LaplaceScore(RecourseMechanism):
-    """Releases the logit of a query with Laplace noise, and nothing else of the model: each answer is epsilon-private.
+    """Releases only the logit of a query with Laplace noise: each answer is epsilon-private.
 
     Statement. For neighbouring training sets D and D', any query x and any set A of answers,
     Pr[answer on D in A] <= exp(epsilon) Pr[answer on D' in A].
 
-    Proof. The logit f(x) changes by at most |u| S, u the query in units of the norm bound with the constant column
-    (see the module; S from `safexplain.dp.linear.mechanisms`, the solver's error and
-    rounding included). Clipping it to the public [-score_bound, score_bound] does not increase that.
-    `safexplain.recourse.mechanisms.laplace_score` adds the noise for it, on a grid, by integers. Decision, flag and
-    counterfactual are functions of the released number, of x and of public weights, constraints and costs:
-    post-processing (Dwork and Roth 2014, proposition 2.1). Neither the trained weights nor their norm take part. n
-    answers compose to at most n epsilon, to the same question too.
+    Proof. The logit f(x) changes by at most |u| S, u the query in units of the norm bound with the constant column (see
+    the module; S from `safexplain.dp.linear.mechanisms`, the solver's error and rounding included). Clipping to the
+    public [-score_bound, score_bound] does not increase the change, and noise for it is added on a grid, by integers.
+    Decision, flag and counterfactual are functions of the released number, of x and of public weights, constraints and
+    costs: post-processing (Dwork and Roth 2014, proposition 2.1). The trained weights and their norm are not used
+    otherwise. n answers compose to at most n epsilon, also for repeated queries.
 
-    `public_weights` say which way to go, those of a model of public data for instance. The counterfactual moves along
-    them as far as the noised score asks for, as if a unit of the public score were a unit of the private one, which
-    regularization shrinks: `public_fit` gives weights on its scale. A `target` above 0 makes room for the noise.
+    `public_weights` give the direction, such as those of a model of public data. The counterfactual moves along them as
+    far as the noised score requires, as if the units of both scores were equal; `public_fit` gives weights on the scale
+    of this mechanism's regularised score. A `target` above 0 leaves room for the noise.
 
     Args:
         epsilon: of each answer.
-        public_weights: (d,) logits a unit of each feature; None: `score` only. With a preprocessing, one number a
-            column of its table, or by name of features and columns ("job=clerk"), 0 for those that are not named.
-            Or a linear model that was trained on the same records with differential privacy, which carries its
-            statement (a `DPLogisticRegression`, a fitted `DPModelRecourse`): `MeteredRecourse` charges that once too.
+        public_weights: (d,) logits per unit of each feature; None: `score` only. With a preprocessing, one number for
+            each column of its table, or a mapping of features and columns ("job=clerk"), 0 for missing ones. Or a
+            linear model trained on the same records with differential privacy, with its statement (a
+            `DPLogisticRegression`, a fitted `DPModelRecourse`), which `MeteredRecourse` charges once as well.
         score_bound: public bound on released logits.
-        regularization: L, of the sum (not the mean) of losses, intercept included, for rows in units of `norm_bound`;
-            public. None: 10 k / epsilon, k = 2 under substitution and else 1, with which the noise on the logit of a
+        regularization: L, for the sum (not the mean) of losses, intercept included, for rows in units of `norm_bound`;
+            public. None: 10 k / epsilon, k = 2 under substitution and else 1, so that the noise on the logit of a
             record of norm `norm_bound` has scale .1.
 
     Raises:
@@ -179,7 +177,7 @@ class LaplaceScore(RecourseMechanism):
             raise ConfigurationError(f"classes: expected (unfavourable, favourable), got {self.classes!r}")
         bound = check_number("score_bound", self.score_bound, above=0)
         if not -bound <= self.target <= bound:
-            raise ConfigurationError(f"target {self.target:g} lies outside of the public range +-{bound:g}")
+            raise ConfigurationError(f"target: expected the public range -{bound:g} to {bound:g}, got {self.target:g}")
         given = self.public_weights
         if isinstance(given, DPModelRecourse) or hasattr(given, "coef_") or hasattr(given, "get_params"):
             weights, statement, vouched = self._of_model(given)
@@ -191,11 +189,11 @@ class LaplaceScore(RecourseMechanism):
             self._set(weights=self.public_weights)
 
     def _of_model(self, given: Any) -> tuple[Floats, PrivacyStatement, bool]:
-        """(D,) the logits a unit of each column of a model that was trained with differential privacy, its statement,
-        and whether that is its owner's word.
+        """(D,) logits per unit of each column of a model trained with differential privacy, its statement, and whether
+        that is only its owner's word.
 
         Raises:
-            RefusedError: it carries no statement of its own, or one about other weights.
+            RefusedError: it carries no statement, or one about other weights.
             ConfigurationError: not a linear model of this mechanism's two classes and columns.
         """
         if isinstance(given, DPModelRecourse):
@@ -208,14 +206,14 @@ class LaplaceScore(RecourseMechanism):
             model, statement, people = given, getattr(given, "privacy_", None), self.preprocessing
         if not hasattr(model, "coef_"):
             raise ConfigurationError(
-                "public_weights: expected numbers, or a fitted linear model that was trained with differential privacy;"
-                f" {type(given).__name__} is not fitted, or not linear"
+                "public_weights: expected numbers, or a fitted linear model trained with differential privacy, got an"
+                f" unfitted or non-linear {type(given).__name__}"
             )
         if statement is None:
             raise RefusedError(
-                f"public_weights: {type(given).__name__} carries no privacy statement. Of a model of public data give"
-                " the weights, public_weights=model.coef_[0]; one of the training data must be trained with"
-                " differential privacy, as by DPLogisticRegression"
+                f"public_weights: {type(given).__name__} carries no privacy statement. For a model of public data pass"
+                " its weights, public_weights=model.coef_[0]; a model of the training data must be trained with"
+                " differential privacy, such as DPLogisticRegression"
             )
         found = on_table(private_model(model, statement, self.classes[1], self.adjacency), people)
         if found.weights is None:
@@ -223,11 +221,11 @@ class LaplaceScore(RecourseMechanism):
         return public_vector(found.weights), statement, found.vouched
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Train without noise; nothing is spent, and nothing of the model leaves but through answers.
+        """Train without noise; nothing is spent, and only answers release anything about the model.
 
         Raises:
-            ConfigurationError: `norm_bound` is missing, or the constraints are for other data.
-            InputError: a label that `classes` does not list, or columns in another order than the constraints'.
+            ConfigurationError: no `norm_bound`, or constraints for other data.
+            InputError: a label outside `classes`, or columns in another order than the constraints'.
             RefusedError: more records or features than float64 can certify.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
         """
@@ -273,7 +271,7 @@ class LaplaceScore(RecourseMechanism):
         )
 
     def score(self, x: ArrayLike) -> NoisyScores:
-        """Noised logits of (n, d) or (d,) queries, for the price of an answer each.
+        """Noised logits of (n, d) or (d,) queries; each costs as much as an answer.
 
         Raises:
             InputError: not finite numbers, or another number of features.
@@ -282,19 +280,18 @@ class LaplaceScore(RecourseMechanism):
         return self._release(self.rows(x))
 
     def public_fit(self, X: ArrayLike, y: ArrayLike, *, records: int) -> Floats:
-        """Weights of PUBLIC data on the scale of this mechanism's score; they are not noised, and for publishing.
+        """Weights of PUBLIC data on the scale of this mechanism's score, without noise.
 
         Args:
             X: (m, d) public rows; never the training rows.
-            y: (m,) their labels out of `classes`.
-            records: number of rows that the mechanism itself is trained on, so that both are regularised as strongly.
+            y: (m,) their labels, among `classes`.
+            records: number of training rows of the mechanism, for equally strong regularisation.
 
         Returns:
-            (d,) for `public_weights`, with a preprocessing one a column of the table.
+            (d,) for `public_weights`; with a preprocessing, one for each column of the table.
 
         Raises:
-            ConfigurationError: as `fit`.
-            InputError: as `fit`.
+            ConfigurationError, InputError: as `fit`.
         """
         check_number("records", records, above=0)
         shape = np.shape(readable(y, "y"))
@@ -309,7 +306,9 @@ class LaplaceScore(RecourseMechanism):
         super()._check_width(width)
         given = self._get("weights")
         if given is not None and len(given) != width:
-            raise ConfigurationError(f"public_weights: expected one number a feature, {width}, got {len(given)}")
+            raise ConfigurationError(
+                f"public_weights: expected {width} numbers, one for each feature, got {len(given)}"
+            )
 
     def rows(self, x: ArrayLike) -> Floats:
         """See `RecourseMechanism.rows`."""
@@ -337,20 +336,20 @@ class LaplaceScore(RecourseMechanism):
     def _solver(self, rows: Floats) -> Callable[[Frozen], Solution]:
         if self.public_weights is None:
             raise ConfigurationError(
-                "explain() needs public_weights to know which way to go: the trained weights are private. Give those"
-                " of a model of public data, or a fitted DPLogisticRegression, or call score(x) for the noised logit"
-                " alone"
+                "explain() needs public_weights for the direction of changes, as the trained weights are private; pass"
+                " those of a model of public data, or a fitted DPLogisticRegression, or call score(x) for the noised"
+                " logit only"
             )
         return self._solver_of(rows, self._release(rows))
 
     def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
-        """With how it may be put in words, which the released scores and the public weights tell."""
+        """The answer with its advice, which follows from the released scores and the public weights."""
         answer, weights = super()._with_guarantee(found, x, guarantee), self._get("weights")
         bias = answer.score - answer.x @ weights
         return self._with_advice(answer, weights, bias, lambda rows, at: rows @ weights + bias[at] >= self.target)
 
     def _solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Solution]:
-        """What answers rows, given the columns that must not change, from released scores: no noise is drawn."""
+        """A function from frozen columns to answers from released scores, without further noise."""
         weights: Floats = self._get("weights")
         bias = released.score - rows @ weights
 
@@ -364,7 +363,7 @@ class LaplaceScore(RecourseMechanism):
                 constraints=self.column_constraints,
                 frozen=frozen,
             )
-            stays = released.favourable  # where rounding in w.x + bias disagrees, the released number decides
+            stays = released.favourable  # if rounding in w.x + bias disagrees, the released number decides
             return replace(
                 found,
                 counterfactual=np.where(stays[:, None], rows, found.counterfactual),
@@ -384,14 +383,14 @@ def _check_precision(records: int, p: int, penalty: float, spread: float) -> Non
     error = (p + 4) * 2.0**-53 * longest
     if error > EVALUATION_ERROR * spread:
         raise RefusedError(
-            f"with {records:,} records and {p:,} weights, scores in float64 may be off by {error / spread:.1g} of what"
-            f" a record may change them by; the proof needs {EVALUATION_ERROR:g}. Use less regularization, or"
-            " DPModelRecourse"
+            f"with {records:,} records and {p:,} weights, rounding errors of scores in float64 may reach"
+            f" {error / spread:.1g} of their sensitivity to a record, but the proof allows {EVALUATION_ERROR:g}; use"
+            " less regularization, or DPModelRecourse"
         )
 
 
 def public_vector(given: ArrayLike) -> Floats:
-    """(d,) finite numbers that are not all 0, which nobody can write to."""
+    """(d,) finite numbers that are not all 0, read-only."""
     found = real_numbers(given, "public_weights", ConfigurationError)
     if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
         raise ConfigurationError(
@@ -403,7 +402,7 @@ def public_vector(given: ArrayLike) -> Floats:
         and given.base is None
         and not given.flags.writeable
     ):
-        return given  # made here before: scikit-learn looks for the same one
+        return given  # made here before; scikit-learn expects the same object
     found = np.array(found)
     found.flags.writeable = False
     return found
@@ -415,20 +414,20 @@ FINENESS = 1024
 """Grid points in the sensitivity, or in the scale of the noise where that is smaller."""
 
 RELATIVE_SLACK = 1e-6
-"""Part of the sensitivity that the caller's rounding may amount to, on both data sets together."""
+"""Share of the sensitivity allowed for the caller's rounding, on both data sets together."""
 
 SLACK = 2.0**-40
-"""Part of the interval that it may amount to besides, and the finest grid."""
+"""Share of the interval allowed for it in addition; also the finest grid."""
 
 LARGEST_SCALE = 2**40
-"""Of the noise in grid points, so that products stay within 64-bit integers."""
+"""Largest scale of the noise in grid points, so that products stay within 64-bit integers."""
 
 
 def laplace_grid(sensitivity: float, epsilon: float, low: float, high: float) -> tuple[float, int, int]:
     """The grid g, the sensitivity K in grid points and the scale N of the noise in grid points.
 
     Args:
-        sensitivity: most that the value changes between neighbouring data sets; what exceeds the interval is ignored.
+        sensitivity: largest change of the value between neighbouring data sets; the interval's width is enough.
         epsilon: of one release.
         low: public lower end.
         high: public upper end.
@@ -459,10 +458,10 @@ def laplace_release(
     high: float,
     rng: Randomness,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Values with Laplace noise of scale about sensitivity / epsilon, each private with `epsilon`; see the module.
+    """Values with Laplace noise of scale about sensitivity / epsilon, each epsilon-private; see the module.
 
     Args:
-        values: (n,) private numbers; those outside of [low, high] count as its ends.
+        values: (n,) private numbers; those outside [low, high] count as its ends.
         sensitivity: (n,) public, of each.
         epsilon: of each release; n of them on the same data compose to at most n epsilon.
         low: public lower end.
@@ -470,7 +469,7 @@ def laplace_release(
         rng: source of the noise.
 
     Returns:
-        (n,) noised values in [low, high], and (n,) bool: at an end of the interval.
+        (n,) noised values in [low, high], and (n,) bool, whether at an end of the interval.
     """
     grids = [laplace_grid(float(s), epsilon, low, high) for s in sensitivity]
     grid = np.array([g for g, _, _ in grids], dtype=np.float64)

@@ -1,7 +1,7 @@
-"""What every recourse mechanism promises, takes, and how it answers.
+"""Parameters, checks and answers shared by all recourse mechanisms.
 
-A mechanism is a frozen set of public parameters. Everything that can be wrong with them, with training data or with
-queries is found before anything is trained, drawn or charged. `_with_guarantee` is where an answer gets its guarantee.
+A mechanism is a frozen set of public parameters. Invalid parameters, training data and queries are refused before
+anything is trained, drawn or charged. `_with_guarantee` gives an answer its guarantee.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_infeasible(infeasible: Any) -> None:
 
 
 def plain_classes(classes: Any) -> tuple[Any, ...]:
-    """The labels as plain Python values, which JSON takes, in their order.
+    """The labels as plain Python values, for JSON, in their order.
 
     Raises:
         ConfigurationError: not a list of at least two different labels.
@@ -56,18 +56,18 @@ def plain_classes(classes: Any) -> tuple[Any, ...]:
             f"classes: expected a list of at least two different labels of one kind, got {classes!r}"
         ) from None
     plain = tuple(label.item() if hasattr(label, "item") else label for label in labels)
-    kept = isinstance(classes, tuple) and all(map(operator.is_, plain, classes))  # scikit-learn looks for the same one
-    return classes if kept else plain
+    same = isinstance(classes, tuple) and all(map(operator.is_, plain, classes))  # scikit-learn expects the same object
+    return classes if same else plain
 
 
 def _labels_of(y: Any, n: int, classes: Any) -> NDArray[Any]:
-    """(n,) labels of people's frames, each out of `classes`.
+    """(n,) labels of frames of people, checked to be among `classes`.
 
     Raises:
-        InputError: no rows, another number of labels, missing ones, or some that `classes` does not list.
+        InputError: no rows, another number of labels, missing ones, or some outside `classes`.
     """
     if not n:
-        raise InputError("X: no rows; give the people to train on")
+        raise InputError("X: expected people to train on, got no rows")
     labels = np.asarray(y)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != (n,):
@@ -76,14 +76,14 @@ def _labels_of(y: Any, n: int, classes: Any) -> NDArray[Any]:
     found = labels.tolist()
     missing = np.array([is_missing(label) for label in found])
     if missing.any():
-        raise InputError(f"y: missing in rows {first_of(np.flatnonzero(missing))}; leave these rows out of X and y")
+        raise InputError(f"y: missing in rows {first_of(np.flatnonzero(missing))}; remove these rows from X and y")
     known = set(np.asarray(classes).tolist())
     bad = np.array([label not in known for label in found])
     if bad.any():
         raise InputError(
-            f"y: expected labels out of classes={list(classes)}, got {found[int(bad.argmax())]!r}, and such labels in"
-            f" {bad.sum()} of {n} rows; pass the public pair classes=(unfavourable, favourable) of labels to the"
-            " mechanism, or leave these rows out"
+            f"y: expected labels among classes={list(classes)}, got others in {bad.sum()} of {n} rows, such as"
+            f" {found[int(bad.argmax())]!r}; pass the public pair classes=(unfavourable, favourable) to the mechanism,"
+            " or remove these rows"
         )
     return labels
 
@@ -92,12 +92,12 @@ def favourable_label(labels: list[Any], favourable: Any) -> Any:
     """The favourable label; None: the second of two.
 
     Raises:
-        ConfigurationError: none of the labels, or not said which of several.
+        ConfigurationError: not among the labels, or None with several.
     """
     if favourable is None and len(labels) == 2:
         return labels[1]
     if favourable is None:
-        raise ConfigurationError(f"favourable: which of the labels {labels} is wanted? Pass favourable=, one of them")
+        raise ConfigurationError(f"favourable: expected one of the labels {labels}, got None; pass favourable=")
     if favourable not in labels:
         raise ConfigurationError(f"favourable: expected one of the labels {labels}, got {favourable!r}")
     return favourable
@@ -105,28 +105,28 @@ def favourable_label(labels: list[Any], favourable: Any) -> Any:
 
 @dataclass(eq=False, kw_only=True)
 class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
-    """Parameters of a mechanism; all are public, and none may be chosen by looking at the training data.
+    """Parameters of a mechanism; all are public, and none may depend on the training data.
 
-    To scikit-learn it is an estimator that is neither a classifier nor a regressor: it has `fit` and parameters, and
-    answers by `explain`. Parameters are checked when it is made and do not change but by `set_params`, all or none,
-    which leaves it untrained. `clone` gives the same parameters without the training; a model that was given stays.
+    For scikit-learn it is an estimator that is neither a classifier nor a regressor: it has parameters and `fit`, and
+    answers by `explain`. Parameters are checked at construction and only change by `set_params`, all or none, which
+    discards the training. `clone` copies parameters, including a given model, without the training.
 
     Args:
-        epsilon: budget; of the training, or of each answer, as the mechanism says.
-        adjacency: what neighbouring training sets differ in: "substitute", "add_remove" or "zero_out".
-        norm_bound: public bound on the Euclidean norm of a training row; longer ones are shortened to it in `fit` only.
-            Queries are taken as they come. None: that of the preprocessing; without one it is missing.
+        epsilon: budget of the training or of each answer, depending on the mechanism.
+        adjacency: how neighbouring training sets differ: "substitute", "add_remove" or "zero_out".
+        norm_bound: public bound on the Euclidean norm of a training row; longer rows are shortened to it, in `fit`
+            only. Queries are not shortened. None: the bound of the preprocessing.
         classes: public pair (unfavourable, favourable) of labels.
         target: released score to reach, in logits of the favourable outcome.
-        cost: what a change costs; its scales are public. With a preprocessing it is about the person's features and
-            without a scale counts each in units of its public range (see `Preprocessing.cost`).
-        constraints: what may change; None: everything, and with a preprocessing everything within the public ranges.
-            With a preprocessing they are about the person's features, in their units (`Preprocessing.constraints`).
-        preprocessing: the public way from people's frames to the rows that training sees. Then frames go in (`fit`,
-            `explain`) and come out (`answer.frame`), and special and missing values never change.
+        cost: of changes, with public scales. With a preprocessing, it applies to features, in units of public ranges
+            unless it has a scale (see `Preprocessing.cost`).
+        constraints: on changes; None: none, or with a preprocessing the public ranges. With a preprocessing they apply
+            to features, in their units (`Preprocessing.constraints`).
+        preprocessing: public map from frames of people to training rows. `fit` and `explain` then take frames,
+            `answer.frame` returns one, and special and missing values never change.
         intercept_scaling: the constant column; 0 for a model without intercept.
-        random_state: None for noise from a cryptographic generator (`safexplain._secure_random`). An int, RandomState
-            or Generator makes the noise repeatable, and the guarantee void for whoever knows it: for tests.
+        random_state: None: noise from a cryptographic generator (`safexplain._secure_random`). An int, RandomState or
+            Generator makes the noise repeatable and the guarantee void towards anyone who knows it: for tests.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -159,7 +159,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         if people is None:
             if self.constraints is not None and self.constraints.reachable:
                 raise ConfigurationError(
-                    "reachable: it is about labels of people; give preprocessing=Preprocessing(...)"
+                    "reachable: labels of people need a preprocessing; pass preprocessing=Preprocessing(...)"
                 )
             names = None if self.constraints is None else self.constraints.features
             cost = self.cost.named(names) if isinstance(names, tuple) else self.cost
@@ -183,16 +183,16 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         object.__delattr__(self, name)
 
     def _check_made(self, name: str) -> None:
-        """Parameters stay as they were checked; scikit-learn's meta-estimators keep notes of their own beside them."""
+        """Refuse changes of checked parameters; scikit-learn's meta-estimators may set private attributes."""
         if "_bound" in vars(self) and (name in self.__dataclass_fields__ or not name.startswith("_")):
             raise FrozenInstanceError(
-                f"cannot assign to field {name!r}; make another one, or use set_params({name}=...)"
+                f"cannot assign to field {name!r}; make another mechanism, or use set_params({name}=...)"
             )
 
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
-        """What is promised; from the parameters, so before `fit` too."""
+        """The privacy guarantee; available before `fit`, as it follows from the parameters."""
 
     @abstractmethod
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -200,14 +200,14 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
         Args:
             X: (n, d) finite numbers; with a preprocessing a frame of n persons.
-            y: (n,) labels out of `classes`.
+            y: (n,) labels among `classes`.
         """
 
     def set_params(self, **params: Any) -> Self:
-        """Other parameters, checked as when it was made; what was trained is dropped.
+        """Change parameters, with the same checks as at construction; the training is discarded.
 
         Raises:
-            ConfigurationError: an unknown name, or a value out of range; nothing has changed.
+            ConfigurationError: an unknown name, or a value out of range; nothing changes.
         """
         known = self.get_params(deep=False)
         if unknown := sorted(set(params) - set(known)):
@@ -229,27 +229,26 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
     @property
     def n_features_in_(self) -> int:
-        """Number of columns that it was trained on; as scikit-learn has it, an AttributeError before `fit`."""
+        """Number of columns of the training rows; AttributeError before `fit`, as in scikit-learn."""
         if (width := self._get("width")) is None:
             raise AttributeError(f"{type(self).__name__} has no number of features; call fit(X, y) first")
         return int(width)
 
     @abstractmethod
     def _solver(self, rows: Floats) -> Callable[[Frozen], Solution]:
-        """Draw the noise of an answer, once, and return what answers given the columns that must not change."""
+        """Draw the noise of an answer once, and return a function from frozen columns to answers."""
 
     def explain(self, x: ArrayLike, *, infeasible: Infeasible = "raise") -> Recourse:
-        """What to change so that the released score reaches the target.
+        """Cheapest changes with which the released score reaches the target.
 
         Args:
-            x: (n, d) or (d,) queries; with a preprocessing a frame. A mechanism that pays by answer spends epsilon on
-                each row.
+            x: (n, d) or (d,) queries; with a preprocessing a frame. With `per` "answer", each row spends epsilon.
             infeasible: "raise", or "mark" to return queries without recourse within the constraints as valid=False.
 
         Raises:
-            InfeasibleError: some queries have no recourse; its `result` has everything that was spent for.
-            InputError: not finite numbers, other features or another order of them than the constraints or a training
-                table name, or a query that breaks the constraints.
+            InfeasibleError: some queries have no recourse; its `result` has all answers.
+            InputError: not finite numbers, features with other names or in another order than in the constraints or the
+                training table, or a query that breaks the constraints.
             ConfigurationError: `fit` has not been called.
         """
         check_infeasible(infeasible)
@@ -258,7 +257,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return result.required() if infeasible == "raise" else result
 
     def explain_diverse(self, x: ArrayLike, answers: int) -> tuple[Recourse, ...]:
-        """Several answers to each query that differ in what they change, as by `diverse`; the noise is drawn once.
+        """Several answers to each query that change different features, as by `diverse`; the noise is drawn once.
 
         Raises:
             InputError: as `explain`.
@@ -279,15 +278,15 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         """Answers to rows that were read from x, by a solver whose noise is drawn."""
         held = self._frozen_columns(rows)
 
-        def besides(frozen: NDArray[np.bool_]) -> Solution:
+        def solve_frozen(frozen: NDArray[np.bool_]) -> Solution:
             return solve(frozen if held is None else frozen | held)
 
-        found = diverse(besides, rows, wanted, cost=self.column_cost, constraints=self.column_constraints)
+        found = diverse(solve_frozen, rows, wanted, cost=self.column_cost, constraints=self.column_constraints)
         return tuple(self._with_guarantee(one, x, guarantee) for one in found)
 
     @property
     def labels(self) -> tuple[Any, Any]:
-        """The unfavourable label (None where there are several) and the favourable one."""
+        """The unfavourable label (None if there are several) and the favourable one."""
         return self.classes[0], self.classes[1]
 
     @property
@@ -297,19 +296,19 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
     @property
     def features(self) -> int | None:
-        """Number of columns d that queries have, with a preprocessing in the table; None: whatever the network takes.
+        """Number of columns d of queries, with a preprocessing in the table; None: unknown, for a network.
 
         Raises:
             ConfigurationError: `fit` has not been called.
         """
         if "_width" not in self.__dict__:
-            raise ConfigurationError(f"{type(self).__name__} has not been trained; call fit(X, y) first")
+            raise ConfigurationError(f"{type(self).__name__} is not trained; call fit(X, y) first")
         width: int | None = self._get("width")
         return width
 
     @property
     def identity(self) -> str:
-        """A random name of this fit: another one for each training, the same after copying and pickling.
+        """A random name of this fit, new for each training, kept by copying and pickling.
 
         Raises:
             ConfigurationError: `fit` has not been called.
@@ -318,26 +317,25 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return str(self._get("identity"))
 
     def release(self, x: ArrayLike) -> Floats:
-        """(n,) epsilon that the answer to each query costs; 0 where training has paid for all of them.
+        """(n,) epsilon that the answer to each query costs; 0 if the training has spent it.
 
         Args:
             x: (n, d) or (d,) queries; with a preprocessing a frame.
 
         Raises:
-            InputError: queries that would not be answered.
+            InputError: invalid queries.
         """
         return np.full(len(self.rows(x)), float(self.epsilon) if self.per == "answer" else 0.0)
 
     def rows(self, x: ArrayLike) -> Floats:
-        """(n, D) queries as solvers see them: with a preprocessing rows of its table, else the numbers as they came.
-
-        Everything that can be wrong with queries is found here, before anything is spent.
+        """(n, D) queries for solvers, with a preprocessing as rows of its table. Invalid queries are refused before
+        anything is spent.
 
         Args:
             x: (n, d) or (d,) queries; with a preprocessing a frame, or rows of its table.
 
         Raises:
-            InputError: queries that would not be answered.
+            InputError: invalid queries.
             ConfigurationError: `fit` has not been called.
         """
         width, allowed = self.features, self.column_constraints
@@ -365,15 +363,15 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return found
 
     def _frozen_columns(self, rows: Floats) -> Frozen:
-        """What must not change, whatever the constraints: special and missing values."""
+        """(n, D) bool, special and missing values, which never change; None: there are none."""
         held = None if self.preprocessing is None else self.preprocessing.held(rows)
         return held if held is not None and held.any() else None
 
     def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
-        """The answer: with its guarantee, and with what gives it back as the frame that came."""
+        """The answer with its guarantee, and with the query for frames like it."""
         people = self.preprocessing
         if people is not None and (bad := people.misread(found.counterfactual) & ~found.favourable).any():
-            found = replace(  # a number that stands for something else is no answer
+            found = replace(  # a special value is not a number to recommend
                 found,
                 counterfactual=np.where(bad[:, None], found.x, found.counterfactual),
                 valid=found.valid & ~bad,
@@ -389,7 +387,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         bias: float | Floats,
         accepts: Callable[[Floats, NDArray[np.intp]], NDArray[np.bool_]],
     ) -> Recourse:
-        """The answer with how it may be put in words; arguments as for `checked_advice`."""
+        """The answer with its advice; arguments as for `checked_advice`."""
         advice = checked_advice(
             answer,
             answer.table,
@@ -404,11 +402,11 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return replace(answer, advice=advice)
 
     def _scaled(self, rows: Floats) -> Floats:
-        """(n, D) rows as training sees them."""
+        """(n, D) rows as in training."""
         return rows if self.preprocessing is None else self.preprocessing.scaled(rows)
 
     def _training_data(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Training data as scikit-learn reads them; what can be wrong with their columns is found before training."""
+        """Training data for scikit-learn, with checked columns."""
         labels = readable(y, "y")
         if self.preprocessing is not None:
             self._check_width(len(self.preprocessing.columns))
@@ -420,33 +418,33 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             _check_numbers(X)
         rows = readable(X, "X")
         shape = np.shape(rows)
-        if len(shape) == 2:  # others are refused by training itself
+        if len(shape) == 2:  # training refuses other shapes
             self._check_width(shape[1])
         return rows, labels
 
     def _columns_of(self, X: Any) -> tuple[str, ...] | None:
-        """Names of the columns of a training table, which queries must have too; a preprocessing knows its own."""
+        """Names of the columns of a training table, which queries must share; None with a preprocessing."""
         return None if self.preprocessing is not None else column_names(X)
 
     def _check_width(self, width: int) -> None:
-        """Whether cost and constraints are for this number of columns."""
+        """Raise ConfigurationError unless cost and constraints are for this number of columns."""
         allowed = self.column_constraints
         if allowed is not None and allowed.width != width:
-            raise ConfigurationError(f"constraints: for {allowed.width} columns, but the data have {width}")
+            raise ConfigurationError(f"constraints: expected {width} columns, as in the data, got {allowed.width}")
         for_columns(self.column_cost, None if allowed is None else allowed.features, width)
 
     def _get(self, name: str) -> Any:
         return self.__dict__.get("_" + name)
 
     def _set(self, **values: Any) -> None:
-        """What training gives; the parameters stay frozen."""
+        """Set private results of training; parameters stay frozen."""
         if "width" in values:
             values["identity"] = secrets.token_hex(16)
         for name, value in values.items():
             object.__setattr__(self, "_" + name, value)
 
     def _noise(self) -> Randomness:
-        """The cryptographic generator, of which forked and restored processes share nothing; or the seeded one."""
+        """The cryptographic generator, which forked and restored processes never share, or the seeded one."""
         if self.random_state is None:
             return noise_generator(None)
         if self._get("generator") is None:
@@ -463,21 +461,21 @@ def diverse(
     cost: Cost = EUCLIDEAN,
     constraints: Constraints | None = None,
 ) -> tuple[Solution, ...]:
-    """Answers that each leave alone what was the largest share of the cost of every earlier one.
+    """Several answers, each of which keeps the features that had the largest share of the cost in earlier ones.
 
     Args:
-        solve: answers to the queries, given (n, d) bool, what each query must not change.
+        solve: (n, d) bool of frozen columns -> answers to the queries.
         x: (n, d) or (d,) queries.
-        answers: how many, at least 1.
-        cost: the cost that `solve` minimises; its parts are the shares.
-        constraints: those that `solve` keeps; a one-hot group counts as one feature.
+        answers: number of answers, at least 1.
+        cost: the cost that `solve` minimises, from which shares follow.
+        constraints: of `solve`; a one-hot group is one feature.
 
     Returns:
-        `answers` results, the cheapest first (where `solve` is optimal the later ones cost at least as much); `valid`
-        is False where the options have run out.
+        `answers` results, the cheapest first (if `solve` is optimal, later ones cost at least as much); `valid` is
+        False where no further answer exists.
 
     Raises:
-        ConfigurationError: fewer than one answer, or not a cost or constraints.
+        ConfigurationError: fewer than one answer, or an invalid cost or constraints.
     """
     wanted = whole_number("answers", answers, 1)
     check_cost(cost)
@@ -495,10 +493,8 @@ def diverse(
 
 
 def _largest_share(found: Solution, cost: Cost, constraints: Constraints | None) -> NDArray[np.bool_]:
-    """(n, d) bool, the column that made up most of each answer's cost, or one of its group; none where nothing changed.
-
-    To freeze one column of a one-hot group is to freeze the group (`Constraints.bounds`).
-    """
+    """(n, d) bool, the column (or one of its group) with the largest share of each answer's cost; none where nothing
+    changed. One frozen column of a one-hot group freezes the group (`Constraints.bounds`)."""
     share = cost.parts(found.change)
     for group in constraints.groups if constraints else ():
         share[:, group] = share[:, group].sum(axis=1, keepdims=True)
@@ -507,7 +503,7 @@ def _largest_share(found: Solution, cost: Cost, constraints: Constraints | None)
 
 
 def _check_numbers(frame: Any) -> None:
-    """Raise InputError for a frame with a column of labels, which training cannot read without a preprocessing."""
+    """Raise InputError for a frame with a column of labels, which training needs a preprocessing to read."""
     for place, name in enumerate(frame.columns):
         try:
             numbers_of(frame.iloc[:, place] if frame_kind(frame) == "pandas" else frame.to_series(place), str(name))

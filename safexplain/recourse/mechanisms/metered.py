@@ -1,4 +1,4 @@
-"""A mechanism whose answers are charged to a `safexplain.ledger`: each question once."""
+"""A mechanism whose answers are charged to a `safexplain.ledger`, each query once."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ FIELDS: dict[str, type] = {
     "censored": bool,
     "proven": bool,
 }
-"""What is stored of an answer; the query is not. What an older safexplain did not store is False."""
+"""Stored fields of an answer, without the query; fields that an older safexplain did not store are False."""
 
 
 class MeteredRecourse:
-    """Answers as the mechanism does, if the principal's budget allows; the same question again is free.
+    """Answers like the mechanism if the principal's budget allows; repeated queries are free.
 
-    Every row is a question. Its answer is stored with its charge in one transaction and handed out after that: there is
-    no charge without an answer, and no answer without a charge. A query without recourse within the constraints is
-    answered too ("none"), as the released score says so. Mechanisms that spend by model answer without a charge for
-    the answer; their training is charged once, before the first one (`Ledger.charge_training`), and so is that of a
-    model of the same records that public weights come from.
+    The answer to each row is stored with its charge in one transaction before it is returned, so that there is no
+    charge without an answer and no answer without a charge. A query without recourse within the constraints is charged
+    too, as the released score reveals this. For mechanisms whose training spends the budget, only the training is
+    charged, once before the first answer (`Ledger.charge_training`); so is that of a model of the same records that
+    provides public weights.
 
     Args:
-        mechanism: one of `safexplain.recourse`, fitted; keep it (pickle it) between restarts, as a new fit is another
-            model, whose answers are new.
-        ledger: where releases are recorded.
+        mechanism: a fitted mechanism of `safexplain.recourse`; pickle it between restarts, as answers of a new fit are
+            charged again.
+        ledger: the ledger of releases.
 
     Raises:
-        ConfigurationError: the ledger counts releases about other neighbours than the mechanism's.
+        ConfigurationError: the ledger's adjacency differs from the mechanism's.
         ConfigurationTypeError: not a mechanism, or not a ledger.
     """
 
@@ -62,27 +62,27 @@ class MeteredRecourse:
             )
         if ledger.adjacency != mechanism.adjacency:
             raise ConfigurationError(
-                f"adjacency: {type(mechanism).__name__} is private under {mechanism.adjacency}, this ledger counts"
-                f" releases under {ledger.adjacency}: sums of both would mean nothing. Make the mechanism with"
-                f' adjacency="{ledger.adjacency}", or keep two ledgers'
+                f"adjacency: expected {ledger.adjacency}, as in the ledger, got {mechanism.adjacency} in"
+                f" {type(mechanism).__name__}, and epsilons of both cannot be added; make the mechanism with"
+                f' adjacency="{ledger.adjacency}", or use two ledgers'
             )
         self.mechanism = mechanism
         self.ledger = ledger
 
     @property
     def guarantee(self) -> Guarantee:
-        """The mechanism's, of each answer or of the model; that of an answer names the charges too."""
-        own = self.mechanism.guarantee
-        return replace(own, assumptions=tuple(line for line in own.assumptions if line != NOT_CHARGED))
+        """The mechanism's guarantee without the assumption that answers are counted elsewhere."""
+        found = self.mechanism.guarantee
+        return replace(found, assumptions=tuple(line for line in found.assumptions if line != NOT_CHARGED))
 
     def explain(self, x: ArrayLike, *, principal: str | None, infeasible: Infeasible = "raise") -> Recourse:
-        """Answers to the rows of x as the mechanism's, charged to the principal who asks: all of them or none.
+        """Answers to all rows of x, or none, charged to the principal who asks.
 
         Raises:
-            ConfigurationError: no principal, or another `infeasible`; nothing was charged.
-            BudgetExhausted: the rows do not all fit, or the training of the model does not; nothing was answered.
-            InfeasibleError: some have no recourse; its `result` has all that was charged for.
-            InputError: queries that the mechanism would not answer; nothing was charged.
+            ConfigurationError: no principal, or an invalid `infeasible`; nothing was charged.
+            BudgetExhausted: the budget does not cover all rows, or the training; nothing was answered.
+            InfeasibleError: some have no recourse; its `result` has all answers that were charged.
+            InputError: queries that the mechanism refuses; nothing was charged.
             LedgerError: the ledger cannot be written; nothing was answered.
         """
         check_infeasible(infeasible)
@@ -90,26 +90,25 @@ class MeteredRecourse:
         return result.required() if infeasible == "raise" else result
 
     def explain_diverse(self, x: ArrayLike, answers: int, *, principal: str | None) -> tuple[Recourse, ...]:
-        """Several answers to each row that differ in what they change, for the price of one.
+        """Several answers to each row that change different features, for the price of one.
 
-        The first is that of `explain`, whichever is asked for first, and is stored as there; what was paid for is free,
-        and more answers to it are free too.
+        The first is that of `explain` and is stored in the same way; once it is charged, it and all further answers are
+        free.
 
-        Statement. All answers to a row together, however many and whenever they are asked for, reveal no more than its
-        first: they are epsilon-private once.
+        Statement. All answers to a row together, at any time and in any number, are epsilon-private once.
 
-        Proof. What is released of the private model is the noised score, which is stored with its charge. All answers
-        are made from this stored number, from the query and from public weights, costs and constraints, by
-        `LaplaceScore._solver_of`, which draws no noise and does not look at the model: post-processing of one release
-        (Dwork and Roth 2014, proposition 2.1). Were noise drawn for each, n answers would cost n epsilon.
+        Proof. Only the noised score depends on the private model; it is stored with its charge. All answers are
+        computed from this stored number, the query, and public weights, costs and constraints, by
+        `LaplaceScore._solver_of`, which draws no noise and does not use the model: post-processing of one release
+        (Dwork and Roth 2014, proposition 2.1). With new noise for each, n answers would cost n epsilon.
 
         Args:
             x: as for `explain`.
-            answers: how many, at least 1.
+            answers: number of answers, at least 1.
             principal: who asks.
 
         Returns:
-            As `LaplaceScore.explain_diverse`: `answers` results, valid=False where the options have run out.
+            As `LaplaceScore.explain_diverse`: `answers` results, valid=False where no further answer exists.
 
         Raises:
             ConfigurationError: fewer than one answer.
@@ -118,7 +117,7 @@ class MeteredRecourse:
         wanted = whole_number("answers", answers, 1)
         mechanism = self.mechanism
         if not isinstance(mechanism, LaplaceScore):
-            rows = mechanism.rows(x)  # what cannot be answered is not charged
+            rows = mechanism.rows(x)  # invalid queries are not charged
             guarantee = self._charge_training()
             return mechanism._diverse_answers(mechanism._solver(rows), rows, x, wanted, guarantee)
         first = self._charged_answer(x, principal)
@@ -127,11 +126,11 @@ class MeteredRecourse:
         return (first, *mechanism._diverse_answers(solve, first.x, x, wanted, first.guarantee)[1:])
 
     def _charged_answer(self, x: ArrayLike, principal: str | None) -> Recourse:
-        """Charged and stored, or repeated; queries without recourse are marked."""
+        """Answers that are charged and stored, or repeated; queries without recourse are marked."""
         mechanism = self.mechanism
         if mechanism.per == "answer" and principal is None:
-            raise ConfigurationTypeError("principal: expected who asks, as each answer is charged; got None")
-        rows = mechanism.rows(x)  # looks at the names of columns too; what cannot be answered is not charged
+            raise ConfigurationTypeError("principal: expected a name to charge each answer to, got None")
+        rows = mechanism.rows(x)  # invalid queries are not charged
         guarantee = self._charge_training()
         if mechanism.per == "model":
             return mechanism._with_guarantee(mechanism._solver(rows)(mechanism._frozen_columns(rows)), x, guarantee)
@@ -158,7 +157,7 @@ class MeteredRecourse:
         return mechanism._with_guarantee(Solution(x=rows, **columns), x, charged)
 
     def _charge_training(self) -> Guarantee:
-        """The guarantee, once the training of the model that answers, or that public weights come from, is charged."""
+        """The guarantee after charging the training of the model that answers or provides public weights."""
         guarantee = self.guarantee
         if guarantee.statement is None:
             return guarantee
@@ -166,5 +165,5 @@ class MeteredRecourse:
         return replace(guarantee, ledger=self.ledger.identity, charges=(charge.id,))
 
     def _question(self, row: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:
-        """The fit, with its frozen parameters, and the query; zeros of either sign are one question."""
+        """Key of a query: the fit, which fixes the parameters, and the row; zeros of either sign are equal."""
         return self.mechanism.identity.encode() + (row + 0.0).tobytes()

@@ -1,4 +1,4 @@
-"""A model that carries a privacy statement; it answers by geometry where it is linear, by search otherwise."""
+"""A model with a privacy statement, which answers by geometry if it is linear, otherwise by search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from sklearn.pipeline import Pipeline
 from torch import nn
 
@@ -32,17 +31,16 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 
 @dataclass(frozen=True, eq=False)
 class PrivateModel:
-    """A model as it was given, its statement, and the score that is wanted high.
+    """A given model, its statement, and the score of the favourable outcome.
 
-    That is a linear logit with (d,) weights, a bias and labels (unfavourable, favourable), or a column of a network's
-    output, which does not know its width d. The network is a copy, as the statement is about these weights.
+    The score is a linear logit with (d,) weights, a bias and labels (unfavourable, favourable), or comes from a column
+    of a network's output, whose width d is unknown. The network is a copy, as the statement is about these weights.
     """
 
     model: Any
     statement: PrivacyStatement
     vouched: bool
-    """Whether the statement came beside the model, or is about a training that is not this package's: it is then the
-    owner's word."""
+    """Whether the statement is only the owner's word: passed separately, or about a training by another package."""
     width: int | None
     weights: Floats | None = None
     bias: float = 0.0
@@ -61,11 +59,11 @@ class PrivateModel:
         frozen: Frozen,
         margin: Floats | None = None,
     ) -> Solution:
-        """Cheapest rows by geometry for a linear logit, (n,) margins beyond the target; by search for anything else."""
-        asked: dict[str, Any] = {"target": target, "cost": cost, "constraints": constraints, "frozen": frozen}
+        """Cheapest rows, by geometry for a linear logit with (n,) margins beyond the target, otherwise by search."""
+        options: dict[str, Any] = {"target": target, "cost": cost, "constraints": constraints, "frozen": frozen}
         if self.weights is not None:
-            return linear_recourse(self.weights, self.bias if margin is None else self.bias - margin, rows, **asked)
-        return network_recourse(self.network, rows, favourable=self.column, options=self.search, **asked)
+            return linear_recourse(self.weights, self.bias if margin is None else self.bias - margin, rows, **options)
+        return network_recourse(self.network, rows, favourable=self.column, options=self.search, **options)
 
     def scores(self, rows: Floats) -> Floats:
         """(n,) score of the favourable outcome."""
@@ -81,38 +79,38 @@ def private_model(
     adjacency: Adjacency = "substitute",
     search: SearchOptions = DEFAULT,
 ) -> PrivateModel:
-    """What answers from a model, if it is private; arguments as in `DPModelRecourse`.
+    """A `PrivateModel`, if the model is private; arguments as in `DPModelRecourse`.
 
     Raises:
-        RefusedError: no statement, one about other weights, about none or about a part of the model, one without a
-            finite epsilon, or under add/remove one that tells the number of records.
-        ConfigurationError: not a fitted linear model or a torch module, or it is not clear which class is favourable.
+        RefusedError: no statement, one about other weights, no weights or a part of the model, one without a finite
+            epsilon, or under add/remove one that reveals the number of records.
+        ConfigurationError: not a fitted linear model or a torch module, or no favourable class among several.
     """
     own = getattr(model, "privacy_", None) or getattr(model, "statement", None)
     if own is not None and privacy is not None and own != privacy:
-        raise RefusedError("privacy: the model carries a statement of its own, and it is another one; leave it out")
+        raise RefusedError("privacy: the model carries a different statement of its own; leave privacy= out")
     if isinstance(model, Pipeline):
         learnt = ", ".join(f"{name!r} ({type(step).__name__})" for name, step in model.steps[:-1])
         raise RefusedError(
-            f"model: the steps before the {type(model.steps[-1][1]).__name__} were fitted on the same records:"
-            f" {learnt}; every answer would publish what they have learned (means, ranges, categories). Put a public"
-            " Preprocessing(numeric={name: (low, high)}, ...) in their place, which learns nothing:"
+            f"model: the steps before the {type(model.steps[-1][1]).__name__} were fitted on the same records"
+            f" ({learnt}), and every answer would reveal what they learned (means, ranges, categories). Use a public"
+            " Preprocessing(numeric={name: (low, high)}, ...) instead, which learns nothing:"
             " DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y)"
         )
     linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
     network = getattr(model, "model", model)
     if not linear and not isinstance(network, nn.Module):
         raise ConfigurationError(
-            f"model: expected a fitted linear model or a torch module that was trained with differential privacy, got"
-            f" {type(model).__name__}. Train DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y), or search"
-            " other models with another library (DiCE, Alibi, OCEAN): nothing would protect their training records"
+            f"model: expected a fitted linear model or a torch module trained with differential privacy, got"
+            f" {type(model).__name__}. Train DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y), or use"
+            " another library for other models (DiCE, Alibi, OCEAN), which does not protect their training records"
         )
     statement = own or privacy
     if not isinstance(statement, PrivacyStatement):
         raise RefusedError(
-            f"{type(model).__name__} comes without a PrivacyStatement: answers from a model that was not trained with"
-            " differential privacy publish its training data's influence, its direction above all. Train it with"
-            " safexplain.dp, or pass privacy=statement"
+            f"model: expected a PrivacyStatement, but {type(model).__name__} has none, and answers from a model trained"
+            " without differential privacy reveal its training data; train it with safexplain.dp, or pass"
+            " privacy=statement"
         )
     statement.check_model(model if linear else network)
     _check_promise(statement, adjacency)
@@ -127,11 +125,11 @@ def private_model(
 def _check_promise(statement: PrivacyStatement, adjacency: Adjacency) -> None:
     """Raise RefusedError unless the statement promises something under this adjacency."""
     if not math.isfinite(statement.epsilons.of(adjacency)):
-        raise RefusedError(f"the model's statement promises nothing under {adjacency}: its epsilon is infinite")
+        raise RefusedError(f"the model's statement has no finite epsilon under {adjacency}; use another adjacency")
     if adjacency == "add_remove" and not statement.count_noised:
         raise RefusedError(
-            "the model's statement tells the true number of records, so that nothing hides whether one was added: ask"
-            ' for adjacency="zero_out" (a real record or an empty one in its place, at the same epsilon), or train'
+            "the model's statement reveals the exact number of records, so that it does not hide whether one was added;"
+            ' use adjacency="zero_out" (a real record or an empty one in its place, at the same epsilon), or train'
             ' DPLogisticRegression(adjacency="add_remove")'
         )
 
@@ -147,7 +145,7 @@ def _linear(
     pairwise = hasattr(model, "support_vectors_") and len(labels) > 2
     if len(labels) < 2 or len(weights) != (1 if len(labels) == 2 else len(labels)) or pairwise:
         raise ConfigurationError(
-            f"model: expected a linear classifier with one score for each class, got {type(model).__name__} with"
+            f"model: expected a linear classifier with one score per class, got {type(model).__name__} with"
             f" {len(labels)} classes and {len(weights)} rows of coefficients{', each for a pair of classes' * pairwise}"
         )
     column, width = labels.index(favourable_label(labels, favourable)), weights.shape[1]
@@ -155,28 +153,21 @@ def _linear(
         sign = 1.0 if column == 1 else -1.0
         pair = (labels[1 - column], labels[column])
         return PrivateModel(model, statement, vouched, width, sign * weights[0], float(sign * bias[0]), labels=pair)
-    layer = linear_layer(weights, bias)
+    layer = nn.Linear(width, len(weights), dtype=torch.float64).requires_grad_(False)
+    layer.weight.copy_(torch.from_numpy(np.array(weights)))
+    layer.bias.copy_(torch.from_numpy(np.array(bias)))
     return PrivateModel(model, statement, vouched, width, network=layer, column=column, search=search)
 
 
-def linear_layer(weights: ArrayLike, bias: ArrayLike) -> nn.Linear:
-    """A layer with these weights (classes, d) and intercepts (classes,), in float64."""
-    given = np.array(weights, dtype=np.float64)
-    layer = nn.Linear(given.shape[1], len(given), dtype=torch.float64).requires_grad_(False)
-    layer.weight.copy_(torch.from_numpy(given))
-    layer.bias.copy_(torch.from_numpy(np.array(bias, dtype=np.float64)))
-    return layer
-
-
 def _dense(coefficients: Any) -> Floats:
-    """(rows, d) the coefficients of a scikit-learn model, which may be sparse, or one row."""
-    held = coefficients.toarray() if hasattr(coefficients, "toarray") else coefficients
-    return np.atleast_2d(np.asarray(held, dtype=np.float64))
+    """(rows, d) coefficients of a scikit-learn model, which may be sparse, or a single row."""
+    dense = coefficients.toarray() if hasattr(coefficients, "toarray") else coefficients
+    return np.atleast_2d(np.asarray(dense, dtype=np.float64))
 
 
 class _FromTable(nn.Module):
-    """A layer before a network: rows of the table, in float64 as `Preprocessing.transform` reads them, become what the
-    network was trained on, in its type."""
+    """A layer before a network that scales rows of the table in float64, like `Preprocessing.transform`, and converts
+    them to the network's type."""
 
     def __init__(self, people: Preprocessing, like: torch.Tensor) -> None:
         super().__init__()
@@ -189,7 +180,7 @@ class _FromTable(nn.Module):
 
 
 def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:
-    """A model of scaled rows as one of rows of the table; the same scores, but for rounding.
+    """A model of scaled rows, turned into one of rows of the table with the same scores, up to rounding.
 
     Raises:
         ConfigurationError: a model of another number of columns.
@@ -198,8 +189,8 @@ def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:
         return found
     if found.width not in (None, len(people.columns)):
         raise ConfigurationError(
-            f"model: trained on {found.width} columns, but the preprocessing gives {len(people.columns)}; train it on"
-            " preprocessing.transform(frame)"
+            f"model: expected {len(people.columns)} columns, as in the preprocessing, but it was trained on"
+            f" {found.width}; train it on preprocessing.transform(frame)"
         )
     if found.weights is not None:
         weights = found.weights / people.scale

@@ -1,12 +1,11 @@
-"""Nearest point that a network scores high enough, over features that may move continuously within a box.
+"""Nearest point with a sufficient score, over continuous features within a box.
 
-Wachter, Mittelstadt and Russell 2017 (arXiv 1711.00399, eq. 2) minimise m * shortfall + cost over x', with a multiplier
-m that grows until the shortfall is gone; they do so by Adam. Here the shortfall max(0, target - score) is linearised
-around each iterate and the minimiser within a trust region is computed exactly, for all rows at once (`linear_step`):
-the S-l1-QP method (Fletcher 1987, Practical Methods of Optimization, ch. 14.4), with m raised as soon as the linear
-model asks for it. Without a trust region and from x alone the first step is DeepFool's (arXiv 1511.04599); exact steps
-within a box are those of FAB (arXiv 1907.02044). Tens of gradients replace hundreds to thousands of Adam's. All rows
-are searched at once, and rows that are finished leave the batch.
+Wachter, Mittelstadt and Russell 2017 (arXiv 1711.00399, eq. 2) minimise m * shortfall + cost over x' by Adam, with a
+multiplier m that grows until the shortfall is gone. Here the shortfall max(0, target - score) is linearised at each
+iterate, and the minimiser within a trust region is computed exactly for all rows at once (`linear_step`): the S-l1-QP
+method (Fletcher 1987, Practical Methods of Optimization, ch. 14.4), with m raised as soon as the linear model requires
+it. Without a trust region, the first step from x is DeepFool's (arXiv 1511.04599); exact steps within a box are those
+of FAB (arXiv 1907.02044). Tens of gradients replace hundreds to thousands of Adam's. Finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from torch import Tensor
 from safexplain.recourse.networks.score import NetworkScore
 
 _GROW, _SHRINK = 2.0, 0.35
-"""Of the trust region, after a step that came out as predicted or did not."""
+"""Factors of the trust region after a step that matched its prediction or did not."""
 _HALVINGS = 16
-"""Of the segment between x and the best point found."""
+"""Bisections of the segment between x and the best point."""
 
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """What a change costs each feature, as a search on tensors needs it.
+    """The cost of changes, on tensors.
 
     Args:
-        rise: (d,) what a change by 1 costs the features.
-        fall: (d,) what a change by -1 costs.
-        squared: whether the distance is the Euclidean norm of the weighted change, or the sum of its sizes.
+        rise: (d,) cost of a change by 1.
+        fall: (d,) cost of a change by -1.
+        squared: whether the distance is the Euclidean norm of the weighted change, or the sum of its absolute values.
     """
 
     rise: Tensor
@@ -39,12 +38,12 @@ class Price:
     squared: bool
 
     def along(self, direction: Tensor) -> Tensor:
-        """(..., d) what a change by 1 costs in directions (..., d)."""
+        """(..., d) costs of changes by 1 in directions (..., d)."""
         return torch.where(direction > 0, self.rise, self.fall)
 
     @property
     def unit(self) -> Tensor:
-        """(d,) the lower one of both, by which lengths of steps are measured."""
+        """(d,) the lower of both costs, the unit of step lengths."""
         return torch.minimum(self.rise, self.fall)
 
     def distance(self, change: Tensor) -> Tensor:
@@ -53,20 +52,20 @@ class Price:
         return weighted.norm(dim=-1) if self.squared else weighted.abs().sum(dim=-1)
 
     def energy(self, change: Tensor) -> Tensor:
-        """(...) what is minimised: half the squared distance where that is Euclidean, the distance otherwise."""
+        """(...) the objective: half the squared distance if Euclidean, otherwise the distance."""
         weighted = change * self.along(change)
         return weighted.square().sum(dim=-1) / 2 if self.squared else weighted.abs().sum(dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Boundary:
-    """The problem: rows x that shall score `target`, what changes cost, and the box of each row.
+    """The problem: the cheapest rows whose score reaches the target.
 
     Args:
-        score: the model.
-        target: the score to reach.
+        score: of the model.
+        target: score to reach.
         price: the cost.
-        steps: gradients of a row at most.
+        steps: largest number of gradients of a row.
     """
 
     score: NetworkScore
@@ -76,21 +75,21 @@ class Boundary:
 
     @property
     def goal(self) -> float:
-        """What counts as reached: scores of one row differ in their last digits with the size of its batch."""
+        """Score that counts as reached: slightly more, as the last digits of a score depend on the batch size."""
         return self.target + 64 * self.score.precision * (1.0 + abs(self.target))
 
     def reach(self, x: Tensor) -> Tensor:
-        """(n,) largest step of a feature, in units of its cost; it keeps infinite boxes finite."""
+        """(n,) largest step of a feature, in units of its cost, which makes infinite boxes finite."""
         return 10.0 * (1.0 + (x * self.price.unit).abs().amax(dim=1))
 
     def aim(self, value: Tensor) -> Tensor:
-        """(n,) what to aim at from scores (n,): a little beyond the target; `shortened` gives it back."""
+        """(n,) scores to aim at from scores (n,): slightly beyond the target; `shorten` removes the excess."""
         return self.goal + 1e-3 * (self.target - value).abs() + 16 * self.score.precision * value.abs()
 
 
 @dataclass
-class _Rows:
-    """What is kept of each row that is still searched."""
+class _ActiveRows:
+    """State of the rows that are still searched."""
 
     index: Tensor
     x: Tensor
@@ -104,8 +103,8 @@ class _Rows:
     multiplier: Tensor
     idle: Tensor
 
-    def keep(self, mask: Tensor) -> _Rows:
-        return _Rows(**{name: part[mask] for name, part in vars(self).items()})
+    def select(self, mask: Tensor) -> _ActiveRows:
+        return _ActiveRows(**{name: part[mask] for name, part in vars(self).items()})
 
 
 def nearest(
@@ -116,8 +115,7 @@ def nearest(
     The search aims at scores `aim` (n,); bounds may be infinite.
 
     Returns:
-        (n, d) points and their (n,) distances; infinite where no point was found, and the point is then the one of
-        highest score.
+        (n, d) points and their (n,) distances; where none was found, the point of highest score at infinite distance.
     """
     at = torch.minimum(torch.maximum(start, lower), upper)
     value, slope = task.score.gradients(at)
@@ -125,7 +123,7 @@ def nearest(
     best_distance[value < task.goal] = torch.inf
     best_value = value.clone()
     index = torch.arange(len(x), device=x.device)
-    rows = _Rows(
+    rows = _ActiveRows(
         index, x, aim, lower, upper, at, value, slope, task.reach(x), torch.zeros_like(value), torch.zeros_like(index)
     )
     for _ in range(task.steps):
@@ -139,12 +137,12 @@ def nearest(
         where = rows.index[better]
         best[where], best_value[where] = tried[better], tried_value[better]
         best_distance[where] = torch.where(valid, distance, torch.inf)[better]
-        rows = rows.keep(~done)
+        rows = rows.select(~done)
     return best, best_distance
 
 
-def _advance(task: Boundary, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """One trust-region step of every row, in place; the points tried, their scores, and which rows are finished."""
+def _advance(task: Boundary, rows: _ActiveRows) -> tuple[Tensor, Tensor, Tensor]:
+    """One trust-region step of each row, in place; the tried points, their scores, and finished rows."""
     price, aim = task.price, rows.aim
     span = rows.radius[:, None] / price.unit
     low, high = torch.maximum(rows.lower, rows.at - span), torch.minimum(rows.upper, rows.at + span)
@@ -180,7 +178,7 @@ def _advance(task: Boundary, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
     return tried, value, done
 
 
-def shortened(
+def shorten(
     task: Boundary, x: Tensor, best: Tensor, distance: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Move valid points towards x as far as they stay valid, by bisection."""
@@ -204,22 +202,22 @@ def linear_step(
 ) -> tuple[Tensor, Tensor]:
     """Minimise the cost of z - x subject to slope . (z - at) >= rise and lower <= z <= upper.
 
-    This is exact, and all rows at once. The Lagrangian at multiplier m separates into features: each stays at the end
-    of its interval that is nearest to x until m reaches the price of moving it, w / |slope| (costs that are sums) or
-    w^2 |z - x| / |slope| (Euclidean), and then moves in the direction of its slope. The rise is a piecewise linear
-    function of m (or of the share of the last feature), whose pieces are sorted here.
+    Exact, for all rows at once. The Lagrangian at multiplier m separates into features: each stays at the end of its
+    interval nearest to x until m reaches the price of moving it, w / |slope| (sums) or w^2 |z - x| / |slope|
+    (Euclidean), and then moves in the direction of its slope. The rise is a piecewise linear function of m (or of the
+    share of the last feature), whose segments are sorted here.
 
     Args:
         price: the cost.
-        x: (n, d) what the cost is measured from.
+        x: (n, d) origin of the cost.
         slope: (n, d) gradients.
-        at: (n, d) where they were taken.
-        rise: (n,) what the score is to gain.
+        at: (n, d) points of the gradients.
+        rise: (n,) required gain in score.
         lower: (n, d) finite.
         upper: (n, d) finite.
 
     Returns:
-        (n, d) points, and the (n,) multipliers. Where the box does not hold such a point: its point of largest rise.
+        (n, d) points and (n,) multipliers; if the box holds no such point, its point of largest rise.
     """
     start = torch.minimum(torch.maximum(x, lower), upper)
     end = torch.where(slope > 0, upper, torch.where(slope < 0, lower, start))

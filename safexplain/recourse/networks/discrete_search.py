@@ -1,10 +1,10 @@
-"""Nearest point that a network scores high enough, where some features take steps or are one-hot groups.
+"""Nearest point with a sufficient score, where some features take steps or are one-hot groups.
 
-Features that take steps are relaxed, searched like continuous ones (`boundary_search`) and rounded; one-hot groups stay
-where they are. What rounding broke, and categories that would do better, a local search over single moves finds: the
-moves that look cheapest by exact scores are carried out, the continuous features follow, and the best is kept. A single
-move takes a feature one step up or down, or a one-hot group to another category. A point counts as valid only by the
-network's score of the rounded row.
+Features with steps are relaxed, searched like continuous ones (`boundary_search`) and rounded; one-hot groups keep
+their category. A local search over single moves then repairs the rounding and changes categories: the moves that seem
+cheapest by exact scores are made, the continuous features are fitted again, and the best result is kept. A single move
+is one step of a feature up or down, or another category of a one-hot group. A point is valid only by the network's
+score of the rounded row.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from safexplain.recourse.constraints import NEARLY, Constraints
 from safexplain.recourse.networks.boundary_search import Boundary, linear_step, nearest
 
 _LAST = 1e100
-"""Ranks moves that do not reach the score behind those that do."""
+"""Ranks moves that miss the target behind those that reach it."""
 _TRIED = 2
-"""Moves of each row that are carried out in a round of the local search."""
+"""Number of moves of each row that are made in a round of the local search."""
 _UNDONE = 2
-"""Moves that save cost, each of which is made before another one once no single move helps."""
+"""Number of cost-saving moves that are each combined with another move once no single move helps."""
 _CHAINED = 2
-"""Neighbours of such a row from which moves start as well."""
+"""Number of neighbours of such a row from which moves also start."""
 _ROUNDS = 60
 _STEPS = 12
-"""Gradients for the continuous features to follow a move."""
+"""Gradients for fitting the continuous features after a move."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class Moves:
 
     Args:
         keep: (m, d) 0 in the columns that the move sets, 1 elsewhere.
-        add: (m, d) what it adds.
-        grid: (d,) size of a step of features that take steps; 0: of the others.
+        add: (m, d) numbers that it adds.
+        grid: (d,) size of a step; 0: continuous or one-hot.
         member: (d,) bool, columns of one-hot groups.
     """
 
@@ -49,12 +49,12 @@ class Moves:
 
     @property
     def discrete(self) -> Tensor:
-        """(d,) bool, the columns that are not continuous."""
+        """(d,) bool, columns that are not continuous."""
         return (self.grid > 0) | self.member
 
     @classmethod
     def of(cls, constraints: Constraints, device: torch.device) -> Moves:
-        """The moves that constraints leave, whatever the query."""
+        """Moves within constraints, for any query."""
         eye, keep, add = torch.eye(constraints.width, dtype=torch.float64), [], []
         for column in constraints.grid.nonzero()[0].tolist():
             keep += [torch.ones_like(eye[0])] * 2
@@ -68,55 +68,55 @@ class Moves:
         kept, added = (torch.stack(side).to(device) if side else eye[:0].to(device) for side in (keep, add))
         return cls(kept, added, torch.from_numpy(constraints.grid).to(device), member.to(device))
 
-    def made(self, rows: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, m, d) rows after each move, and (n, m) bool, whether the move changes them and stays in the box."""
+    def apply(self, rows: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, m, d) rows after each move, and (n, m) bool, whether it changes the row and stays in the box."""
         after = rows[:, None] * self.keep + self.add
         near = NEARLY * self.grid  # sums of steps are rounded
         inside = ((after >= lower[:, None] - near) & (after <= upper[:, None] + near)).all(dim=2)
         return after, inside & (after != rows[:, None]).any(dim=2)
 
     def parts(self, task: Boundary, *of: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Parts of (n, ...) tensors so small that all moves of their rows make one batch."""
+        """Split (n, ...) tensors such that all moves of the rows in a part fit into a batch."""
         size = max(1, task.score.batch_size // max(1, len(self.keep)))
         return zip(*(torch.split(whole, size) for whole in of), strict=True)
 
     def saving(self, task: Boundary, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor, count: int) -> Tensor:
-        """(n, count) the moves that lower the cost most; -1: no more."""
+        """(n, count) the moves that lower the cost most; -1: none left."""
         found = []
-        for own, here, low, high in self.parts(task, x, at, lower, upper):
-            after, allowed = self.made(here, low, high)
-            saved = task.price.energy(here - own)[:, None] - task.price.energy(after - own[:, None])
+        for query, current, low, high in self.parts(task, x, at, lower, upper):
+            after, allowed = self.apply(current, low, high)
+            saved = task.price.energy(current - query)[:, None] - task.price.energy(after - query[:, None])
             most = torch.where(allowed, saved, 0.0).topk(min(count, len(self.keep)), dim=1)
             found.append(torch.where(most.values > 0, most.indices, -1))
         return torch.cat(found)
 
     def pinned(self, rows: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds that hold the discrete columns where they are in `rows`."""
+        """Bounds that fix the discrete columns at their values in `rows`."""
         return torch.where(self.discrete, rows, lower), torch.where(self.discrete, rows, upper)
 
 
-def promising(
+def promising_moves(
     task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor, limit: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """The moves after which the score can be reached at least cost: scores are exact, continuous features linearised.
+    """Moves after which the score can be reached at least cost, by exact scores and a linear model of continuous
+    features.
 
-    Moves of queries x start from `at`, `count` of each row. `limit` (n,) is the cost of the best valid row so far, or
-    infinite: none. Where besides nothing is continuous, a chain of moves has to reach the score, and those that raise
-    it most for their cost come first.
+    Moves of queries x start from `at`, `count` of each row. `limit` (n,) is the cost of the best valid row so far;
+    infinite: none. Without such a row and without continuous features, a chain of moves must reach the score, so that
+    the moves with the largest rise per cost come first.
 
     Returns:
-        (n, count, d) rows after the move, continuous features as the linear model has them, and (n, count) bool,
-        whether there is such a move below the limit. Where none reaches the score: those that raise it most for
-        their cost.
+        (n, count, d) rows after the move, with continuous features from the linear model, and (n, count) bool, whether
+        there is such a move below the limit. If none reaches the score: those with the largest rise per cost.
     """
-    parts = [_promising(task, moves, count, *part) for part in moves.parts(task, x, at, lower, upper, limit)]
+    parts = [_promising_part(task, moves, count, *part) for part in moves.parts(task, x, at, lower, upper, limit)]
     return torch.cat([p for p, _ in parts]), torch.cat([p for _, p in parts])
 
 
-def _promising(
+def _promising_part(
     task: Boundary, moves: Moves, count: int, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor, limit: Tensor
 ) -> tuple[Tensor, Tensor]:
-    after, allowed = moves.made(at, lower, upper)
+    after, allowed = moves.apply(at, lower, upper)
     value, slope = task.score.gradients(at)
     n, m, d = after.shape
     row, move = allowed.nonzero(as_tuple=True)
@@ -147,30 +147,32 @@ def _promising(
     return points.gather(1, chosen.indices[..., None].expand(-1, -1, d)), chosen.values.isfinite()
 
 
-def rounded(task: Boundary, moves: Moves, x: Tensor, aim: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """(n, d) rows with whole numbers of steps; the continuous features make up for it where they can."""
+def round_steps(
+    task: Boundary, moves: Moves, x: Tensor, aim: Tensor, at: Tensor, lower: Tensor, upper: Tensor
+) -> Tensor:
+    """(n, d) rows rounded to whole steps; continuous features compensate where they can."""
     size = torch.where(moves.grid > 0, moves.grid, 1.0)
     steps = torch.minimum(torch.maximum(x + ((at - x) / size).round() * size, lower), upper)
-    return followed(task, moves, x, aim, torch.where(moves.grid > 0, steps, at), lower, upper)
+    return refit(task, moves, x, aim, torch.where(moves.grid > 0, steps, at), lower, upper)
 
 
-def improved(
+def improve(
     task: Boundary, moves: Moves, x: Tensor, aim: Tensor, at: Tensor, lower: Tensor, upper: Tensor, *, swaps: bool
 ) -> Tensor:
-    """(n, d) rows after a local search over single moves; it ends where none makes a row valid, or cheaper.
+    """(n, d) rows after a local search over single moves, which ends when none makes a row valid or cheaper.
 
-    With `swaps` it goes on with two or three moves together, of which the first saves cost.
+    With `swaps` it continues with two or three moves together, the first of which saves cost.
     """
     state = _State(task, moves, x, aim, lower, upper, at.clone(), task.score.values(at), task.price.energy(at - x))
     active = torch.arange(len(x), device=x.device)
     for _ in range(_ROUNDS if len(moves.keep) else 0):
         if not len(active):
             break
-        better = state.moved(active, state.best[active])
+        better = state.try_moves(active, state.best[active])
         stuck = active[~better[active] & (state.value[active] >= task.goal)]
         active = active[better[active]]
         if swaps and len(stuck):
-            active = torch.cat([active, stuck[state.swapped(stuck)[stuck]]])
+            active = torch.cat([active, stuck[state.try_swaps(stuck)[stuck]]])
     return state.best
 
 
@@ -188,29 +190,29 @@ class _State:
     value: Tensor
     cost: Tensor
 
-    def moved(self, queries: Tensor, origin: Tensor) -> Tensor:
-        """Carry out the promising moves of some queries.
+    def try_moves(self, queries: Tensor, origin: Tensor) -> Tensor:
+        """Make the promising moves of some queries.
 
         Args:
-            queries: (r,) their numbers; one that starts from several origins stands there once for each.
-            origin: (r, d) where the moves start.
+            queries: (r,) their positions, once for each origin.
+            origin: (r, d) start of the moves.
 
         Returns:
-            (n,) bool, of all queries, which are better for it.
+            (n,) bool, which of all queries have improved.
         """
         task, changed = self.task, torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
         limit = torch.where(self.value >= task.goal, self.cost, torch.inf)[queries]
         of = self.x[queries], origin, self.lower[queries], self.upper[queries], limit
-        tried, real = promising(task, self.moves, *of, _TRIED)
+        tried, real = promising_moves(task, self.moves, *of, _TRIED)
         row, move = real.nonzero(as_tuple=True)
         if not len(row):
             return changed
         own = queries[row]
         bounds = self.lower[own], self.upper[own]
-        point = followed(task, self.moves, self.x[own], self.aim[own], tried[row, move], *bounds)
+        point = refit(task, self.moves, self.x[own], self.aim[own], tried[row, move], *bounds)
         value, cost = task.score.values(point), task.price.energy(point - self.x[own])
-        slot = _occurrence(own)
-        for k in range(int(slot.max()) + 1):  # each query once
+        slot = _earlier_occurrences(own)
+        for k in range(int(slot.max()) + 1):  # each query once per round
             now = (slot == k).nonzero()[:, 0]
             to, was = own[now], self.value[own[now]] >= task.goal
             cheaper = ~was | (cost[now] < self.cost[to] * (1.0 - 1e-9))
@@ -220,8 +222,8 @@ class _State:
             changed[to] = True
         return changed
 
-    def swapped(self, queries: Tensor) -> Tensor:
-        """The same from x and after each of the moves that save most, and from their promising neighbours."""
+    def try_swaps(self, queries: Tensor) -> Tensor:
+        """The same from x, from rows after each of the most cost-saving moves, and from their promising neighbours."""
         bounds, best = (self.lower[queries], self.upper[queries]), self.best[queries]
         saving = self.moves.saving(self.task, self.x[queries], best, *bounds, _UNDONE)
         row, k = (saving >= 0).nonzero(as_tuple=True)
@@ -230,21 +232,21 @@ class _State:
         of, origin = torch.cat([queries, queries[row]]), torch.cat([self.x[queries], undone])
         free = torch.full(of.shape, torch.inf, dtype=self.x.dtype, device=of.device)
         bounds = self.lower[of], self.upper[of]
-        first, real = promising(self.task, self.moves, self.x[of], origin, *bounds, free, _CHAINED)
+        first, real = promising_moves(self.task, self.moves, self.x[of], origin, *bounds, free, _CHAINED)
         row, k = real.nonzero(as_tuple=True)
-        return self.moved(torch.cat([of, of[row]]), torch.cat([origin, first[row, k]]))
+        return self.try_moves(torch.cat([of, of[row]]), torch.cat([origin, first[row, k]]))
 
 
-def _occurrence(numbers: Tensor) -> Tensor:
-    """How often each number has stood before."""
+def _earlier_occurrences(numbers: Tensor) -> Tensor:
+    """Number of earlier occurrences of each number."""
     order = numbers.argsort(stable=True)
     ordered = numbers[order]
     first = torch.searchsorted(ordered, ordered)
     return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device) - first)
 
 
-def followed(task: Boundary, moves: Moves, x: Tensor, aim: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """(n, d) rows with the discrete columns of `at` and the best continuous ones."""
+def refit(task: Boundary, moves: Moves, x: Tensor, aim: Tensor, at: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """(n, d) rows with the discrete columns of `at` and continuous columns fitted to them."""
     low, high = moves.pinned(at, lower, upper)
     if bool((low == high).all()):
         return at

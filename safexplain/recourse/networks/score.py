@@ -1,4 +1,4 @@
-"""Score of the favourable outcome of a network, and its gradient, for rows that a search tries."""
+"""Scores of the favourable outcome of a network, and their gradients."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationTypeError, InputError
 
 NO_DERIVATIVE = (
-    "model: its output does not depend on x in a way that torch can differentiate; compute it from x with torch,"
-    " without detach(), numpy() or no_grad()"
+    "model: expected an output that torch can differentiate with respect to x; compute it from x with torch, without"
+    " detach(), numpy() or no_grad()"
 )
 
 
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode and back."""
+    """Put a network into evaluation mode, and restore its modes afterwards."""
     trained = [module for module in network.modules() if module.training]
     try:
         for module in trained:
@@ -33,15 +33,15 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
 
 
 class NetworkScore:
-    """What a search asks of a network: scores of rows, with or without gradients, a batch at a time.
+    """Scores of rows by a network, with or without gradients, in batches.
 
-    Geometry is in float64; rows are rounded to the network's type before it sees them, so that what is scored is what
-    its user will score. Parameters are not touched: gradients are taken with respect to the rows alone.
+    Geometry uses float64; rows are rounded to the network's type before scoring, as in production. Gradients are taken
+    with respect to the rows only; parameters do not change.
 
     Args:
         network: its output is (n,) or (n, 1), the logit of class 1, or (n, k) logits.
-        favourable: the class that is wanted: its logit minus the largest other one is the score.
-        batch_size: rows that the network sees at once.
+        favourable: the favourable class; its logit minus the largest other one is the score.
+        batch_size: number of rows per batch.
 
     Raises:
         ConfigurationError: not a network, or not a class.
@@ -53,7 +53,7 @@ class NetworkScore:
         parameters = [p for p in network.parameters() if p.is_floating_point()]
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.dtype = parameters[0].dtype if parameters else torch.get_default_dtype()
-        self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # has no float64
+        self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # mps lacks float64
         self.batch_size = batch_size
         self.precision = max((torch.finfo(p.dtype).eps for p in parameters), default=torch.finfo(self.dtype).eps)
         self._network, self._favourable = network, whole_number("favourable", favourable, 0)
@@ -90,7 +90,7 @@ class NetworkScore:
                 raise InputError(f"{NO_DERIVATIVE} ({error})") from error
             if "shape" not in str(error) and "size" not in str(error):
                 raise
-            raise InputError(f"x: the model does not take rows of {rows.shape[1]} features ({error})") from error
+            raise InputError(f"x: the model fails on rows of {rows.shape[1]} features ({error})") from error
         n, wanted = len(rows), self._favourable
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         if shape in ((n,), (n, 1)) and wanted in (0, 1):

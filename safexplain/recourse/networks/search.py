@@ -1,23 +1,22 @@
-"""Recourse for networks: the nearest allowed change that one accepts, all queries at once.
+"""Recourse of networks: the nearest allowed change that reaches the target, for all queries at once.
 
-What is returned is verified: every constraint holds exactly, and the model's own score of the returned row, rounded to
-the model's type, reaches the target. The network is not convex, so the distance is that of the best point found, not a
-proven minimum; `SearchOptions.starts` buys better ones. Where nothing was found there may still be something.
+Answers are verified: all constraints hold exactly, and the model's own score of the row, rounded to the model's type,
+reaches the target. As networks are not convex, the distance is that of the best point found, not a proven minimum; more
+`SearchOptions.starts` find better points. A query without an answer may still have one.
 
-An answer depends on its own query, the model and the options only, not on the other queries of the call (up to the
-rounding of matrix products, which may differ with the size of a batch). Where the model is differentially private, so
-are the answers, as post-processing; the search adds no protection of its own.
+An answer depends only on its query, the model and the options, not on other queries of the call (up to the rounding of
+matrix products, which may depend on the batch size). If the model is differentially private, so are the answers, as
+post-processing; the search adds no protection of its own.
 
-Each query is searched several times, because the nearest point that one search finds need not be the nearest there is.
-The first search starts from the query. Queries for which it finds nothing (a flat score, or a hill that is too low)
-start again from the best of many points around them, which only need to be scored. Further searches start around the
-query and around the best point so far. Directions are random, but the same for every query, so that no answer depends
-on another.
+Each query is searched several times, as a search may miss the nearest point. The first search starts from the query.
+Queries without a result (a flat score, or a local maximum that is too low) start again from the best of many scored
+points around them. Further searches start around the query and around the best point so far. Directions are random, but
+the same for every query, so that no answer depends on another.
 
-Limits, largest changes and steps hold in every search. Rules and the largest number of changes are sought within boxes:
-where an answer breaks a rule, the search goes on in a box in which the rule cannot be broken (`then` has risen already
-as far as it must, `when` rises no further); where it changes too many features, those that the score needs least are
-held where they were, half of them at a time.
+Limits, largest changes and steps hold in every search. Rules and the largest number of changes are enforced by boxes:
+if an answer breaks a rule, the search continues in a box in which the rule holds (`then` has already risen enough, and
+`when` rises no further); if it changes too many features, those least needed for the score are fixed, half of them at a
+time.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from safexplain.errors import ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.features import check_columns
-from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shortened
-from safexplain.recourse.networks.discrete_search import Moves, improved, rounded
+from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shorten
+from safexplain.recourse.networks.discrete_search import Moves, improve, round_steps
 from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
 from safexplain.recourse.solution import Floats, Solution, as_rows
 
 _STEPS = 60
-"""Gradients of one search at most."""
+"""Largest number of gradients of one search."""
 _SCATTERED = 256
-"""Points around a query that are scored where its first search finds nothing."""
+"""Number of points around a query that are scored if its first search fails."""
 _SEED = 0
-"""Of the directions in which further searches start, the same for every query."""
+"""Seed of the directions of further searches, the same for every query."""
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How hard, and how much at once.
+    """Effort and memory of a search.
 
     Args:
-        starts: searches of each query, the first from the query itself; the others find nearer points, or points where
-            the first finds none (a flat score).
-        batch_size: rows that the model sees at once, and queries that are searched together; memory grows with it.
+        starts: number of searches of each query, the first from the query itself; others may find nearer points, or a
+            point where the first finds none (a flat score).
+        batch_size: number of rows per batch of the model, and of queries searched together; memory grows with it.
 
     Raises:
         ConfigurationError: a number that is not positive.
@@ -69,7 +68,6 @@ class SearchOptions:
 
 
 DEFAULT = SearchOptions()
-"""Of a search."""
 
 
 def network_recourse(
@@ -86,24 +84,24 @@ def network_recourse(
     """Nearest rows that a network accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
 
     Args:
-        network: on its own device and in its own type; its output is (n,) or (n, 1), the logit of class 1, or (n, k)
-            logits, of which the favourable one less the largest other one is the score. It is searched in evaluation
-            mode; its parameters, gradients and training flags stay as they are.
+        network: its output is (n,) or (n, 1), the logit of class 1, or (n, k) logits, of which the score is the
+            favourable one minus the largest other one. It is used in evaluation mode, on its own device and in its own
+            type; parameters, gradients and training flags do not change.
         x: (n, d) queries, or one (d,).
-        target: score that a counterfactual has to reach; queries that reach it already are favourable.
-        favourable: the wanted class.
-        cost: what a change costs; public.
-        constraints: what may change; public. None: everything.
-        frozen: (n, d) or (d,) bool, what must not change besides.
+        target: score to reach; queries that reach it are favourable and do not change.
+        favourable: the favourable class.
+        cost: of changes; public.
+        constraints: on changes; public. None: none.
+        frozen: (n, d) or (d,) bool, further values that must not change.
         options: effort and memory.
 
     Returns:
-        One answer a query; `valid` is False where none was found within the constraints. Only favourable queries are
-        `proven`.
+        One answer for each query; `valid` is False where none was found within the constraints. Only favourable queries
+        are `proven`.
 
     Raises:
-        InputError: rows or a mask that cannot be used, columns in another order than the constraints', scores of
-            another shape, not finite, or not differentiable.
+        InputError: invalid rows or mask, columns in another order than the constraints', scores of another shape, not
+            finite, or not differentiable.
         ConfigurationError: an argument of another type, or a target that is not finite.
     """
     check_number("target", target)
@@ -127,8 +125,8 @@ def network_recourse(
         if not bool(torch.isfinite(values).all()):
             bad = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
             raise InputError(
-                f"model: no finite score for {len(bad)} queries (first: row {bad[0]}); look for NaN in the"
-                " parameters, or for units that the model was not trained on"
+                f"model: expected finite scores, got others for {len(bad)} queries (first: row {bad[0]}); check for NaN"
+                " in the parameters, and for units that differ from training"
             )
         favoured = (values >= float(target)).cpu().numpy()
         for part in np.split(np.flatnonzero(~favoured), range(options.batch_size, len(rows), options.batch_size)):
@@ -151,7 +149,7 @@ class _Search:
     """Counterfactuals of unfavourable queries.
 
     Args:
-        task: the score, its target, and what changes cost.
+        task: the score, its target and the cost.
         cost: the same cost.
         rules: the constraints.
         options: effort.
@@ -163,13 +161,13 @@ class _Search:
     options: SearchOptions
 
     def answers(self, x: Floats, frozen: Mask) -> tuple[Floats, Mask]:
-        """Rows (n, d), and (n,) bool, whether they are answers; the query itself where none was found."""
+        """Rows (n, d), and (n,) bool, whether they are answers; else the query itself."""
         best, distance, every = x.copy(), np.full(len(x), np.inf), np.arange(len(x))
         most = x.shape[1] if self.rules.most_changes is None else self.rules.most_changes
 
         def take(at: NDArray[np.intp], held: Mask) -> tuple[Floats, Mask]:
-            """Keep what is better for the queries `at` (k,); rows (k, d), and whether they change too many features."""
-            for row in self._searched(x[at], held):
+            """Store improvements for the queries `at` (k,); rows (k, d), and whether they change too many features."""
+            for row in self._candidates(x[at], held):
                 reached, far = self._values(row) >= self.task.target, self.cost.distance(row - x[at])
                 better = reached & self.rules.satisfied(x[at], row, frozen[at]) & (far < distance[at])
                 best[at[better]], distance[at[better]] = row[better], far[better]
@@ -178,18 +176,18 @@ class _Search:
         row, many = take(every, frozen)
         left, row, held = every[many], row[many], frozen[many]
         if len(left):
-            take(left, held | self._all_but(self._alone(x[left], held), np.full(len(left), most)))
+            take(left, held | self._all_except(self._single_feature_scores(x[left], held), np.full(len(left), most)))
         while len(left):
             half = np.maximum(self.rules.changes(x[left], row) // 2, most)
-            held = held | self._all_but(self._needed(x[left], row), half)
+            held = held | self._all_except(self._score_falls(x[left], row), half)
             row, many = take(left, held)
             left, row, held = left[many], row[many], held[many]
         return best, np.isfinite(distance)
 
-    def _searched(self, x: Floats, frozen: Mask) -> list[Floats]:
-        """Rows (n, d) within the limits of queries, and where these break a rule, rows within limits that cannot."""
+    def _candidates(self, x: Floats, frozen: Mask) -> list[Floats]:
+        """Rows (n, d) within the limits of queries, and where they break a rule, rows within limits that enforce it."""
         rules, (lower, upper) = self.rules, self.rules.bounds(x, frozen)
-        row = self._within(x, frozen, lower, upper)
+        row = self._search_box(x, frozen, lower, upper)
         found, broken = [row], np.empty(0, dtype=np.intp)
         if rules.rules:  # a repair may have taken the score below the target
             broken = np.flatnonzero(~(rules.keeps_rules(x, row) & (self._values(row) >= self.task.target)))
@@ -200,27 +198,27 @@ class _Search:
                 most = np.where(rises, row[broken, when], x[broken, when])
                 high[:, when] = np.maximum(np.minimum(high[:, when], most), low[:, when])
                 low[:, then] = np.where(rises, np.maximum(low[:, then], row[broken, then]), low[:, then])
-            again[broken] = self._within(x[broken], frozen[broken], np.minimum(low, high), high)
+            again[broken] = self._search_box(x[broken], frozen[broken], np.minimum(low, high), high)
             found.append(again)
         return found
 
-    def _within(self, x: Floats, frozen: Mask, lower: Floats, upper: Floats) -> Floats:
-        """(n, d) what the search finds within limits, on its steps and with its categories; rules are repaired."""
+    def _search_box(self, x: Floats, frozen: Mask, lower: Floats, upper: Floats) -> Floats:
+        """(n, d) rows found within limits, steps and categories; rules are repaired."""
         home = self.task.score.home
         query, low, high = (torch.from_numpy(array).to(home) for array in (x, lower, upper))
         found = nearest_allowed(self.task, Moves.of(self.rules, home), query, low, high, self.options)
         return self.rules.project(x, found.cpu().numpy(), frozen)
 
-    def _needed(self, x: Floats, row: Floats) -> Floats:
-        """(n, d) by how much the score falls when a feature of the rows (n, d) goes back; unchanged ones come last."""
+    def _score_falls(self, x: Floats, row: Floats) -> Floats:
+        """(n, d) fall of the score when a feature of the rows (n, d) is reset; -inf for unchanged features."""
         need, value = np.full(x.shape, -np.inf), self._values(row)
         for feature in np.unique(self.rules.feature):
             back = np.where(self.rules.feature == feature, x, row)
             need[:, feature] = np.where((back != row).any(axis=1), value - self._values(back), -np.inf)
         return need
 
-    def _alone(self, x: Floats, frozen: Mask) -> Floats:
-        """(n, d) the highest score at the ends of each feature's limits, or of its categories, the others as in x."""
+    def _single_feature_scores(self, x: Floats, frozen: Mask) -> Floats:
+        """(n, d) highest score at the limits of each feature, or of its categories, with the others as in x."""
         reach = (self.task.reach(torch.from_numpy(x).to(self.task.score.home))[:, None] / self.task.price.unit).cpu()
         lower, upper = self.rules.bounds(x, frozen)
         highest = np.full(x.shape, -np.inf)
@@ -232,11 +230,11 @@ class _Search:
                 highest[:, feature] = np.maximum(highest[:, feature], self._values(moved))
         return highest
 
-    def _all_but(self, need: Floats, kept: NDArray[np.intp]) -> Mask:
-        """(n, d) bool, all columns but those of as many features (n,) as are needed most; `need` (n, d) of a one-hot
-        group stands at its first column, and is -inf at the others."""
-        place = np.argsort(np.argsort(-need, axis=1, kind="stable"), axis=1)
-        held: Mask = (place >= kept[:, None])[:, self.rules.feature]
+    def _all_except(self, need: Floats, kept: NDArray[np.intp]) -> Mask:
+        """(n, d) bool, all columns except those of the `kept` (n,) most needed features; `need` (n, d) of a one-hot
+        group is in its first column, and -inf in the others."""
+        rank = np.argsort(np.argsort(-need, axis=1, kind="stable"), axis=1)
+        held: Mask = (rank >= kept[:, None])[:, self.rules.feature]
         return held
 
     def _values(self, rows: Floats) -> Floats:
@@ -254,17 +252,17 @@ def nearest_allowed(
     held = torch.where(moves.member, at, lower), torch.where(moves.member, at, upper)
     best = _nearest_of_starts(task, x, aim, at, *held, options.starts)
     if mixed:
-        best = improved(
-            task, moves, x, aim, rounded(task, moves, x, aim, best, lower, upper), lower, upper, swaps=False
+        best = improve(
+            task, moves, x, aim, round_steps(task, moves, x, aim, best, lower, upper), lower, upper, swaps=False
         )
-        from_query = improved(task, moves, x, aim, at, lower, upper, swaps=False)
-        best = improved(task, moves, x, aim, _better(task, x, from_query, best), lower, upper, swaps=True)
+        from_query = improve(task, moves, x, aim, at, lower, upper, swaps=False)
+        best = improve(task, moves, x, aim, _better_of(task, x, from_query, best), lower, upper, swaps=True)
     low, high = moves.pinned(best, lower, upper)
     if mixed and not bool(moves.discrete.all()):
-        best = _better(task, x, best, nearest(task, x, aim, best, low, high)[0])
+        best = _better_of(task, x, best, nearest(task, x, aim, best, low, high)[0])
     distance = task.price.distance(best - x)
     distance[task.score.values(best) < task.goal] = torch.inf
-    return shortened(task, x, best, distance, low, high)[0]
+    return shorten(task, x, best, distance, low, high)[0]
 
 
 def _nearest_of_starts(
@@ -272,7 +270,7 @@ def _nearest_of_starts(
 ) -> Tensor:
     """(n, d) the nearest valid point of all searches; where none is valid, one of high score.
 
-    The first search starts from `origin` (n, d); `starts` of them, besides the one from scattered points.
+    The first of `starts` searches starts from `origin` (n, d); a search from scattered points is additional.
     """
     generator = torch.Generator().manual_seed(_SEED)
     best, distance = nearest(task, x, aim, origin, lower, upper)
@@ -304,7 +302,7 @@ def _directions(task: Boundary, count: int, generator: torch.Generator) -> Tenso
 def _best_scattered(
     task: Boundary, x: Tensor, origin: Tensor, lower: Tensor, upper: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """(n, d) of points at all distances around each origin, the nearest valid one, or else the one of highest score."""
+    """(n, d) the nearest valid of points at various distances around each origin, else the one of highest score."""
     steps = _directions(task, _SCATTERED, generator)
     lengths = torch.logspace(-3, 0, _SCATTERED, dtype=x.dtype, device=x.device)[:, None]
     size, found = max(1, task.score.batch_size // _SCATTERED), []
@@ -319,8 +317,8 @@ def _best_scattered(
     return torch.cat(found)
 
 
-def _better(task: Boundary, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Row by row: what is valid, then what is nearer, then what scores higher."""
+def _better_of(task: Boundary, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """The better of two rows: the valid one, then the nearer one, then the one of higher score."""
     values = [task.score.values(rows) for rows in (one, other)]
     costs = [task.price.energy(rows - x) for rows in (one, other)]
     valid = [v >= task.goal for v in values]

@@ -261,17 +261,17 @@ def test_the_answer_to_a_query_does_not_depend_on_its_company():
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
-        (([1.0, np.nan], 0.0, [[0, 0]]), {}, "weights: NaN"),
+        (([1.0, np.nan], 0.0, [[0, 0]]), {}, "weights: expected finite numbers, got NaN"),
         (([[1.0, 2.0]], 0.0, [[0, 0]]), {}, "weights: expected shape"),
         ((["a", 1], 0.0, [[0, 0]]), {}, "weights: expected numbers"),
         (([1.0, 1.0], np.inf, [[0, 0]]), {}, "bias"),
         (([1.0, 1.0], [0.0, 1.0], [[0, 0]]), {}, "bias: expected one number"),
         (([1.0, 1.0], 0.0, [[0, 0, 0]]), {}, "x: expected shape"),
-        (([1.0, 1.0], 0.0, [[0, np.nan]]), {}, "x: NaN"),
+        (([1.0, 1.0], 0.0, [[0, np.nan]]), {}, "x: expected finite numbers, got NaN"),
         (([1.0, 1.0], 0.0, [[0, 0]]), {"target": [1.0, 2.0]}, "target: expected one number"),
         (([1e300, 1e300], 0.0, [[1e300, 0]]), {}, "overflow"),
         (([1.0, 1.0], 0.0, [[0, 0]]), {"frozen": np.ones((2, 2))}, "frozen"),
-        (([1.0, 1.0], 0.0, [[0, 0.5]]), {"constraints": Constraints(2, integer=(1,))}, "not whole"),
+        (([1.0, 1.0], 0.0, [[0, 0.5]]), {"constraints": Constraints(2, integer=(1,))}, "expected whole numbers"),
     ],
 )
 def test_bad_input_is_refused(arguments, options, said):
@@ -280,7 +280,7 @@ def test_bad_input_is_refused(arguments, options, said):
 
 
 def test_constraints_and_costs_of_other_models_are_refused():
-    with pytest.raises(ConfigurationError, match="3 columns"):
+    with pytest.raises(ConfigurationError, match="expected 2 columns, as the model has, got 3"):
         linear_recourse([1.0, 1.0], 0.0, [[0, 0]], constraints=Constraints(3))
     with pytest.raises(ConfigurationError, match="scale"):
         linear_recourse([1.0, 1.0], 0.0, [[0, 0]], cost=L2((1, 1, 1)))

@@ -287,8 +287,8 @@ def test_parameters_that_make_no_sense_are_refused_at_once(wrong):
     ("wrong", "message"),
     [
         ({"norm_bound": None}, "norm_bound is missing"),
-        ({"public_weights": [1.0]}, "public_weights: expected one number a feature, 2, got 1"),
-        ({"constraints": Constraints(3)}, "constraints: for 3 columns, but the data have 2"),
+        ({"public_weights": [1.0]}, "public_weights: expected 2 numbers, one for each feature, got 1"),
+        ({"constraints": Constraints(3)}, "constraints: expected 2 columns, as in the data, got 3"),
     ],
 )
 def test_parameters_for_other_data_are_refused_before_training(wrong, message):

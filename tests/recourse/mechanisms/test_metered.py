@@ -195,7 +195,11 @@ def test_a_model_of_the_other_labels_points_the_other_way():
     ("given", "error", "says"),
     [
         (lambda: LogisticRegression().fit(X, Y), RefusedError, r"public_weights=model.coef_\[0\]"),
-        (lambda: DPLogisticRegression(1.0, norm_bound=5.0, classes=[0, 1]), ConfigurationError, "is not fitted"),
+        (
+            lambda: DPLogisticRegression(1.0, norm_bound=5.0, classes=[0, 1]),
+            ConfigurationError,
+            "got an unfitted or non-linear DPLogisticRegression",
+        ),
         (private, ConfigurationError, r"call fit\(X, y\) first"),
         (lambda: altered(), RefusedError, "other weights"),
     ],
@@ -216,9 +220,7 @@ def altered():
 
 def test_mechanisms_about_other_neighbours_do_not_share_a_ledger(tmp_path):
     with Ledger(f"sqlite:///{tmp_path}/budget.db", epsilon=1.0, adjacency="zero_out") as ledger:
-        with pytest.raises(
-            ConfigurationError, match="private under substitute, this ledger counts releases under zero_out"
-        ):
+        with pytest.raises(ConfigurationError, match="expected zero_out, as in the ledger, got substitute"):
             MeteredRecourse(laplace(), ledger)
         MeteredRecourse(laplace(adjacency="zero_out"), ledger).explain(LOW[1], principal="ann", infeasible="mark")
         assert ledger.spent("ann") == pytest.approx(0.25)

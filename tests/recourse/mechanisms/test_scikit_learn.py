@@ -90,7 +90,7 @@ def test_a_clone_has_the_parameters_and_not_the_training(kind):
     with pytest.raises(NotFittedError):
         check_is_fitted(other)
     assert not hasattr(other, "n_features_in_")
-    with pytest.raises(ConfigurationError, match="has not been trained"):
+    with pytest.raises(ConfigurationError, match="is not trained"):
         other.explain(X)
     assert other.fit(X, y).identity != fitted.identity
 

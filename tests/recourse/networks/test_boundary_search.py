@@ -107,7 +107,7 @@ def test_moves_are_every_allowed_neighbour_and_nothing_else():
     constraints = Constraints(6, integer=(0, 1), upper={0: 3}, lower={0: 0}, one_hot=((3, 4, 5),), immutable=(4,))
     x = np.array([[3.0, 0.0, 0.5, 1.0, 0.0, 0.0], [0.0, 2.0, 0.5, 0.0, 1.0, 0.0]])
     lower, upper = (torch.tensor(b) for b in constraints.bounds(x))
-    after, allowed = Moves.of(constraints, torch.device("cpu")).made(torch.tensor(x), lower, upper)
+    after, allowed = Moves.of(constraints, torch.device("cpu")).apply(torch.tensor(x), lower, upper)
     found = [{tuple(row.tolist()) for row in rows[mask]} for rows, mask in zip(after, allowed, strict=True)]
     assert found[0] == {
         (2.0, 0.0, 0.5, 1.0, 0.0, 0.0),

@@ -133,7 +133,7 @@ def test_rows_are_rounded_to_the_type_of_the_network():
         (lambda rows: (rows[:, 0] - 9).detach(), "differentiate"),
         (lambda rows: rows.detach()[:, 0] - torch.full((1,), 9.0, requires_grad=True), "differentiate"),
         (WithoutBackward.apply, "differentiate"),
-        (lambda rows: rows[:, 0] * torch.nan, "no finite score for 20 queries"),
+        (lambda rows: rows[:, 0] * torch.nan, "expected finite scores, got others for 20 queries"),
         (nn.Linear(5, 2), r"with a column for class 2, got \(20, 2\)"),
         (nn.Unflatten(1, (5, 1, 1)), r"got \(20, 5, 1, 1\)"),
     ],
@@ -166,5 +166,5 @@ def test_a_network_on_a_gpu_gets_answers_like_one_on_the_cpu():
 
 
 def test_rows_that_a_network_does_not_take_are_refused_with_their_width():
-    with pytest.raises(InputError, match="does not take rows of 4 features"):
+    with pytest.raises(InputError, match="the model fails on rows of 4 features"):
         network_recourse(nn.Linear(3, 2), np.zeros((2, 4)))

@@ -13,7 +13,15 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.networks.search import SearchOptions, network_recourse
+from safexplain.recourse.networks.boundary_search import Boundary, Price
+from safexplain.recourse.networks.score import NetworkScore
+from safexplain.recourse.networks.search import (
+    SearchOptions,
+    _best_scattered,
+    _better_of,
+    _directions,
+    network_recourse,
+)
 
 COSTS = [L2(), L2(tuple(np.linspace(0.5, 2.0, 8))), L1(), MAD(tuple(np.linspace(2.0, 0.5, 8)))]
 
@@ -214,6 +222,64 @@ def test_later_starts_leave_a_plateau():
     assert not alone.valid[0]
     assert found.valid[0]
     assert found.distance[0] == pytest.approx(1.5, rel=1e-3)
+
+
+class First(nn.Module):
+    """Scores a row by its first column."""
+
+    def forward(self, rows):
+        return rows[:, 0]
+
+
+def task(rise, fall, target=1.0, batch_size=8192):
+    torch.set_default_dtype(torch.float64)
+    try:
+        score = NetworkScore(First(), batch_size=batch_size)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return Boundary(score, target, Price(torch.tensor(rise).double(), torch.tensor(fall).double(), squared=True), 10)
+
+
+def test_directions_are_steps_of_cost_one_any_way():
+    units = torch.tensor([0.5, 1.0, 3.0]).double()  # the lower price of rising and falling
+    steps = _directions(task([0.5, 4.0, 3.0], [2.0, 1.0, 3.0]), 2000, torch.Generator().manual_seed(1)) * units
+    assert steps.norm(dim=1).numpy() == pytest.approx(1.0)
+    assert (steps.mean(dim=0).abs() < 0.05).all()
+    assert steps.square().mean(dim=0).numpy() == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_of_two_rows_the_valid_one_is_better_then_the_nearer_then_that_of_higher_score():
+    pairs = torch.tensor(
+        [
+            [[2, 0], [0, 0]], [[0, 0], [2, 0]],  # one is valid
+            [[2, 0], [3, 0]], [[3, 0], [2, 0]], [[1.5, 2], [2, 0]],  # both are: the nearer
+            [[0.2, 9], [0.1, 0]], [[0.1, 0], [0.2, 9]],  # none is: the higher score
+            [[2, 0.5], [2, -0.5]], [[0.5, 1], [0.5, 0]],  # a tie: the first
+        ]
+    ).double()  # fmt: skip
+    better = _better_of(task([1.0, 1.0], [1.0, 1.0]), torch.zeros(9, 2).double(), pairs[:, 0], pairs[:, 1])
+    second = (better != pairs[:, 0]).any(dim=1)
+    assert second.tolist() == [False, True, False, True, True, False, True, False, False]
+    assert (better == torch.where(second[:, None], pairs[:, 1], pairs[:, 0])).all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 512, 8192])
+def test_scattered_points_lie_at_all_distances_and_the_nearest_valid_or_the_highest_is_taken(batch_size):
+    prices = torch.tensor([0.5, 2.0]).double()
+    one = task([0.5, 2.0], [0.5, 2.0], batch_size=batch_size)
+    x = torch.tensor([[0.0, 1.0], [-4.0, 0.0], [-100.0, 3.0]]).double()
+    low, high = torch.full((3, 2), -200.0).double(), torch.tensor([[50.0, 1.5], [50.0, 50.0], [-90.0, 50.0]]).double()
+    found = _best_scattered(one, x, x, low, high, torch.Generator().manual_seed(3))
+    steps = _directions(one, 256, torch.Generator().manual_seed(3)).numpy()
+    for row in range(3):
+        reach = 10 * (1 + np.abs(x[row].numpy() * prices.numpy()).max())
+        points = x[row].numpy() + reach * np.logspace(-3, 0, 256)[:, None] * steps
+        points = np.clip(points, low[row].numpy(), high[row].numpy())
+        far = np.linalg.norm((points - x[row].numpy()) * prices.numpy(), axis=1)
+        valid = points[:, 0] >= 1.0
+        expected = np.where(valid, far, np.inf).argmin() if valid.any() else points[:, 0].argmax()
+        assert found[row].numpy() == pytest.approx(points[expected])
+        assert bool(valid.any()) == (row < 2)
 
 
 def test_the_same_call_gives_the_same_answer_and_so_does_another_batch():
