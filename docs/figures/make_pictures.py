@@ -48,6 +48,7 @@ from safexplain.explain.catalog import Row
 from safexplain.explain.served import OF_ROWS
 from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.formats import Levels, TopKSet
+from safexplain.hardening.hardening import SLOTS
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.outputs import EstimatorModule
 
@@ -79,7 +80,7 @@ class Mechanism:
 
 
 def mechanisms(native: Tensor) -> dict[str, Mechanism]:
-    """By the name of the class; amounts that fit the map, of which half of the numbers lie beyond the clip."""
+    """By the name of the class, with amounts that fit the map (half of its numbers lie beyond the clip), or the defaults."""
     size = float(native.abs().median())
     norm = float(torch.linalg.vector_norm(native))
     noisy = {"std": Relative(0.5), "key": KEY}
@@ -95,6 +96,8 @@ def mechanisms(native: Tensor) -> dict[str, Mechanism]:
         "GaussianNoise": Hardening(clip=UnitNorm(), noise=GaussianNoise(**noisy)),  # type: ignore[arg-type]
         "Relative": Hardening(clip=UnitNorm(), mask=ThresholdMask(Relative(1.0))),
     }
+    for slot, kinds in SLOTS.items():
+        shown |= {k.__name__: Hardening(**{slot: k()}) for k in kinds if k.__name__ not in shown}
     return {name: Mechanism(h, ", ".join(repr(s) for s in (h.clip, h.mask, h.noise) if s)) for name, h in shown.items()}
 
 
