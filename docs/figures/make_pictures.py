@@ -80,7 +80,7 @@ class Mechanism:
 
 
 def mechanisms(native: Tensor) -> dict[str, Mechanism]:
-    """By the name of the class, with amounts that fit the map (half of its numbers are clipped), or with its defaults."""
+    """By the name of the class, with amounts that fit the map (half of its numbers are clipped), or the defaults."""
     size = float(native.abs().median())
     norm = float(torch.linalg.vector_norm(native))
     noisy = {"std": Relative(0.5), "key": KEY}
