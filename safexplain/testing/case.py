@@ -31,15 +31,15 @@ KEY = b"the key of contract tests, fixed"
 
 
 class Skip(Exception):
-    """Raised by a clause that does not apply; says why."""
+    """Raised by a clause that does not apply, with the reason."""
 
 
 class Untried(str):
-    """Yielded by a clause: a part of it that could not be tried, and why."""
+    """Yielded by a clause: a part that could not be tried, with the reason."""
 
 
 class Query(NamedTuple):
-    """One question to an explainer: inputs as its entry takes them, a target or None, and more keyword arguments."""
+    """A query to an explainer: inputs as its entry takes them, a target or None, and more keyword arguments."""
 
     inputs: Any
     target: Any
@@ -47,7 +47,7 @@ class Query(NamedTuple):
 
 
 def attempt(run: Callable[[], Any]) -> Any:
-    """What a call returns, or the error that it raised."""
+    """The result of a call, or the error that it raised."""
     try:
         return run()
     except Skip:
@@ -57,16 +57,16 @@ def attempt(run: Callable[[], Any]) -> Any:
 
 
 def tensors_of(value: Any, what: str, error: type[Exception] = Skip) -> tuple[Tensor, ...]:
-    """A tensor or a tuple of tensors as a tuple; `error` is raised where it is something else."""
+    """A tensor or a tuple of tensors as a tuple; raises `error` for anything else."""
     tensors = as_tuple(value)
     if not tensors or not all(isinstance(t, Tensor) and t.dim() > 0 for t in tensors):
-        raise error(f"{what} are no tensors but {type(value).__name__}")
+        raise error(f"{what}: expected tensors, got {type(value).__name__}")
     return tensors
 
 
 def flat(result: Any) -> Tensor:
     """Results as one float64 tensor (batch, features) on the CPU."""
-    tensors = tensors_of(result, "natively results are tensors; those released", TypeError)
+    tensors = tensors_of(result, "released results", TypeError)
     return torch.cat([t.detach().cpu().double().reshape(len(t), -1) for t in tensors], 1)
 
 
@@ -78,7 +78,7 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python; afterwards they are as they were."""
+    """Seed the global generators of torch, NumPy and Python, and restore them afterwards."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - the global one is meant
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
@@ -92,7 +92,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def take(value: Any, index: list[int], batch: int) -> Any:
-    """Some examples of a value that has a row for each; anything else stays as it is."""
+    """Some examples of a value with a row for each; anything else stays as it is."""
     if isinstance(value, tuple):
         return tuple(take(part, index, batch) for part in value)
     if isinstance(value, list) and len(value) == batch > 1:
@@ -108,11 +108,11 @@ def difference(
     """The first difference of two results as a sentence, or None.
 
     Args:
-        a: the expected one: tensors, arrays, numbers, text, or containers and other objects of such.
-        b: what came.
-        atol: how far numbers may lie apart, in their own units. NaN equals NaN.
-        path: what the sentence calls them.
-        within: ids of what they are parts of, where a cycle ends.
+        a: the expected result: tensors, arrays, numbers, text, or containers and other objects of such.
+        b: the actual result.
+        atol: absolute tolerance of numbers. NaN equals NaN.
+        path: name of the results in the sentence.
+        within: ids of the containing objects, to end cycles.
 
     >>> difference({"anchor": np.ones(3)}, {"anchor": np.ones(3)}), difference((1.0, "a"), [1.0, "a"])
     (None, 'result: expected tuple, got list')
@@ -144,17 +144,17 @@ def difference(
 class Case:
     """An explainer under test; the arguments are those of `check_explainer`.
 
-    `prepare` makes and asks it, and sets the attributes that clauses read.
+    `prepare` creates and queries it, and sets the attributes that clauses read.
 
     Attributes:
         plain, hardened: the explainer without hardening, and with `noisy`.
-        noisy: the hardening that most clauses use: noise alone, as large as the native numbers.
-        native_class: None where nobody says it.
+        noisy: the hardening of most clauses: noise alone, as large as the native numbers.
+        native_class: None: unknown.
         entry: name of the method that explains.
         is_captum: whether it follows Captum's interface.
-        query: the whole question.
-        answer: what the explainer with noise says to it.
-        scale: a power of two of the size of the native numbers; 1 where they are no tensors or all zero.
+        query: the full query.
+        answer: the noisy explainer's answer to it.
+        scale: a power of two near the size of the native numbers; 1 if they are no tensors or all zero.
     """
 
     factory: Callable[..., Any]
@@ -169,7 +169,7 @@ class Case:
     given_hardening: Hardening | None
 
     def prepare(self) -> None:
-        """Make the explainer, with and without noise, and ask it."""
+        """Create the explainer, with and without noise, and query it."""
         self.plain = self.make(Hardening.none())
         self.is_captum = isinstance(self.plain, Attribution)
         found: Any = self.native or getattr(self.plain, "_native", None)
@@ -188,10 +188,10 @@ class Case:
         self.hardened = self.make(self.noisy)
         self.answer = self.ask(self.hardened)
 
-    # How explainers are made and asked.
+    # Creating and querying explainers.
 
     def make(self, hardening: Hardening) -> Any:
-        """A new explainer, from whatever kind of factory."""
+        """A new explainer, from any kind of factory."""
         if accepts(self.factory, "hardening"):
             return self.factory(self.model, hardening=hardening)
         if len(inspect.signature(self.factory).parameters) > 1:
@@ -204,7 +204,7 @@ class Case:
         """The native explainer behind a hardened one.
 
         Raises:
-            Skip: nobody says what it is.
+            Skip: it is unknown.
         """
         if self.native_factory is not None:
             return self.native_factory(self.model)
@@ -216,34 +216,37 @@ class Case:
         return native
 
     def ask(self, explainer: Any, query: Query | None = None, *, seed: int = 0, **more: Any) -> Any:
-        """What an explainer answers, with every global generator seeded for the time of the call."""
+        """An explainer's answer, with all global generators seeded during the call."""
         with seeded(seed):
             return self.ask_unseeded(explainer, query, **more)
 
     def ask_unseeded(
         self, explainer: Any, query: Query | None = None, *, entry: Callable[..., Any] | None = None, **more: Any
     ) -> Any:
-        """What an explainer answers, or another way into it; for threads, which share the global generators."""
+        """An explainer's answer without seeding, for threads, which share the global generators.
+
+        `entry` replaces the method that explains.
+        """
         query, entry = query or self.query, entry or getattr(explainer, self.entry)
         target = {"target": query.target} if query.target is not None and accepts(entry, "target") else {}
         return entry(query.inputs, **{**target, **query.options, **more})
 
-    # What is asked.
+    # Queries.
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The inputs; `Skip` is raised where they are no tensors."""
+        """The inputs as a tuple; raises `Skip` if they are no tensors."""
         return tensors_of(self.inputs, "inputs")
 
     def part(self, index: Sequence[int]) -> Query:
-        """The question about some of the examples, in this order."""
+        """The query about some of the examples, in this order."""
         of = functools.partial(take, index=list(index), batch=len(self.tensors()[0]))
         inputs = self.like_inputs([t[list(index)] for t in self.tensors()])
         return Query(inputs, of(self.target), self._options(inputs, of))
 
     def with_inputs(self, inputs: Sequence[Tensor]) -> Query:
-        """The question about other inputs of the same batch size."""
-        asked = self.like_inputs(inputs)
-        return self.query._replace(inputs=asked, options=self._options(asked, None))
+        """The query about other inputs of the same batch size."""
+        others = self.like_inputs(inputs)
+        return self.query._replace(inputs=others, options=self._options(others, None))
 
     def like_inputs(self, tensors: Sequence[Tensor]) -> Any:
         """Tensors in the structure of the inputs."""
@@ -257,37 +260,37 @@ class Case:
         row = getattr(self.plain, "_row", None)
         return row.options(inputs) if row is not None and isinstance(inputs, Tensor) else {}
 
-    # What comes.
+    # Answers.
 
     @functools.cached_property
     def native_answer(self) -> Any:
-        """What the native explainer says to the whole question."""
+        """The native explainer's answer to the full query."""
         return self.ask(self.make_native(self.plain))
 
     def native_tensors(self) -> tuple[Tensor, ...]:
-        """What it says, as a tuple; `Skip` is raised where it says no tensors, or there is no native explainer."""
+        """The native answer as a tuple; raises `Skip` if it has no tensors, or there is no native explainer."""
         return tensors_of(self.native_answer, "results")
 
     @functools.cached_property
     def stochastic(self) -> bool:
-        """Whether the method draws from the global generators, so that other seeds give another answer."""
+        """Whether the method draws from the global generators, so that its answer depends on their seeds."""
         first, *others = (self.ask(self.plain, seed=seed) for seed in (0, 1, 2))
         return any(difference(first, other, 1e-5 * self.scale) for other in others)
 
     @property
     def atol(self) -> float:
-        """How far two answers may lie apart where the arithmetic is done in another order."""
+        """Absolute tolerance between answers whose arithmetic runs in another order."""
         kinds = [t.dtype for t in self.native_tensors() if t.is_floating_point()]
         return self.scale * max([1e-3, *(16 * torch.finfo(kind).eps for kind in kinds)])
 
     def noise(self, query: Query | None = None, *, explainer: Any = None, raw: Any = None, seed: int = 0) -> Tensor:
-        """(batch, features): what was released minus what is native (`raw` where it is known), with the same seeds.
+        """(batch, features) released minus native numbers (`raw` if known), with the same seeds.
 
         Raises:
             Skip: there are no tensors, no native explainer, or the hardening is more than noise.
         """
         if self.noisy.clip is not None or self.noisy.mask is not None or self.noisy.noise is None:
-            raise Skip("noise can be told from the map only under a hardening of noise alone")
+            raise Skip("noise can be separated from the map only if the hardening is noise alone")
         self.native_tensors()
         explainer = explainer or self.hardened
         raw = self.ask(self.make_native(explainer), query, seed=seed) if raw is None else raw
@@ -295,11 +298,11 @@ class Case:
 
 
 class Snapshot:
-    """What a model and some values are at the moment when this is made: attributes, hooks and training mode of each
-    submodule; values, `requires_grad` and `.grad` of parameters, buffers and of the tensors and arrays in the values.
+    """The state of a model and some values at creation: attributes, hooks and training mode of each submodule; values,
+    `requires_grad` and `.grad` of parameters, buffers and of the tensors and arrays in the values.
 
     Args:
-        model: anything in which modules can be found, see `safexplain._digest.modules_of`.
+        model: any object in which `safexplain._digest.modules_of` finds modules.
         values: inputs and options: tensors and arrays in tuples, lists and dictionaries.
     """
 
@@ -315,7 +318,7 @@ class Snapshot:
         self._arrays = [(name, array, _facts(array)) for name, array in arrays if array is not None]
 
     def differences(self) -> list[str]:
-        """What is not as it was, a sentence each."""
+        """The differences to the present state, a sentence each."""
         found = []
         for name, now, before in self._parts:
             changed = {k for k, (v, items) in before.items() if now.get(k) is not v or _ids(v) != _ids(items)}
@@ -325,7 +328,7 @@ class Snapshot:
         return found
 
     def restore(self) -> None:
-        """Put everything back: attributes, hooks, modes, values, gradients."""
+        """Restore attributes, hooks, modes, values and gradients."""
         for _, now, before in self._parts:
             now.clear()
             for key, (value, items) in before.items():
@@ -357,7 +360,7 @@ def _facts(array: Any) -> dict[str, Any]:
 
 
 def tensors_in(value: Any, name: str = "value") -> Iterator[tuple[str, Any]]:
-    """The tensors and arrays in tuples, lists and dictionaries, each with its way."""
+    """(path, array) of the tensors and arrays in tuples, lists and dictionaries."""
     if isinstance(value, Tensor | np.ndarray):
         yield name, value
     elif isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""The contract: a table of clauses, the function that checks an explainer against it, and what it found."""
+"""The contract: a table of clauses, the function that checks an explainer against them, and its report."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ State = Literal["passed", "skipped", "broken"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one clause came out.
+    """The result of one clause.
 
     Args:
         clause: its name.
-        promise: what it says, a sentence.
+        promise: its promise, a sentence.
         state: "passed", "skipped" or "broken".
-        details: why it was skipped; each thing that is broken, what was expected and what came; or, where it passed,
-            which parts could not be tried.
+        details: why it was skipped; each fault, with what was expected and what came; or, if it passed, the parts that
+            could not be tried.
     """
 
     clause: str
@@ -55,12 +55,12 @@ class ContractReport:
     def __str__(self) -> str:
         states = [outcome.state for outcome in self.outcomes]
         counts = ", ".join(f"{states.count(state)} {state}" for state in get_args(State) if state in states)
-        rest = ["no clause can see:", *(f"          {sentence}" for sentence in self.unchecked)]
+        rest = ["no clause can check:", *(f"          {sentence}" for sentence in self.unchecked)]
         return "\n".join([f"{self.explainer}: {counts}", *map(str, self.outcomes), *rest])
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """What no clause can see, a sentence each; what could not be tried here stands in the outcomes."""
+        """What no clause can check, a sentence each. Parts that could not be tried are in the outcomes."""
         return UNCHECKED
 
     @property
@@ -70,7 +70,7 @@ class ContractReport:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Names of the clauses that do not apply, or could not be tried; the outcome says why."""
+        """Names of the clauses that do not apply or could not be tried; the outcome gives the reason."""
         return self._in_state("skipped")
 
     @property
@@ -113,20 +113,20 @@ CLAUSES: Mapping[Callable[[Case], Iterable[str]], tuple[str, ...]] = {
     clauses.threads_get_right_answers: _NOISE[1:],
     clauses.works_in_any_gradient_mode: _NOISE[1:],
 }
-"""What any hardened explainer has to keep, in the order in which it is checked, and the clauses without which a clause
-cannot be told. The first line of a clause's documentation is its promise."""
+"""Clause -> clauses that must hold for it to be checked, in the order of checking. The first line of a clause's
+docstring is its promise."""
 
 UNCHECKED: tuple[str, ...] = (
     "whether the noise is large enough: `safexplain audit` measures what an attacker finds",
-    "how long an answer takes, and the memory that it needs: both can depend on secrets",
-    "what is printed, logged or warned of, files, network connections and other processes",
+    "time and memory of an answer, which can depend on secrets",
+    "output, logs, warnings, files, network connections and other processes",
     "functions, classes and modules within an answer, and what they refer to",
-    "shapes, types, devices, layouts in memory, precisions, batch sizes and options other than those given",
-    "inputs that nearly are the same question, and native numbers that are NaN or infinite",
-    "what happens after a certain time, or only at certain inputs, or only after more calls than are made here",
+    "shapes, types, devices, memory layouts, precisions, batch sizes and options other than the given ones",
+    "near-duplicate queries, and native numbers that are NaN or infinite",
+    "behaviour after a certain time, for certain inputs, or after more calls than are made here",
     "an explainer that recognises this test",
 )
-"""What no clause can see: an explainer that keeps the contract may still leak this way."""
+"""What no clause can check: an explainer that keeps the contract may still leak this way."""
 
 
 def check_explainer(
@@ -145,38 +145,38 @@ def check_explainer(
 ) -> ContractReport:
     """Check a hardened explainer against every clause of the contract.
 
-    It asks a few hundred times and changes the model for moments (hooks, training mode, parameters), and puts it back.
-    The global generators are seeded for each call, and afterwards as before. While it runs, nobody else should use the
-    model, and the native class is planted with markers in the whole process.
+    It makes a few hundred calls and temporarily changes the model (hooks, training mode, parameters). The global
+    generators are seeded for each call and restored. Nothing else should use the model meanwhile, and the native class
+    is patched in the whole process.
 
     Args:
-        explainer_factory: (model, hardening=...) -> explainer, as a hardened class is; or (model, hardening); or
-            (model), and then its attribute `hardening` is set.
-        model: what is explained. A small one will do; with dropout or batch normalisation more is tested.
-        inputs: as the explainer takes them: a tensor (batch, ...), a tuple of such, or whatever its library takes. Two
-            or more different examples, or the clauses about batches are skipped.
-        target: None where the explainer takes none.
-        options: more keyword arguments for each call, or a function from inputs to them. None: what the catalog
-            says that the method needs, or nothing.
+        explainer_factory: (model, hardening=...) -> explainer, like a hardened class; or (model, hardening); or
+            (model), whose attribute `hardening` is then set.
+        model: a small model is enough; dropout or batch normalisation tests more.
+        inputs: as the explainer takes them: a tensor (batch, ...), a tuple of such, or any type of its library. With
+            fewer than two different examples, the clauses about batches are skipped.
+        target: None if the explainer takes none.
+        options: more keyword arguments for each call, or a function from inputs to them. None: those that the catalog
+            lists for the method, if any.
         native: the native class; None: the explainer's `_native`.
-        native_factory: model -> the native explainer to compare with. None: it is rebuilt from the attributes
-            of a hardened Captum explainer; for others the clauses that compare are skipped.
+        native_factory: model -> the native explainer to compare with. None: rebuilt from the attributes of a hardened
+            Captum explainer; for others, the clauses that compare are skipped.
         entry: name of the method that explains; None: the explainer's `_entry`, or "attribute".
-        plant: (native result, native explainer) -> the result with `MARKER_TEXT` and `MARKER_NUMBER` in it where
-            secrets would be. Needed where results are no tensors.
+        plant: (native result, native explainer) -> the result with `MARKER_TEXT` and `MARKER_NUMBER` in place of
+            secrets. Needed if results are no tensors.
         hardening: the hardening of most clauses. None: noise alone, as large as the native numbers, with a fixed key.
-        skip: names of clauses to leave out.
+        skip: names of clauses to skip.
 
     Returns:
         The outcome of each clause; none is broken.
 
     Raises:
-        ContractError: a clause is broken; the message lists all that are, `report` holds the outcomes.
-        ConfigurationError: `skip` names no clause.
+        ContractError: a clause is broken; the message lists all broken ones, `report` holds the outcomes.
+        ConfigurationError: `skip` has an unknown name.
     """
     names = [clause.__name__ for clause in CLAUSES][1:]
     if unknown := set(skip) - set(names):
-        raise ConfigurationError(f"skip: expected names of clauses, got {sorted(unknown)}; of {', '.join(names)}")
+        raise ConfigurationError(f"skip: expected some of {', '.join(names)}; got {sorted(unknown)}")
     case = Case(explainer_factory, model, inputs, target, options, native, native_factory, entry, plant, hardening)
     outcomes: dict[str, Outcome] = {}
     before = Snapshot(model, {"inputs": inputs, "target": target})
@@ -186,12 +186,12 @@ def check_explainer(
             name, promise = clause.__name__, (inspect.getdoc(clause) or "").partition("\n")[0]
             cannot = [n for n in ("answers", *needs) if n in outcomes and outcomes[n].state == "broken"]
             if name in skip:
-                outcomes[name] = Outcome(name, promise, "skipped", ("left out by skip=",))
+                outcomes[name] = Outcome(name, promise, "skipped", ("skipped by skip=",))
             elif cannot:
-                outcomes[name] = Outcome(name, promise, "skipped", (f"cannot be told while {cannot[0]} is broken",))
+                outcomes[name] = Outcome(name, promise, "skipped", (f"cannot be checked while {cannot[0]} is broken",))
             else:
                 outcomes[name] = Outcome(name, promise, *_result(clause, case))
-            if before.differences():  # what one clause found must not spoil the next
+            if before.differences():  # a broken clause must not affect the next one
                 before.restore()
     made = type(case.plain) if outcomes["answers"].state != "broken" else explainer_factory
     report = ContractReport(getattr(made, "__name__", type(made).__name__), tuple(outcomes.values()))
@@ -201,7 +201,7 @@ def check_explainer(
 
 
 def _result(clause: Callable[[Case], Iterable[str]], case: Case) -> tuple[State, tuple[str, ...]]:
-    """How a clause comes out, and the details."""
+    """State and details of a clause."""
     details: list[str] = []
     try:
         for sentence in clause(case):

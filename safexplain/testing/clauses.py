@@ -1,7 +1,7 @@
-"""The clauses: what any hardened explainer has to keep, each a generator of what is broken.
+"""The clauses of the contract, each a generator of faults.
 
-A clause yields a sentence for each thing that is broken, and `Untried` for what could not be tried; the first line of
-its documentation is the promise. Where it does not apply, it raises `Skip`.
+A clause yields a sentence for each fault and `Untried` for parts that could not be tried, and raises `Skip` if it does
+not apply. The first line of its docstring is its promise.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from safexplain.testing.case import (
 from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, Plant, as_tuple, find_markers, planted
 
 THREADS = 8
-PATIENCE = 1.0
-"""Seconds that an explanation waits for a question in its middle."""
+LONGEST_WAIT = 1.0
+"""Seconds that an explanation waits for a query in its middle."""
 
 
 # --- numbers and types -----------------------------------------------------------------------------------------------
 
 
 def answers(case: Case) -> Iterator[str]:
-    """It can be made and asked."""
+    """The explainer can be created and called."""
     case.prepare()
     if not hasattr(case.hardened, "hardening"):
         yield f"expected an attribute `hardening`, {type(case.hardened).__name__} has none"
 
 
 def equals_native_without_hardening(case: Case) -> Iterator[str]:
-    """With Hardening.none() the answer is the native one: numbers, bit for bit, types, shapes, precision and device."""
+    """With Hardening.none(), the answer is the native one bit for bit, with its types, shapes, precision and device."""
     case.native_tensors()
     released = case.ask(case.plain)
     if fault := difference(case.native_answer, released):
         again = case.ask(case.make_native(case.plain))
         if difference(case.native_answer, again) and not difference(case.native_answer, released, 1e-4 * case.scale):
-            yield Untried(f"bit for bit: natively two calls differ as well; here {fault}")
+            yield Untried(f"bit for bit: two native calls differ as well; here {fault}")
         else:
             yield fault
 
@@ -93,13 +93,13 @@ def works_in_any_gradient_mode(case: Case) -> Iterator[str]:
 
 
 def asking_again_gives_the_same_answer(case: Case) -> Iterator[str]:
-    """Asking again gives the same answer, also an explainer made anew (random methods: with the same seeds)."""
-    again = {"asked again, it": (case.hardened, 0), "asked again, one made anew": (case.make(case.noisy), 0)}
+    """Repeating a query gives the same answer, also from a new explainer (random methods: with the same seeds)."""
+    again = {"a repeated query": (case.hardened, 0), "a new explainer": (case.make(case.noisy), 0)}
     if not case.stochastic:
-        again["asked with other seeds of the global generators, it"] = (case.hardened, 1)
-    for who, (explainer, seed) in again.items():
+        again["a query under other seeds of the global generators"] = (case.hardened, 1)
+    for name, (explainer, seed) in again.items():
         if found := difference(case.answer, case.ask(explainer, seed=seed), 1e-5 * case.scale):
-            yield f"{who} answers otherwise: {found}"
+            yield f"{name} gets another answer: {found}"
 
 
 def clips_then_masks_then_noises(case: Case) -> Iterator[str]:
@@ -114,35 +114,39 @@ def clips_then_masks_then_noises(case: Case) -> Iterator[str]:
     if (untouched := int((noises == 0).sum())) > max(1, noises.numel() // 100):
         yield f"expected noise on every coordinate, {untouched} of {noises.numel()} have none"
     elif float(noises.abs().max()) > 8 * scale / 64:
-        yield f"expected clip, then mask, then noise of std {scale / 64:g}; came as far as {noises.abs().max():.3g} off"
+        yield f"expected clip, mask, and noise of std {scale / 64:g}; numbers differ by up to {noises.abs().max():.3g}"
 
 
 def noise_belongs_to_the_query(case: Case) -> Iterator[str]:
     """Another key, example, input, target or model gets other noise."""
     base = case.noise()
     if base.numel() < 8:
-        raise Skip("there are too few numbers to tell")
+        raise Skip("the explanation has fewer than 8 numbers, too few to test its noise")
     for change, noise in _other_noises(case):
         found = attempt(noise)
         if found is None or isinstance(found, Exception):
-            why = f"{type(found).__name__}: {found!s:.80}" if found is not None else "natively it makes no difference"
+            why = (
+                f"{type(found).__name__}: {found!s:.80}"
+                if found is not None
+                else "the native answer does not depend on it"
+            )
             yield Untried(f"another {change}: {why}")
         elif _alike(base, found):
             yield f"another {change} gets the same noise"
     if float((base - case.noise(seed=1)).abs().max()) > case.atol:
-        yield "other seeds of the global generators get other noise, which is drawn from them"
+        yield "other seeds of the global generators give other noise, so the noise is drawn from them"
     first = case.tensors()[0]
     if len(base) > 1 and base.shape[1] >= 8 and not torch.equal(first[0], first[1]) and _alike(base[0], base[1]):
         yield "another example of the same batch gets the same noise"
 
 
 def noise_ignores_the_batch(case: Case) -> Iterator[str]:
-    """The noise of an example depends neither on the examples around it nor on its place."""
+    """The noise of an example depends neither on the other examples of the batch nor on its position."""
     if (n := len(case.tensors()[0])) < 2:
-        raise Skip("it takes two examples to tell; there is one")
+        raise Skip(f"expected two or more examples, got {n}")
     base = case.noise()
     if len(base) != n:
-        raise Skip("natively there is not one result for each example")
+        raise Skip("the native explainer does not give one result for each example")
     questions = {"in another order": [*range(1, n, 2), *range(0, n, 2)][::-1], "twice over": [0, *range(n), n - 1]}
     questions |= {f"example {i} alone": [i] for i in (0, n - 1)}
     for name, index in questions.items():
@@ -155,20 +159,20 @@ def noise_ignores_the_batch(case: Case) -> Iterator[str]:
 
 
 def _other_noises(case: Case) -> Iterator[tuple[str, Callable[[], Tensor | None]]]:
-    """What is changed, and the noise then; None where nothing could be changed, or natively makes no difference."""
+    """(change, noise after it); the noise is None if nothing changed, or the native answer does not depend on it."""
     other_key = case.noisy.with_key(b"another key of contract tests...")
     moved = [t.detach() * 1.01 + 0.01 if t.is_floating_point() else t.flip(-1) for t in case.tensors()]
-    asked = case.query._replace(target=_other_target(case.query.target))
+    other = case.query._replace(target=_other_target(case.query.target))
     native = case.make_native(case.hardened)  # methods for neurons take no target
     yield "key", lambda: case.noise(explainer=case.make(other_key))
     yield "input", lambda: case.noise(case.with_inputs(moved))
-    if asked.target is not None:
-        yield "target", lambda: case.noise(asked) if difference(case.native_answer, case.ask(native, asked)) else None
+    if other.target is not None:
+        yield "target", lambda: case.noise(other) if difference(case.native_answer, case.ask(native, other)) else None
     yield "model", lambda: _noise_of_another_model(case)
 
 
 def _other_target(target: Any) -> Any:
-    """Class 0 where another was asked for, 1 where it was 0."""
+    """Class 1 instead of 0, and 0 instead of any other."""
     if isinstance(target, Tensor):
         return (target == 0).to(target.dtype)
     if isinstance(target, tuple | list):
@@ -177,7 +181,7 @@ def _other_target(target: Any) -> Any:
 
 
 def _noise_of_another_model(case: Case) -> Tensor | None:
-    """The noise while the model's parameters are a little different; they are put back."""
+    """The noise while the model's parameters are slightly changed."""
     before = Snapshot(case.model)
     try:
         with torch.no_grad():
@@ -189,9 +193,8 @@ def _noise_of_another_model(case: Case) -> Tensor | None:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two noises are the same or correlated (six standard errors, for as many numbers as are distinct: methods
-    that explain groups of features have one noise for each group).
-    """
+    """Whether two noises are equal or correlated (six standard errors, for the number of distinct values: methods that
+    explain groups of features have one noise for each group)."""
     if a.shape != b.shape:
         return False
     a, b = a.flatten(), b.flatten()
@@ -202,30 +205,30 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return n >= 50 and abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) > 6 / math.sqrt(n)
 
 
-# --- what leaves beside the numbers ----------------------------------------------------------------------------------
+# --- what leaves besides the numbers ---------------------------------------------------------------------------------
 
 
 def only_listed_arrays_leave(case: Case) -> Iterator[str]:
     """Only the listed arrays leave: markers planted around the native result are not found in the released one."""
     if case.native_class is None:
-        raise Skip("nobody says what the native class is: pass native=")
+        raise Skip("the native class is unknown: pass native=")
     plants: Mapping[str, Plant] = PLANTS if case.plant is None else {"what plant= changed": case.plant}
     if case.plant is None:
         try:
             case.native_tensors()
         except Skip as error:
-            raise Skip(f"{error}: say with plant=(result, explainer) -> result where markers go") from None
+            raise Skip(f"{error}: pass plant=(result, explainer) -> result with markers") from None
     for where, plant in plants.items():
-        explainer = case.make(_LOUD if where == VALUES or "beside" in where else case.noisy)
+        explainer = case.make(_LOUD if where == VALUES or "returned with" in where else case.noisy)
         with planted(case.native_class, case.entry, plant) as planting:
             released = attempt(partial(case.ask, explainer))
         if not planting.calls:
             yield (
-                f"{case.native_class.__name__}.{case.entry} was never run, so that nothing could be planted in its"
-                " results; say with native= and entry= which class and method it runs"
+                f"{case.native_class.__name__}.{case.entry} was never run, so nothing could be planted in its results;"
+                " pass the class and method that it runs as native= and entry="
             )
             return
-        if isinstance(released, Exception) and "beside" not in where:
+        if isinstance(released, Exception) and "returned with" not in where:
             yield f"with markers in {where}, it raises {type(released).__name__}: {released!s:.120}"
             continue
         found = find_markers(released, name="error" if isinstance(released, Exception) else "released")
@@ -236,11 +239,11 @@ def only_listed_arrays_leave(case: Case) -> Iterator[str]:
 
 
 _LOUD = Hardening(noise=GaussianNoise(MARKER_NUMBER / 2, key=KEY))
-"""Noise as large as the marker: where the marker is taken for an attribution, it leaves as another number."""
+"""Noise as large as the marker, so that a marker in the attribution itself leaves as another number."""
 
 
 def released_arrays_are_detached(case: Case) -> Iterator[str]:
-    """Released arrays belong to no graph, need no gradient and are no part of a larger memory."""
+    """Released arrays belong to no graph, need no gradient and are not part of a larger memory."""
     inputs, queries = as_tuple(case.inputs), [case.query]
     if all(isinstance(t, Tensor) and t.is_floating_point() for t in inputs):
         queries.append(case.with_inputs([t.detach().clone().requires_grad_() for t in inputs]))
@@ -248,51 +251,51 @@ def released_arrays_are_detached(case: Case) -> Iterator[str]:
         released = case.ask(case.hardened, query)
         leaves = dict(tensors_in(released, "released"))
         if not leaves:
-            raise Skip(f"results are no arrays but {type(released).__name__}")
+            raise Skip(f"results: expected arrays, got {type(released).__name__}")
         yield from (f"{way} {fault}" for way, array in leaves.items() for fault in _faults(array))
 
 
 def _faults(array: Any) -> Iterator[str]:
     if isinstance(array, np.ndarray):
         if array.base is not None:
-            yield "is a view of another array, which can be read at .base"
+            yield "is a view of another array, readable at .base"
         return
     if array.grad_fn is not None:
         yield f"has a grad_fn ({type(array.grad_fn).__name__}), from which the native map can be read back"
     elif array.requires_grad:
         yield "has requires_grad=True"
     if array._base is not None:
-        yield "is a view of another tensor, which can be read at ._base"
+        yield "is a view of another tensor, readable at ._base"
     elif (bytes_held := array.untyped_storage().nbytes()) > array.nbytes:
-        yield f"has a storage of {bytes_held} bytes where its numbers take {array.nbytes}"
+        yield f"has a storage of {bytes_held} bytes although its numbers take {array.nbytes}"
 
 
 def no_way_around_the_hardening(case: Case) -> Iterator[str]:
-    """Captum's other ways in are closed: `__wrapped__`, NoiseTunnel around it, convergence deltas, attribute_future."""
+    """Captum's other entry points are closed: `__wrapped__`, NoiseTunnel, convergence deltas, attribute_future."""
     if not case.is_captum:
-        raise Skip("it is no Captum explainer")
+        raise Skip("it is not a Captum explainer")
     explainer, query = case.hardened, case.query
     native = getattr(case.native_class, case.entry, None)
     inner = getattr(getattr(type(explainer), case.entry), "__wrapped__", None)
     untunneled = query._replace(options={k: v for k, v in query.options.items() if not k.startswith("nt_")})
     if inner is not None and inner in (native, getattr(native, "__wrapped__", native)):
         yield f"{case.entry}.__wrapped__ is the native method, which NoiseTunnel and the layer wrappers call"
-    elif _answers(lambda: case.ask(explainer, untunneled, entry=NoiseTunnel(explainer).attribute)):
-        yield f"NoiseTunnel around it answers, and averages the noise away: {case.entry}.__wrapped__ has to refuse"
+    elif _succeeds(lambda: case.ask(explainer, untunneled, entry=NoiseTunnel(explainer).attribute)):
+        yield f"NoiseTunnel around it answers, and averages the noise away: {case.entry}.__wrapped__ must refuse"
     has_delta = native is not None and accepts(native, "return_convergence_delta")
     ends = tuple(t for t in as_tuple(query.inputs) if isinstance(t, Tensor))
     zeros = tuple(map(torch.zeros_like, ends))
     delta = getattr(explainer, "compute_convergence_delta", None)
-    if has_delta and _answers(lambda: case.ask(explainer, return_convergence_delta=True)):
-        yield "return_convergence_delta=True is answered; with the map it tells the noise on the map's sum"
-    if delta and _answers(lambda: delta(zeros, zeros, ends, target=query.target)):
-        yield "compute_convergence_delta answers; with the map it tells the noise on the map's sum"
+    if has_delta and _succeeds(lambda: case.ask(explainer, return_convergence_delta=True)):
+        yield "return_convergence_delta=True is answered; with the map it reveals the noise on the map's sum"
+    if delta and _succeeds(lambda: delta(zeros, zeros, ends, target=query.target)):
+        yield "compute_convergence_delta answers; with the map it reveals the noise on the map's sum"
     future = getattr(explainer, "attribute_future", None)
-    if future and _answers(lambda: case.ask(explainer, entry=future)):
-        yield "attribute_future answers; natively it returns native maps"
+    if future and _succeeds(lambda: case.ask(explainer, entry=future)):
+        yield "attribute_future answers; Captum's returns native maps"
 
 
-def _answers(run: Callable[[], Any]) -> bool:
+def _succeeds(run: Callable[[], Any]) -> bool:
     return not isinstance(attempt(run), Exception)
 
 
@@ -300,7 +303,7 @@ def _answers(run: Callable[[], Any]) -> bool:
 
 
 def leaves_nothing_behind(case: Case) -> Iterator[str]:
-    """Model, inputs and global generators are as before, also in training mode and after a call that fails."""
+    """Model, inputs and global generators are unchanged, also in training mode and after a call that fails."""
     explainer, roots = case.make(case.noisy), modules_of(case.model)
     yield from _left_behind(case, explainer, "")
     with ExitStack() as stack:
@@ -324,12 +327,12 @@ def _left_behind(case: Case, explainer: Any, when: str) -> Iterator[str]:
         after = _global_state(case)
     yield from (f"{when}{sentence}" for sentence in snapshot.differences())
     if before != after:
-        yield f"{when}torch's modes or the global generators are others than before: expected {before}, got {after}"
+        yield f"{when}torch's modes or the global generators changed: expected {before}, got {after}"
     snapshot.restore()
 
 
 def _global_state(case: Case) -> tuple[Any, ...]:
-    """Torch's modes, and the next number of each global generator, unless the method draws from them."""
+    """Torch's modes, and the next number of each global generator unless the method draws from them."""
     modes = (torch.is_grad_enabled(), torch.get_default_dtype())
     return modes if case.stochastic else (*modes, float(torch.rand(())), np.random.rand(), random.random())  # noqa: NPY002
 
@@ -343,7 +346,7 @@ def threads_get_right_answers(case: Case) -> Iterator[str]:
     explainer, predict = case.make(case.noisy), _prediction(case)
     questions: list[Callable[[], Any]] = [predict] if predict else []
     if case.stochastic and not predict:
-        raise Skip("the method draws from the global generators, which threads share")
+        raise Skip("the method draws from the global generators, which all threads share")
     if case.stochastic:
         yield Untried("explanations in several threads: the method draws from the global generators, which they share")
     else:
@@ -351,25 +354,25 @@ def threads_get_right_answers(case: Case) -> Iterator[str]:
         with suppress(Skip):
             queries.append(case.part([0]))
         explanations = [partial(case.ask_unseeded, explainer, query) for query in queries]
-        questions += [question for question in explanations if _answers(question)]
+        questions += [question for question in explanations if _succeeds(question)]
         expected = [question() for question in questions]
         with ThreadPoolExecutor(THREADS) as pool:
             given = list(pool.map(attempt, questions * THREADS))
-        if faults := [fault for pair in zip(expected * THREADS, given, strict=True) if (fault := _unlike(*pair))]:
+        if faults := [fault for pair in zip(expected * THREADS, given, strict=True) if (fault := _fault(*pair))]:
             yield f"{len(faults)} of {len(given)} answers in {THREADS} threads at once are wrong: {faults[0]}"
     for question in questions:
-        yield from _in_between(case, explainer, question)
+        yield from _during_explanation(case, explainer, question)
 
 
-def _in_between(case: Case, explainer: Any, question: Callable[[], Any]) -> Iterator[str]:
-    """A question asked while an explanation in another thread is in the middle of the model."""
+def _during_explanation(case: Case, explainer: Any, question: Callable[[], Any]) -> Iterator[str]:
+    """A query while an explanation in another thread is in the middle of the model."""
     expected, explanation = question(), case.ask(explainer)
     entered, passed, here = threading.Event(), threading.Event(), threading.get_ident()
 
-    def gate(*_: Any) -> None:  # may reach no module: a private copy of the model holds it
+    def gate(*_: Any) -> None:  # must not reference a module, because a private copy of the model holds it
         if threading.get_ident() != here and not entered.is_set():
             entered.set()
-            passed.wait(PATIENCE)
+            passed.wait(LONGEST_WAIT)
 
     with ExitStack() as stack, seeded(0), ThreadPoolExecutor(1) as pool:
         for root in modules_of(case.model):
@@ -380,22 +383,22 @@ def _in_between(case: Case, explainer: Any, question: Callable[[], Any]) -> Iter
         answer = attempt(question)
         passed.set()
     if not entered.is_set():
-        yield Untried("a question in the middle of an explanation: the explanation runs no torch module")
-    elif fault := _unlike(expected, answer):
-        yield f"what is asked for in the middle of an explanation is wrong: {fault}"
-    elif not case.stochastic and (fault := _unlike(explanation, running.result())):
-        yield f"an explanation in whose middle another question is asked is wrong: {fault}"
+        yield Untried("a query in the middle of an explanation: the explanation runs no torch module")
+    elif fault := _fault(expected, answer):
+        yield f"the answer to a query in the middle of an explanation is wrong: {fault}"
+    elif not case.stochastic and (fault := _fault(explanation, running.result())):
+        yield f"an explanation that another query interrupts is wrong: {fault}"
 
 
 def _prediction(case: Case) -> Callable[[], Any] | None:
-    """The model asked for its outputs; None where it wants other arguments, or has no two times the same answer."""
+    """The model's outputs; None: it needs other arguments, or does not repeat its answer."""
     given = (*as_tuple(case.inputs), *as_tuple(case.query.options.get("additional_forward_args", ())))
     predict = torch.no_grad()(partial(case.model, *given))
-    return predict if _answers(predict) and not difference(predict(), predict()) else None
+    return predict if _succeeds(predict) and not difference(predict(), predict()) else None
 
 
-def _unlike(expected: Any, got: Any) -> str | None:
-    """What is wrong with an answer, beyond rounding."""
+def _fault(expected: Any, got: Any) -> str | None:
+    """The difference of an answer to the expected one, beyond rounding; None: there is none."""
     if isinstance(got, Exception):
         return f"{type(got).__name__}: {got!s:.120}"
     arrays = [torch.as_tensor(array).detach() for _, array in tensors_in(expected) if array.dtype != object]

@@ -1,7 +1,7 @@
-"""Markers: planted where secrets are, around the result of a native explainer, and looked for in what is released.
+"""Markers, planted around the result of a native explainer in place of secrets, and searched for in what is released.
 
-A marker is a text and a number that nothing else has. `planted` puts it into what a native method returns, for as long
-as a test runs; `find_markers` reads what an answer holds: values of tensors and arrays, containers, attributes, texts.
+A marker is a unique text and a unique number. `planted` puts them into the results of a native method during a test;
+`find_markers` searches an answer: tensors and arrays, containers, attributes, texts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor
 from safexplain.errors import ConfigurationError
 
 MARKER_TEXT = "marker-that-must-not-leave-6f1d"
-"""What to plant where text goes."""
+"""The marker for text."""
 
 MARKER_NUMBER = 7391.4658203125
-"""What to plant where numbers go; float32 holds it exactly, and with 2 decimals it still is like no other."""
+"""The marker for numbers; float32 holds it exactly, and it stays unique with 2 decimals."""
 
 _TEXT = re.compile(rf"{MARKER_TEXT}|(?<![\d.])7391\.[45]|(?<![\d.])7\.39\d*[eE]\+?0*3")
 _PACKED = tuple(np.array(MARKER_NUMBER, kind).tobytes() for kind in ("<f4", ">f4", "<f8", ">f8"))
@@ -38,11 +38,11 @@ def find_markers(obj: object, *, name: str = "released") -> list[str]:
     Modules, classes and functions are not searched: they are the program, not its answer.
 
     Args:
-        obj: anything: a tensor, a tuple of arrays, an explanation object of any library.
-        name: what the places start with.
+        obj: any object: a tensor, a tuple of arrays, an explanation object of any library.
+        name: start of each place.
 
     Returns:
-        Python-like expressions, one for each place, empty when nothing was found.
+        Python-like expressions, one for each place; empty if nothing was found.
 
     >>> find_markers({"scores": np.array([1.0, MARKER_NUMBER]), "note": "2 scores"})
     ["released['scores']"]
@@ -72,7 +72,7 @@ def _is_marked(value: Any) -> bool:
             dense = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
             return bool((dense == torch.tensor(MARKER_NUMBER).to(dense.dtype)).any())
     if isinstance(value, np.ndarray | np.generic):
-        plain = np.asarray(value)  # of a masked array what is under the mask as well
+        plain = np.asarray(value)  # for a masked array, also what is under the mask
         return plain.dtype.kind in "fc" and bool((plain == np.asarray(MARKER_NUMBER, plain.dtype)).any())
     if isinstance(value, int | float | complex):
         return value == MARKER_NUMBER
@@ -80,7 +80,7 @@ def _is_marked(value: Any) -> bool:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value holds, with how it is written."""
+    """(suffix, part) of everything that a value holds."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r:.40}]", part) for key, part in value.items())
         yield from ((".keys()", key) for key in value)
@@ -100,7 +100,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _behind(value: Any) -> Iterator[tuple[str, Any]]:
-    """What can be reached from a value although it is no part of it."""
+    """(suffix, object) of what can be reached from a value without being part of it."""
     if isinstance(value, np.ndarray):
         yield ".base", value.base
     elif isinstance(value, Tensor):
@@ -113,17 +113,16 @@ Plant = Callable[[Any, Any], Any]
 
 @dataclass
 class Planting:
-    """How often a planted entry was run; calls that it makes to itself are not counted."""
+    """Number of calls of a planted entry, without nested ones."""
 
     calls: int = 0
 
 
 @contextmanager
 def planted(native: type, entry: str, transform: Plant) -> Iterator[Planting]:
-    """Within, what `native.entry` returns goes through `transform`, in all threads; afterwards all is as before.
+    """A context in which results of `native.entry` pass through `transform`, in all threads.
 
-    An entry that has a `__wrapped__` (Captum's have one, which NoiseTunnel and the layer wrappers call) keeps one,
-    planted as well.
+    If the entry has a `__wrapped__` (as Captum's, which NoiseTunnel and the layer wrappers call), it is planted too.
 
     Args:
         native: the native explainer's class.
@@ -177,12 +176,12 @@ def _in_each(plant: Callable[[Tensor], Tensor]) -> Plant:
     return lambda result, explainer: tuple(map(plant, result)) if isinstance(result, tuple) else plant(result)
 
 
-def _beside(extra: Callable[[Tensor], Any]) -> Plant:
+def _appended(extra: Callable[[Tensor], Any]) -> Plant:
     return lambda result, explainer: (*as_tuple(result), extra(as_tuple(result)[0]))
 
 
 def _mark(result: Any, explainer: Any) -> Any:
-    """Markers in the attributes of the native explainer, or of whatever comes second."""
+    """Put markers into the attributes of the second argument, the native explainer or another object."""
     explainer.secret, explainer.raw = MARKER_TEXT, torch.full((8,), MARKER_NUMBER)
     return result
 
@@ -192,9 +191,9 @@ PLANTS: Mapping[str, Plant] = MappingProxyType(
     {
         VALUES: _in_each(lambda t: torch.full_like(t, MARKER_NUMBER, requires_grad=False)),
         "Python attributes of the native tensor": _in_each(lambda t: _mark(marked := t.detach().clone(), marked)),
-        "a delta for each example, returned beside the map": _beside(lambda t: t.new_full((len(t),), MARKER_NUMBER)),
-        "an object returned beside the map": _beside(lambda t: SimpleNamespace(notes=[MARKER_TEXT, MARKER_NUMBER])),
+        "a delta for each example, returned with the map": _appended(lambda t: t.new_full((len(t),), MARKER_NUMBER)),
+        "an object returned with the map": _appended(lambda t: SimpleNamespace(notes=[MARKER_TEXT, MARKER_NUMBER])),
         "attributes of the native explainer": _mark,
     }
 )
-"""Where the contract puts markers in the results of Captum's explainers; the keys say it."""
+"""Place -> how the contract puts markers there, for Captum's explainers."""

@@ -1,8 +1,7 @@
-"""Which checks of scikit-learn's `check_estimator` the estimators here do not pass, and why.
+"""Checks of scikit-learn's `check_estimator` that our estimators fail, with the reasons.
 
-All follow from what a guarantee needs: what is public is declared and never read off the data, parameters are checked
-before anything is trained, and a released score is no accuracy. Data that the checks bring (other labels, other numbers
-of columns) are refused with a message.
+All follow from the guarantees: public values are declared and never read off the data, parameters are checked before
+training, and a released score is no accuracy. Other labels or numbers of columns are refused with a message.
 
     from sklearn.utils.estimator_checks import check_estimator
     from safexplain.testing.scikit_learn import expected_failed_checks
@@ -16,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-LABELS = "classes is a public list, and the check brings labels that are not in it"
-COLUMNS = "its columns are declared by name, and the check brings others; it learns nothing of data"
-SCORE = "score(x) is the noised logit of a query, and not the accuracy of predictions"
-MADE = "parameters are checked when a mechanism is made, before anything is trained, charged or released"
-DEFAULTS = "the default cost is an object, and scikit-learn expects numbers, texts and the like"
-KEPT = "what is public is part of a guarantee and does not change"
+LABELS = "classes is a public list, but the check uses labels that are not in it"
+COLUMNS = "its columns are declared by name, but the check uses others; it learns nothing from data"
+SCORE = "score(x) is the noised logit of a query, not the accuracy of predictions"
+MADE = "parameters are checked at construction, before anything is trained, charged or released"
+DEFAULTS = "the default cost is an object, but scikit-learn expects numbers, texts and the like"
+KEPT = "public parameters are part of a guarantee and cannot change"
 
 _TWO_CLASSES = """
 check_dict_unchanged check_dont_overwrite_parameters check_dtype_object check_estimators_dtypes
@@ -55,13 +54,12 @@ EXPECTED: dict[str, dict[str, str]] = {
     | {
         "check_do_not_raise_errors_in_init_or_set_params": MADE,
         "check_no_attributes_set_in_init": MADE,
-        "check_parameters_default_constructible": "a preprocessing without a feature is none",
+        "check_parameters_default_constructible": "a preprocessing needs at least one feature",
         "check_set_params": KEPT,
     },
 }
-"""Class -> check -> why it is not passed. `DPLogisticRegression` is meant with three classes 0, 1 and 2, and mechanisms
-with a private model with five, 0 to 4; with others, `expected_failed_checks` adds the checks that bring labels which
-are not listed then."""
+"""Class -> check -> why it fails, for `DPLogisticRegression` with classes 0 to 2 and for mechanisms with a private
+model with classes 0 to 4; for others, `expected_failed_checks` adds the checks that use unlisted labels."""
 
 _LISTED = {"DPLogisticRegression": range(3), "DPModelRecourse": range(5)}
 _OTHER_LABELS = f"""{_TWO_CLASSES}
@@ -71,7 +69,7 @@ check_fit_check_is_fitted check_fit_idempotent check_n_features_in check_supervi
 
 
 def expected_failed_checks(estimator: Any) -> dict[str, str]:
-    """What `check_estimator` and `parametrize_with_checks` are to expect of an estimator: check -> reason."""
+    """Check -> reason, for `check_estimator` and `parametrize_with_checks`."""
     name = next((kind.__name__ for kind in type(estimator).__mro__ if kind.__name__ in EXPECTED), "")
     found = dict(EXPECTED.get(name, {}))
     classes = getattr(estimator, "classes", None)

@@ -300,7 +300,7 @@ def test_what_holds_by_construction_says_so_and_what_it_rests_on(
         "IntegratedGradients of a student of the labels of 597 public inputs",
         "The label of each explained query is released anyway",
         "The labels of the public inputs may be queried",
-        "What the labels themselves tell",
+        "What the labels themselves reveal",
         "90.0% [85.0%, 93.0%] of 200 inputs",
         "not signed",
         "ab" * 32,

@@ -321,19 +321,19 @@ def test_the_report_shows_every_clause_with_its_promise_and_cannot_be_changed():
         assert f"{name}: {promise}" in str(report)
         assert promise.endswith(".")
     assert str(report).startswith("HardenedSaliency: 12 passed, 1 skipped\n")
-    assert report["no_examples_no_answers"].details == ("left out by skip=",)
+    assert report["no_examples_no_answers"].details == ("skipped by skip=",)
     with pytest.raises(FrozenInstanceError):
         report.explainer = "another"
 
 
 def test_a_name_that_is_no_clause_cannot_be_skipped():
-    with pytest.raises(ConfigurationError, match=r"got \['layouts'\]; of equals_native"):
+    with pytest.raises(ConfigurationError, match=r"expected some of equals_native.*got \['layouts'\]"):
         check_explainer(HardenedSaliency, image_net(), images(), 3, skip=["layouts"])
 
 
 def test_clauses_that_cannot_be_told_say_why():
     report = check_explainer(HardenedSaliency, image_net(), images(1), 3)
-    assert report["noise_ignores_the_batch"].details == ("it takes two examples to tell; there is one",)
+    assert report["noise_ignores_the_batch"].details == ("expected two or more examples, got 1",)
 
 
 def test_two_inputs_targets_for_each_example_and_options_for_each_example_work():
@@ -416,7 +416,7 @@ def test_an_adapter_of_another_library_is_checked_where_clauses_apply():
     assert told | {"threads_get_right_answers"} <= set(report.passed)
     assert "native_factory=" in report["equals_native_without_hardening"].details[0]
     report = check_adapter(Adapter, native_factory=lambda predict: Weights(predict, np.zeros((5, 3))))
-    assert report["equals_native_without_hardening"].details == ("results are no tensors but Explanation",)
+    assert report["equals_native_without_hardening"].details == ("results: expected tensors, got Explanation",)
 
 
 @pytest.mark.parametrize(
