@@ -47,6 +47,11 @@ def test_without_a_terminal_there_is_a_line_a_minute_with_what_is_left(clock):
     assert lines(clock, taken_up) == ["training, 81%, 6 min left"], "what was done before tells nothing"
 
 
+def test_durations_are_in_seconds_minutes_or_hours():
+    seconds = (0.4, 119, 120, 7199, 7200, 9000)
+    assert list(map(_progress.duration_text, seconds)) == ["0 s", "119 s", "2 min", "120 min", "2.0 h", "2.5 h"]
+
+
 def test_stages_have_clocks_of_their_own_and_notes_are_shown(clock):
     told = [(0, ("a", 0, 2)), (59, ("b", 0, 2)), (2, ("a", 1, 2)), (50, ("b", 1, 2, "x"))]
     told += [(9, ("b", 2, 2, "epsilon 1.0"))]

@@ -19,6 +19,7 @@ from torch.export import Dim
 from safexplain.errors import InputError, MissingExtraError
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data
+from safexplain.loading.files import is_safetensors, one_line
 from safexplain.loading.models.load import load_model
 
 
@@ -265,6 +266,17 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert "Permission denied" in message(load_data, tmp_path / "d.npz")
+
+
+def test_messages_of_others_are_cut_to_one_line_and_files_are_told_by_their_length():
+    assert [one_line("a" * n) for n in (200, 201)] == ["a" * 200, "a" * 197 + "..."]
+    assert one_line(ValueError("\n  the first \nand more"), 9) == "the first"
+    assert one_line(ValueError("the first"), 8) == "the f..."
+    assert (one_line(ValueError()), one_line(" ")) == ("ValueError", "str")
+    header = b'{"a": 1}'
+    found = [is_safetensors((len(header) + more).to_bytes(8, "little") + header) for more in (-1, 0, 1)]
+    assert found == [True, True, False]
+    assert not is_safetensors(len(header).to_bytes(8, "little") + header[1:] + b"{")
 
 
 # Tables

@@ -15,7 +15,7 @@ from torch import nn
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, LaplaceScore, Preprocessing, Recourse
-from safexplain.recourse.letters import Change, advise, is_money, number_text, round_outward, sentence
+from safexplain.recourse.letters import Change, _rounded_up, advise, is_money, number_text, round_outward, sentence
 
 PUBLIC = Preprocessing(
     numeric={"balance": (0, 50_000), "age": (18, 100), "use": (0, 100)},
@@ -313,6 +313,11 @@ def test_letters_refuse_wrong_names_features_without_words_and_rows_of_numbers()
         answer(PERSON, PERSON | {"age": 40}).letters()
     with pytest.raises(ConfigurationError, match="pass preprocessing="):
         replace(found, table=None).letters()
+
+
+def test_a_letter_promises_no_more_than_the_guarantee():
+    values = (0.0, 1.0, 1e-5, 1.23, 1.2301, 1.2341, 9.999, 123.4)
+    assert list(map(_rounded_up, values)) == ["0", "1", "1e-05", "1.23", "1.24", "1.24", "10", "124"]
 
 
 def test_changes_are_a_frame_with_one_row_for_each_change():

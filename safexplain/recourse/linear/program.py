@@ -338,7 +338,9 @@ def cheapest(
             return answer
         if time.monotonic() > deadline or radius > first * WIDEST:
             return Answer(answer.row, answer.paid, min(answer.bound, radius))
-        radius = max(radius * WIDER, answer.paid * (1 + CLOSE) if answer.row is not None else 0.0)
+        radius *= WIDER
+        if answer.row is not None:
+            radius = max(radius, answer.paid * (1 + CLOSE))
 
 
 @dataclass(eq=False)
