@@ -164,9 +164,9 @@ class Ledger:
 
         Args:
             principal: who gets the answer.
-            release: bound on what the answer reveals; or give
-            epsilon: of a pure answer, or with `delta` of an approximate one, or
-            delta: see epsilon,
+            release: bound on what the answer reveals; or give epsilon or mu.
+            epsilon: of a pure answer, or with `delta` of an approximate one.
+            delta: of an approximate answer.
             mu: of a Gaussian answer.
             mechanism: that makes the answer, for the record.
             parameters: of the mechanism, for the record; JSON types.
