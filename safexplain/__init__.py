@@ -63,7 +63,7 @@ _HOMES = {
     "model_digest": "_digest",
     "superpixels": "explain.feature_groups",
 }
-"""Name -> module, for all but the hardened classes of Captum (explain.wrap) and what a hardening is made of.
+"""Name -> module, for all but the hardened classes of Captum (explain.hardened) and what a hardening is made of.
 
 Type checkers read `__init__.pyi`.
 """
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
     """Names are imported when they are asked for: a certificate is read without torch, and `--help` is quick."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "explain.wrap" if name.startswith("Hardened") else "hardening")
+    home = _HOMES.get(name, "explain.hardened" if name.startswith("Hardened") else "hardening")
     return getattr(import_module(f"safexplain.{home}"), name)
 
 

@@ -61,6 +61,18 @@ def check_number(
     return number
 
 
+def checked_digest(given: bytes | None) -> bytes | None:
+    """A digest of the caller's own; ConfigurationTypeError: not bytes; ConfigurationError: under 16 of them."""
+    if given is not None and not isinstance(given, bytes):
+        raise ConfigurationTypeError(f"model_digest: expected bytes, got {type(given).__name__}")
+    if given is not None and len(given) < 16:
+        raise ConfigurationError(
+            f"model_digest: expected 16 bytes or more that name the model and its version, got {len(given)};"
+            " hashlib.sha256 of its file's content gives 32"
+        )
+    return given
+
+
 def check_whole(name: str, value: object, least: int) -> int:
     """The value, checked to be an int of at least `least`; bools and NumPy's integers, which JSON lacks, are refused.
 

@@ -10,7 +10,7 @@ leave. LIME of AIX360 is here as in `safexplain.lime`.
 from __future__ import annotations
 
 from safexplain.explain.aix360 import AIX360
-from safexplain.explain.drop_in import drop_in
+from safexplain.explain.libraries import drop_in
 
 __all__ = sorted(AIX360)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from safexplain.explain.alibi import ALIBI
 from safexplain.explain.alibi.rules import REFUSED
-from safexplain.explain.drop_in import drop_in
+from safexplain.explain.libraries import drop_in
 
 __all__ = sorted(ALIBI)
 

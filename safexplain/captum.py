@@ -13,8 +13,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from safexplain.explain.catalog import CATALOG, REFUSED
-from safexplain.explain.drop_in import drop_in
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
+from safexplain.explain.libraries import drop_in
 
 _CLASSES = MappingProxyType(
     {row.native.__name__: HARDENED[row.name] for row in CATALOG.values() if row.library == "captum" and not row.nt_type}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from safexplain.explain.aix360 import LIME
-from safexplain.explain.drop_in import drop_in
+from safexplain.explain.libraries import drop_in
 
 lime_tabular = SimpleNamespace(LimeTabularExplainer=LIME["LimeTabularExplainer"])
 lime_image = SimpleNamespace(LimeImageExplainer=LIME["LimeImageExplainer"])

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from safexplain.explain.drop_in import drop_in
-from safexplain.explain.libraries import load
+from safexplain.explain.libraries import drop_in, load
 from safexplain.explain.shap import SHAP
 
 _OWN = ("Cohorts", "Explanation", "datasets", "initjs", "kmeans", "links", "maskers", "plots", "sample", "summary_plot")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from safexplain import Hardening, harden
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.native_maps import COMPARISONS, FINDINGS, Watch, collecting, watch
 from safexplain.outputs import Probability
 

@@ -25,7 +25,7 @@ import torch
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from safexplain.explain import CATALOG
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
 
 from ..shared.run import finish, write_json

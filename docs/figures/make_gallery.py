@@ -41,7 +41,7 @@ from safexplain.audit import utility
 from safexplain.explain import CATALOG
 from safexplain.explain.catalog import Row
 from safexplain.explain.feature_groups import find_groups
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 
 HERE = Path(__file__).parent
 PAGES = (HERE.parent / "explainers.md", HERE.parent / "gallery.md")

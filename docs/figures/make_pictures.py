@@ -45,11 +45,11 @@ from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG
 from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.catalog import Row
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.served import OF_ROWS
-from safexplain.explain.wrap import HARDENED
-from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import SLOTS
 from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import Levels, TopKSet
 from safexplain.outputs import EstimatorModule
 
 OUT = Path(__file__).parent / "reference"

@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._digest.model_state import (
-    WIDEST,
     Part,
     Writer,
     bytes_of,
@@ -41,13 +40,15 @@ from safexplain._digest.model_state import (
     is_module,
     is_plain,
     is_torch,
+    modules_of,
     names_in,
     network_of,
     parts_of,
+    reached,
     references,
     state_of,
 )
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, OpaqueModelWarning, RefusedError
+from safexplain.errors import ConfigurationError, OpaqueModelWarning, RefusedError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,9 +61,7 @@ OPAQUE_DIGEST = _blake2b(b"no module found").digest()
 """The digest of a callable in which no module is found."""
 
 _NAME_IT = "Pass model_digest=, 16 bytes or more that name the model and its version"
-_DEPTH = 6
 _SAMPLES = 8
-_ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
 
 _digests: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()
@@ -329,20 +328,6 @@ class _Fitted(_Hash):
             self.write(")")
 
 
-def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
-    """The torch modules that a forward function reaches, outermost only, in a fixed order.
-
-    Looks at the callable itself, the owner of a bound method, functools.partial, closure cells, defaults,
-    the globals that a function names, and the attributes of objects; containers of more than 1000 items are
-    not searched.
-    """
-    if is_module(forward_func):
-        return (forward_func,)
-    found = _reached(forward_func, is_module)
-    inner = {id(part) for module in found for part in module.modules() if part is not module and len(found) > 1}
-    return tuple(module for module in found if id(module) not in inner)
-
-
 def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
@@ -366,7 +351,7 @@ def model_digest(forward_func: object) -> bytes:
     if (network := network_of(forward_func)) is not None:
         return _digest_of_module(network)
     found: list[bytes | None] = [*map(_digest_of_module, modules_of(forward_func))]
-    found = found or [*map(estimator_digest, _reached(forward_func, is_estimator))]
+    found = found or [*map(estimator_digest, reached(forward_func, is_estimator))]
     if not found or None in found:
         _warn_once(forward_func)
         return OPAQUE_DIGEST
@@ -382,65 +367,6 @@ def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
     digest = model_digest(forward_func) if given is None else given
     read = getattr(type(forward_func), "_explains", None)
     return digest if read is None else _blake2b(digest + read).digest()
-
-
-def checked_digest(given: bytes | None) -> bytes | None:
-    """A digest of the caller's own; ConfigurationTypeError: not bytes; ConfigurationError: under 16 of them."""
-    if given is not None and not isinstance(given, bytes):
-        raise ConfigurationTypeError(f"model_digest: expected bytes, got {type(given).__name__}")
-    if given is not None and len(given) < 16:
-        raise ConfigurationError(
-            f"model_digest: expected 16 bytes or more that name the model and its version, got {len(given)};"
-            " hashlib.sha256 of its file's content gives 32"
-        )
-    return given
-
-
-def _reached(value: object, wanted: Callable[[object], bool]) -> list[Any]:
-    """What a callable holds that is wanted, in a fixed order; not what is inside of it."""
-    seen, found, waiting = set[int](), [], [(value, 0)]
-    for one, depth in waiting:  # grows meanwhile, and keeps what it holds, so that ids stay theirs
-        if one is None or isinstance(one, _ATOMS) or is_torch(one, "Tensor") or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if wanted(one):
-            found.append(one)
-        elif depth <= _DEPTH:
-            waiting += [(part, depth + 1) for part in _parts(one)]
-    return found
-
-
-def _parts(value: object) -> Iterator[object]:
-    """What a callable or container holds that may be, or hold, a module."""
-    if isinstance(value, types.MethodType):
-        yield from (value.__self__, value.__func__)
-    elif isinstance(value, types.FunctionType):
-        yield from _parts_of_function(value)
-    elif isinstance(value, dict | list | tuple | set | frozenset):
-        held = value.values() if isinstance(value, dict) else value
-        yield from held if len(value) <= WIDEST else ()
-    elif isinstance(value, partial):
-        yield from (value.func, value.args, value.keywords)
-    elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
-        own = getattr(value, "__dict__", {})
-        yield from own.values() if isinstance(own, Mapping) else ()  # some objects give anything for any name
-        for owner in type(value).__mro__:
-            names = owner.__dict__.get("__slots__", ())
-            yield from (getattr(value, name, None) for name in ([names] if isinstance(names, str) else names))
-        calls = (owner.__dict__.get("__call__") for owner in type(value).__mro__)
-        yield from (call for call in calls if isinstance(call, types.FunctionType))
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
-    """Its closure, defaults and globals, and torch modules in the Python modules among these."""
-    libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals lead to no model
-    found = references(function)
-    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    for value in (found[name] for name in (function.__code__.co_freevars if libraries else found)):
-        if isinstance(value, types.ModuleType):
-            yield from filter(is_module, map(value.__dict__.get, names_in(function.__code__)))
-        else:
-            yield value
 
 
 def _name(forward_func: Any) -> str:

@@ -16,7 +16,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache, partial
@@ -37,6 +37,8 @@ WIDEST = 1000
 """Items of a list or dict that are looked at."""
 
 _DEEPEST = 8
+_DEEPEST_MODULE = 6
+_ATOMS = (str, bytes, bytearray, int, float, complex, np.ndarray, type)
 _TORCH_WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 _CHANGERS = {"append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "insert", "remove"}
@@ -120,6 +122,70 @@ def _items(value: Any) -> Iterator[Any]:
         yield from (np.ascontiguousarray(value[name]) for name in value.dtype.names)
     else:
         yield from value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value
+
+
+# From a forward function to its modules
+
+
+def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
+    """The torch modules that a forward function reaches, outermost only, in a fixed order.
+
+    Looks at the callable itself, the owner of a bound method, functools.partial, closure cells, defaults,
+    the globals that a function names, and the attributes of objects; containers of more than 1000 items are
+    not searched.
+    """
+    if is_module(forward_func):
+        return (forward_func,)
+    found = reached(forward_func, is_module)
+    inner = {id(part) for module in found for part in module.modules() if part is not module and len(found) > 1}
+    return tuple(module for module in found if id(module) not in inner)
+
+
+def reached(value: object, wanted: Callable[[object], bool]) -> list[Any]:
+    """What a callable holds that is wanted, in a fixed order; not what is inside of it."""
+    seen, found, waiting = set[int](), [], [(value, 0)]
+    for one, depth in waiting:  # grows meanwhile, and keeps what it holds, so that ids stay theirs
+        if one is None or isinstance(one, _ATOMS) or is_torch(one, "Tensor") or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if wanted(one):
+            found.append(one)
+        elif depth <= _DEEPEST_MODULE:
+            waiting += [(part, depth + 1) for part in _parts(one)]
+    return found
+
+
+def _parts(value: object) -> Iterator[object]:
+    """What a callable or container holds that may be, or hold, a module."""
+    if isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        held = value.values() if isinstance(value, dict) else value
+        yield from held if len(value) <= WIDEST else ()
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
+        own = getattr(value, "__dict__", {})
+        yield from own.values() if isinstance(own, Mapping) else ()  # some objects give anything for any name
+        for owner in type(value).__mro__:
+            names = owner.__dict__.get("__slots__", ())
+            yield from (getattr(value, name, None) for name in ([names] if isinstance(names, str) else names))
+        calls = (owner.__dict__.get("__call__") for owner in type(value).__mro__)
+        yield from (call for call in calls if isinstance(call, types.FunctionType))
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
+    """Its closure, defaults and globals, and torch modules in the Python modules among these."""
+    libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals lead to no model
+    found = references(function)
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for value in (found[name] for name in (function.__code__.co_freevars if libraries else found)):
+        if isinstance(value, types.ModuleType):
+            yield from filter(is_module, map(value.__dict__.get, names_in(function.__code__)))
+        else:
+            yield value
 
 
 # Wrappers

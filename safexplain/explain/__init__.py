@@ -11,8 +11,8 @@ from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.captum.explainers import GradCAM as GradCAM
 from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusPlus
 from safexplain.explain.captum.explainers import TokenIG as TokenIG
-from safexplain.explain.captum.layers import default_embedding as default_embedding
-from safexplain.explain.captum.layers import default_layer
+from safexplain.explain.captum.explainers import default_embedding as default_embedding
+from safexplain.explain.captum.explainers import default_layer
 from safexplain.explain.captum.rewrite import rewrite_functional as rewrite_functional
 from safexplain.explain.catalog import CATALOG, find_row
 from safexplain.explain.feature_groups import grid_segments

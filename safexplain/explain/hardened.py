@@ -6,11 +6,12 @@ Each call makes a private explainer of the native class, runs that, and hardens 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -19,12 +20,11 @@ from captum._utils.common import _run_forward
 from captum.attr import Attribution, LayerAttribution
 from torch import Tensor, nn
 
-from safexplain._digest import checked_digest
+from safexplain._validate import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum import model_checks
-from safexplain.explain.captum.explainers import Gradient
-from safexplain.explain.captum.layers import default_layer
-from safexplain.explain.catalog import Row
+from safexplain.explain.captum.explainers import Gradient, default_layer
+from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
 from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
@@ -34,7 +34,7 @@ from safexplain.hardening.hardening import Hardening, hardening_or_default, plai
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
-__all__ = ["Asked", "Catalogued", "Hardened", "check_inputs"]
+__all__ = ["HARDENED", "Asked", "Catalogued", "Hardened", "build", "check_inputs"]
 
 _OWN = ("hardening", "direction", "_pinned", "_model_digest", "_above")
 """Attributes that native explainers do not have."""
@@ -500,3 +500,95 @@ _NO_DELTA = (
     "a convergence delta is refused: with the released map it tells f(x) - f(baseline), and with that the"
     " noise on the map's sum. To check convergence, use the native Captum class inside your own system"
 )
+
+
+def build(row: Row) -> type[Hardened]:
+    """The hardened class of a row: `Hardened` and the native class, with the native signatures.
+
+    Raises:
+        RefusedError: the native class has no `inputs` to tie the noise to.
+    """
+    native, name = row.native, row.hardened_name
+    signature = inspect.signature(native.attribute)
+    if "inputs" not in signature.parameters:
+        raise RefusedError(f"{native.__name__}.attribute has no `inputs`, so that its answers cannot be hardened")
+    if row.nt_type:
+        tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
+        signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
+    parameters = list(signature.parameters.values())[1:]
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+    attribute = _as_native(Hardened.attribute, native.attribute, signature, name)
+    constructor = _with_hardening(inspect.signature(native.__init__))
+    attribute.__wrapped__ = Hardened._refuse_inside
+    namespace = {
+        "__module__": __name__,
+        "__doc__": _class_doc(row),
+        "__init__": _as_native(Hardened.__init__, native.__init__, constructor, name),
+        "attribute": attribute,
+        "_row": row,
+        "_native": native,
+        "_signature": signature,
+        "_names": tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
+        "_defaults": {p.name: p.default for p in named if p.default is not p.empty},
+        "_required": frozenset(p.name for p in named if p.default is p.empty),
+        "_rest": rest,
+        "_by_place": bool(rest) or any(p.kind is p.POSITIONAL_ONLY for p in parameters),
+        "_open": any(p.kind is p.VAR_KEYWORD for p in parameters),
+    }
+    return type(name, (Hardened, native), namespace)
+
+
+def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
+    """A native constructor's signature with `hardening=None` and `model_digest=None` as keywords."""
+    kinds = {"hardening": Hardening | None, "model_digest": bytes | None}
+    only = inspect.Parameter.KEYWORD_ONLY
+    extra = [inspect.Parameter(name, only, default=None, annotation=kind) for name, kind in kinds.items()]
+    parameters = list(constructor.parameters.values())
+    at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
+    return constructor.replace(parameters=[*parameters[:at], *extra, *parameters[at:]])
+
+
+def _as_native(
+    function: Callable[..., Any], native: Callable[..., Any], signature: inspect.Signature, owner: str
+) -> Any:
+    """A method of the class `owner` that does what `function` does and looks like the native one."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    name = function.__name__
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    method.__name__, method.__qualname__, method.__module__ = name, f"{owner}.{name}", __name__
+    native_doc = (inspect.getdoc(native) or "").partition("Examples::")[0].replace(">>> ", "").rstrip()
+    method.__doc__ = f"{inspect.getdoc(function)}\n\nThe native documentation:\n\n{native_doc}"
+    return method
+
+
+def _class_doc(row: Row) -> str:
+    parts = [f"Hardened {row.name}. {row.summary}", f"Source: {row.citation}." if row.citation else ""]
+    if row.nt_type:
+        parts.append(
+            "Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed"
+            f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel."
+        )
+    if row.library == "captum" and not row.nt_type and row.name in CATALOG:
+        parts.append(f"The same class as `safexplain.captum.{row.native.__name__}`.")
+    parts.append(
+        f"Takes the arguments of `{row.native.__name__}`, and three more.\n\n"
+        "Args:\n"
+        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`,"
+        " of a scikit-learn classifier with the order.\n"
+        "    model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be"
+        " read; None for `safexplain.model_digest` of it.\n"
+        '    direction: "up" or "down", of a model whose one output is a number; None: it is about two classes.'
+    )
+    return "\n\n".join(filter(None, parts))
+
+
+HARDENED: Mapping[str, type[Hardened]] = MappingProxyType(
+    {row.name: build(row) for row in CATALOG.values() if row.in_base}
+)
+"""Name of a row -> its hardened class, for all rows that the base install brings. Each is made here, once."""
+
+globals().update({kind.__name__: kind for kind in HARDENED.values()})  # where pickle looks for them

@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import opcode
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from types import FrameType, MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain.errors import needs_extra
+from safexplain.errors import NotHardenedError, needs_extra
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 
@@ -222,3 +223,41 @@ def _with_one_base_score(model: Any) -> Any:
     if isinstance(score := parameters.get("base_score"), str) and score.startswith("["):
         parameters["base_score"] = score.strip("[]").partition(",")[0]
     return model
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def drop_in(
+    module: str,
+    classes: Mapping[str, Any],
+    others: Callable[[str], Any] | None = None,
+    refused: Mapping[str, str] = _NONE,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a module named after a library.
+
+    For a name that is not there, the first raises AttributeError, which says that it is not hardened and what is.
+    Python replaces such an error in `from safexplain.alibi import CEM` by one that says nothing, so that there it is
+    `NotHardenedError`, which is an ImportError. `classes` are by the library's names, `others` gives what stands there
+    beside explainers, or None, and `refused` says why an explainer cannot be hardened.
+    """
+
+    def find(name: str) -> Any:
+        if name in classes:
+            return classes[name]
+        if name.startswith("_"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+        if others is not None and (found := others(name)) is not None:
+            return found
+        why = f": {refused[name]}" if name in refused else ""
+        message = f"{module}.{name} is not hardened{why}. Hardened are {', '.join(sorted(classes))}"
+        if _imports_from(sys._getframe(1)):
+            raise NotHardenedError(message, name=name)
+        raise AttributeError(message, name=name)
+
+    return find, lambda: list(sys.modules[module].__all__)
+
+
+def _imports_from(frame: FrameType) -> bool:
+    """Whether a frame is at the import of a name from a module."""
+    return frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from safexplain.errors import ConfigurationError, PredictedClassWarning
-from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.selection import TopKSet
 
 Direction = Literal["up", "down"]
 """Of reasons for a number: why it is as high as it is, or as low."""

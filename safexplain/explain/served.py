@@ -27,12 +27,11 @@ from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, Hardene
 from safexplain.explain.captum.model_checks import is_estimator
 from safexplain.explain.catalog import CATALOG, Row, find_row
 from safexplain.explain.certified import at, check_unchanged, checked_model, keyed, load_audited, pin
-from safexplain.explain.hardened import Asked
+from safexplain.explain.hardened import HARDENED, Asked
 from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.libraries import global_generators
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import OfTables, load_pinned
-from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.outputs import EstimatorModule, Probability, are_probabilities, as_module

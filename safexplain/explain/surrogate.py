@@ -22,11 +22,11 @@ from captum.attr import Attribution, Saliency
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain._digest import OPAQUE_DIGEST, checked_digest, digest, modules_of
+from safexplain._digest import OPAQUE_DIGEST, digest, modules_of
 from safexplain._digest import model_digest as digest_of
 from safexplain._digest.model_state import network_of
 from safexplain._progress import Progress, silent
-from safexplain._validate import check_whole
+from safexplain._validate import check_whole, checked_digest
 from safexplain._versions import versions
 from safexplain.errors import CertificateError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode

@@ -24,8 +24,6 @@ from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import CLIPS, Clip, RangeClip, RankNorm, Relative, UnitNorm, absolute
 from safexplain.hardening.features import Features
-from safexplain.hardening.formats import Levels, TopKSet
-from safexplain.hardening.masks import MASKS, ThresholdMask, TopKMask
 from safexplain.hardening.noise import (
     GaussianNoise,
     check_key,
@@ -34,6 +32,7 @@ from safexplain.hardening.noise import (
     query_seeds,
     resolve_key,
 )
+from safexplain.hardening.selection import MASKS, Levels, ThresholdMask, TopKMask, TopKSet
 
 SLOTS: dict[str, tuple[type, ...]] = {
     "clip": (*CLIPS, TopKSet, Levels),

@@ -23,8 +23,8 @@ from torch import Tensor
 from safexplain._digest import modules_of
 from safexplain.hardening.clips import RangeClip
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.masks import ThresholdMask
 from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import ThresholdMask
 from safexplain.testing.case import (
     KEY,
     Case,

@@ -18,10 +18,9 @@ from torch import Tensor
 from safexplain.audit.question import Method
 from safexplain.explain.catalog import Row
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
-from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import SLOTS, Hardening
-from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 
 GRID = 5
 """Values at which a range of an explainer's option is tried, so that native maps are computed for few sets of them."""

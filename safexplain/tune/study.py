@@ -36,8 +36,8 @@ from safexplain.audit.report.outcome import AuditRun
 from safexplain.audit.run import Models, judge, trained
 from safexplain.audit.store import Store
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError, SafexplainError
+from safexplain.explain.hardened import Catalogued
 from safexplain.explain.surrogate import PublicExplainer
-from safexplain.explain.wrap import Catalogued
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
 from safexplain.tune.leak import FEWEST_REFERENCES, LeakMeter

@@ -20,8 +20,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from safexplain.errors import SafexplainError
 from safexplain.explain import find_row
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.served import OF_ROWS
-from safexplain.explain.wrap import HARDENED
 
 Cli = Callable[..., tuple[int, str, str]]
 

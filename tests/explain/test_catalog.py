@@ -20,8 +20,7 @@ from safexplain import superpixels
 from safexplain.errors import ConfigurationError
 from safexplain.explain import CATALOG, default_layer, find_row, grid_segments
 from safexplain.explain.catalog import EXTRAS, FAMILIES, LICENCES
-from safexplain.explain.hardened import Hardened
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED, Hardened
 
 pytestmark = quiet
 FEW = {"n_samples": 4, "nt_samples": 2, "n_steps": 4}

@@ -10,8 +10,7 @@ from safexplain import HardenedIG
 from safexplain.errors import RefusedError
 from safexplain.explain import CATALOG, harden
 from safexplain.explain.catalog import REFUSED
-from safexplain.explain.hardened import Hardened
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED, Hardened
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet

@@ -12,11 +12,11 @@ from safexplain import HardenedKernelShap, HardenedOcclusion
 from safexplain.errors import RefusedError
 from safexplain.explain import grid_segments, harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
-from safexplain.explain.wrap import HARDENED, HardenedFeatureAblation
+from safexplain.explain.hardened import HARDENED, HardenedFeatureAblation
 from safexplain.hardening.clips import NormClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import TopKMask
 
 pytestmark = quiet
 STEPS = Hardening(clip=NormClip(0.01), mask=TopKMask(0.5))

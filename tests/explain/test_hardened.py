@@ -15,7 +15,7 @@ from torch import nn
 import safexplain
 from safexplain import HardenedIG, HardenedSaliency, HardenedSmoothGrad, harden
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 

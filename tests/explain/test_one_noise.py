@@ -18,8 +18,8 @@ from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient,
 from safexplain._digest import model_digest
 from safexplain.errors import RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.query import look
-from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 

@@ -26,9 +26,10 @@ from safexplain import Features, Hardening, TopKSet
 from safexplain.errors import ConfigurationError, InputError, PredictedClassWarning
 from safexplain.explain import orientation
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.orientation import decided, speaking_for
 from safexplain.explain.served import OF_ROWS, load_release
-from safexplain.explain.wrap import HARDENED, harden
+from safexplain.explain.wrap import harden
 from safexplain.outputs import EstimatorModule
 
 pytestmark = [quiet, pytest.mark.filterwarnings("ignore:LightGBM binary classifier with TreeExplainer")]

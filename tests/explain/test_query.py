@@ -7,8 +7,8 @@ from captum.attr import LayerFeatureAblation, NoiseTunnel
 from explain_nets import NOISY, image_net, images, quiet
 
 from safexplain.explain import CATALOG, grid_segments, harden
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.query import _rows_of
-from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet

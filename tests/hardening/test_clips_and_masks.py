@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening import clips
 from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
-from safexplain.hardening.masks import ThresholdMask, TopKMask
+from safexplain.hardening.selection import ThresholdMask, TopKMask
 
 NUMBERS = st.one_of(
     st.floats(-4, 4, allow_subnormal=False), st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1e-30, 1e30])

@@ -14,9 +14,9 @@ from hypothesis.extra.numpy import arrays
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import RangeClip, RankNorm, Relative
-from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import Levels, TopKSet
 
 ROWS = st.tuples(st.integers(1, 5), st.integers(1, 24)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.integers(-3, 3) | st.floats(-1e30, 1e30))

@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 import safexplain
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
-from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import CHUNK, Hardening
-from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise, query_seeds
+from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 from safexplain.outputs import Probability
 from safexplain.verdict.stats import roc
 

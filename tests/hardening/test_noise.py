@@ -23,8 +23,8 @@ from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, 
 from safexplain.hardening import noise
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.masks import ThresholdMask, TopKMask
 from safexplain.hardening.noise import GaussianNoise, as_hashed, keyed_normal, query_seeds
+from safexplain.hardening.selection import ThresholdMask, TopKMask
 
 KEY = b"a secret of thirty-two bytes...."
 FINE = 2.0**-24

@@ -12,7 +12,7 @@ from torch import nn
 from safexplain._digest import model_digest
 from safexplain._versions import versions
 from safexplain.explain import CATALOG, default_layer
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import STREAM, GaussianNoise
 from safexplain.verdict.certificate.write import statement, write_json

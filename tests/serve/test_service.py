@@ -28,7 +28,7 @@ from safexplain.errors import (
     RequestError,
     UnavailableError,
 )
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.loading import load_model
 from safexplain.serve import Limits, Service, app, budget, http, protocol, questions
 from safexplain.serve import service as service_module

@@ -18,7 +18,7 @@ from torch import nn
 from safexplain import HardenedIG, HardenedInputXGradient, HardenedSaliency
 from safexplain.errors import ConfigurationError
 from safexplain.explain import CATALOG, harden
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.testing import check_explainer
 from safexplain.testing.check import CLAUSES, ContractError, ContractReport

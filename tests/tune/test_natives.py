@@ -12,7 +12,7 @@ from safexplain.audit import Dither, Population
 from safexplain.audit.answers import ExplainModel, Predictions
 from safexplain.audit.question import AuditOptions, Question
 from safexplain.audit.store import Store
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.tune.natives import Natives
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ import torch
 from safexplain import Hardening
 from safexplain.audit.question import methods_of
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import SLOTS
 from safexplain.tune.space import FIRST, OPTIONS_LEFT_OUT, STEPS, Space, options_of
 

@@ -28,9 +28,9 @@ import safexplain
 from safexplain.explain.aix360 import AIX360, LIME
 from safexplain.explain.alibi import ALIBI
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.libraries import load
 from safexplain.explain.shap import SHAP
-from safexplain.explain.wrap import HARDENED
 
 PACKAGE = Path(safexplain.__file__).parent
 

@@ -16,9 +16,8 @@ from safexplain import (
     ThresholdMask,
     UnitNorm,
 )
-from safexplain.hardening.formats import Levels, TopKSet
 from safexplain.hardening.hardening import SLOTS
-from safexplain.hardening.masks import TopKMask
+from safexplain.hardening.selection import Levels, TopKMask, TopKSet
 from safexplain.verdict.release import as_written, in_words, utility_in_words
 
 NOISE = GaussianNoise(0.02)

@@ -13,8 +13,8 @@ import safexplain
 from safexplain.errors import MissingExtraError
 from safexplain.explain import CATALOG
 from safexplain.explain.catalog import EXTRAS, Row
+from safexplain.explain.hardened import HARDENED, build
 from safexplain.explain.served import OF_ROWS
-from safexplain.explain.wrap import HARDENED, build
 
 from ...shared.run import markdown
 from .parts import ReferencePage, cited, facts, in_points, percent, picture, pictures, result, signature, with_interval

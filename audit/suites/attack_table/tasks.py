@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from safexplain import GaussianNoise, HardenedOcclusion, Hardening, Probability, RankNorm, Relative
 from safexplain.audit import Population, Recipe, Shadows, Signals, collect_signals, train_shadows
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 
 from ...shared.run import Progress, load
 

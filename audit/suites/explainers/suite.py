@@ -61,8 +61,8 @@ from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.catalog import Row
 from safexplain.explain.feature_groups import find_groups
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.served import OF_ROWS
-from safexplain.explain.wrap import HARDENED
 from safexplain.outputs import EstimatorModule, are_probabilities
 
 from ...shared.resampling import weights_of
@@ -81,7 +81,7 @@ BACKGROUND = 20
 SIZES = {"digits": (600, 17, 4), "heloc": (200, 17, 4), "trees": (200, 17, 4), "linear": (200, 17, 4)}
 """Examples, models, and how many of them take turns as the target."""
 QUICK = {"digits": (60, 8, 2), "heloc": (60, 8, 2), "trees": (60, 8, 2), "linear": (60, 8, 2)}
-CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.formats")
+CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.selection")
 """What the stored methods depend on, beside the code here."""
 
 STEPS = {"n_steps": 16}

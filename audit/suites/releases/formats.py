@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from safexplain import RangeClip, RankNorm, ThresholdMask, UnitNorm
 from safexplain.hardening.clips import Clip
-from safexplain.hardening.formats import Levels, TopKSet
+from safexplain.hardening.selection import Levels, TopKSet
 
 from .tasks import Task
 

@@ -78,7 +78,7 @@ CODE = (
     "safexplain.audit.attacks.scoring",
     "safexplain.audit.attacks.stacked",
     "safexplain.audit.queries",
-    "safexplain.hardening.formats",
+    "safexplain.hardening.selection",
 )
 """What the stored cells depend on, beside the code here."""
 

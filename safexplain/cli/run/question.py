@@ -47,11 +47,11 @@ from safexplain.cli.run.recipes import (
 from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, InputError, did_you_mean
 from safexplain.explain import find_row
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.served import OF_ROWS, default_hardening
-from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.features import Features
-from safexplain.hardening.formats import TopKSet
 from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.selection import TopKSet
 from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
 from safexplain.loading.data.load import load_data, load_inputs
 from safexplain.loading.models.architectures import fresh_network

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain._digest import checked_digest, explained_digest
+from safexplain._digest import explained_digest
+from safexplain._validate import checked_digest
 from safexplain.errors import InputError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain._digest import checked_digest, explained_digest
+from safexplain._digest import explained_digest
+from safexplain._validate import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tensor, release
 from safexplain.explain.captum.model_checks import check_mode
@@ -38,8 +39,8 @@ from safexplain.explain.shap.explainers import HardenedKernelExplainer, Hardened
 from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
-from safexplain.hardening.masks import TopKMask
 from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import TopKMask
 from safexplain.outputs import EstimatorModule
 
 __all__ = [

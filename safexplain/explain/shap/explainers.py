@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 import numpy as np
@@ -18,7 +19,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from safexplain._digest import checked_digest, explained_digest
+from safexplain._digest import explained_digest
+from safexplain._validate import checked_digest
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
@@ -39,9 +41,6 @@ from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
-
-if TYPE_CHECKING:
-    from safexplain.explain.shap.explanation import HardenedExplanation
 
 __all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedShap", "HardenedTreeExplainer"]
 
@@ -208,18 +207,13 @@ class HardenedShap(OfTables):
     def _method(self) -> str:
         return f"shap.{self._name} {json.dumps(self._settings(), sort_keys=True, default=str)}"
 
-    def __call__(
-        self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any
-    ) -> HardenedExplanation:
-        """See `HardenedExplanation`; options as of `shap_values`."""
-        load("shap")
-        from safexplain.explain.shap.explanation import HardenedExplanation
-
+    def __call__(self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any) -> Any:
+        """A `HardenedExplanation`; options as of `shap_values`."""
         known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
         asked = X.toarray() if hasattr(X, "toarray") else np.array(X)
         names = getattr(X, "columns", known if known is not None else [f"Feature {i}" for i in range(asked.shape[-1])])
         values = self._values(X, options, target, direction)
-        return HardenedExplanation(values, data=asked, feature_names=[str(name) for name in names])
+        return _explanation()(values, data=asked, feature_names=[str(name) for name in names])
 
     def _hashed(self, rows: Values) -> Values:
         return rows if self.hardening.is_none else as_hashed(torch.from_numpy(rows)).numpy()
@@ -603,3 +597,57 @@ def _named(*arrays: Any) -> str:
         plain = dense.astype(np.float64) if dense.dtype.kind in "biuf" else dense.astype(str)
         digest.update(repr(plain.shape).encode() + plain.tobytes())
     return digest.hexdigest()
+
+
+@cache
+def _explanation() -> Any:
+    """The class of what a call of an explainer returns."""
+    shap = load("shap")
+
+    class HardenedExplanation(shap.Explanation):  # type: ignore[misc, name-defined]
+        """A `shap.Explanation` of hardened values, with a copy of the rows as `data`, and the names of the features.
+
+        shap's bar, beeswarm, heatmap, scatter and violin plots draw one output of it: `[..., 1]`. Waterfall and force
+        plots raise RefusedError: they add values up from a base value, which is not released, to the model's output.
+        """
+
+        @shap.Explanation.base_values.getter  # type: ignore[untyped-decorator]
+        def base_values(self) -> Any:
+            """None, or what you have set; RefusedError where a plot would start from it."""
+            if self._s.base_values is None and _is_drawn():
+                raise RefusedError(
+                    "this plot needs a base value, and a hardened explanation has none: its values rank the features,"
+                    " and do not add up to the model's output. Draw shap.plots.bar(explanation), or name the reasons by"
+                    " TopKSet.reasons or Features.reasons"
+                )
+            return self._s.base_values
+
+        @shap.Explanation.values.getter  # type: ignore[untyped-decorator]
+        def values(self) -> Any:
+            """The hardened values; RefusedError where a plot would draw those of several outputs at once."""
+            values, rows = self._s.values, self._s.data
+            if rows is not None and np.ndim(values) > np.ndim(rows) and _is_drawn():
+                raise RefusedError(
+                    f"expected the values of one output, got those of {values.shape[-1]}: draw explanation[..., 1] for"
+                    " class 1, or explain one class, explainer(X, target=1)"
+                )
+            return values
+
+        def __copy__(self) -> Any:
+            copied = super().__copy__()  # of shap's own class
+            copied.__class__ = HardenedExplanation
+            return copied
+
+    HardenedExplanation.__qualname__ = "HardenedExplanation"  # where pickle looks for it
+    return HardenedExplanation
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HardenedExplanation":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _explanation()
+
+
+def _is_drawn() -> bool:
+    """Whether a plot of shap reads the property that calls this."""
+    return bool(sys._getframe(2).f_globals.get("__name__", "").startswith("shap.plots."))

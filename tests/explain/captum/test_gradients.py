@@ -12,9 +12,8 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 import safexplain.captum
 from safexplain.explain import hardened
-from safexplain.explain.captum import gradients as module
-from safexplain.explain.captum.gradients import gradients, gradients_in_blocks
-from safexplain.explain.isolation import lend
+from safexplain.explain import isolation as module
+from safexplain.explain.isolation import gradients, gradients_in_blocks, lend
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import EstimatorModule
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
-from safexplain.explain.captum.layers import as_map
+from safexplain.explain.captum.explainers import as_map
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet

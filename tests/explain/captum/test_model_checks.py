@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from safexplain import HardenedDeepLift, HardenedSmoothGrad
 from safexplain.errors import RefusedError
 from safexplain.explain import harden, query
-from safexplain.explain.wrap import HardenedDeepLiftShap
+from safexplain.explain.hardened import HardenedDeepLiftShap
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
 

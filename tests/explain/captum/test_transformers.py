@@ -12,7 +12,7 @@ from torch import nn
 from safexplain import HardenedGradCAM, HardenedSaliency
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, default_layer, harden
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 

@@ -22,8 +22,7 @@ from safexplain._digest import file_sha256, model_digest
 from safexplain._versions import RELEASE_FORMAT, VERSION
 from safexplain.errors import CertificateError, InputError, RefusedError
 from safexplain.explain import CATALOG, find_row
-from safexplain.explain.hardened import Hardened
-from safexplain.explain.wrap import HARDENED
+from safexplain.explain.hardened import HARDENED, Hardened
 from safexplain.hardening.noise import KEY_VARIABLE, STREAM
 from safexplain.outputs import Probability
 from safexplain.verdict.certificate.write import statement, write_json

@@ -20,11 +20,11 @@ from safexplain import Hardening, Probability
 from safexplain._digest import file_sha256
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain import CATALOG
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.isolation import one_at_a_time
 from safexplain.explain.libraries import global_generators
 from safexplain.explain.served import load_release
 from safexplain.explain.surrogate import PublicExplainer
-from safexplain.explain.wrap import HARDENED
 from safexplain.hardening.noise import KEY_VARIABLE, query_seeds
 
 pytestmark = quiet

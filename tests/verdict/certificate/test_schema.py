@@ -9,10 +9,9 @@ import pytest
 from certificates import CERTIFIED, SCHEMA, audited, changed, made
 
 from safexplain.hardening.clips import NormClip, Relative
-from safexplain.hardening.formats import Levels
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.masks import ThresholdMask
 from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import Levels, ThresholdMask
 from safexplain.verdict.certificate.write import PREDICATE_TYPE
 
 jsonschema = pytest.importorskip("jsonschema")
