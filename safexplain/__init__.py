@@ -1,8 +1,8 @@
 """Hardened explainers and an audit that proves or refutes that their explanations leak the training set.
 
-A native explainer's attribution is hardened (`hardening`) by a class that takes its place (`explain`; Captum's own
-names in `captum`); `audit` attacks what is released and `verdict` says what follows; `dp` trains with differential
-privacy, `recourse` answers with it, and `ledger` counts what was spent; `loading` reads people's files; `cli` is the
+`explain` has a hardened class in place of each native explainer (with Captum's own names in `captum`), and `hardening`
+hardens its attributions; `audit` attacks releases and `verdict` judges the results; `dp` trains with differential
+privacy, `recourse` answers with it, and `ledger` counts what was spent; `loading` reads users' files; `cli` is the
 command line.
 """
 
@@ -70,7 +70,7 @@ Type checkers read `__init__.pyi`.
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when they are asked for: a certificate is read without torch, and `--help` is quick."""
+    """Names are imported on first use: a certificate is read without torch, and `--help` is quick."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, "explain.hardened" if name.startswith("Hardened") else "hardening")

@@ -3,8 +3,8 @@
     from aix360.algorithms.protodash import ProtodashExplainer  # before
     from safexplain.aix360 import ProtodashExplainer            # after
 
-ProtoDash answers with rows of the set that it chooses from, so `ProtodashExplainer(public=rows)` takes one that may
-leave. LIME of AIX360 is here as in `safexplain.lime`.
+ProtoDash returns rows of the set that it chooses from, so `ProtodashExplainer(public=rows)` takes public rows. LIME of
+AIX360 is here as in `safexplain.lime`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     from alibi.explainers import AnchorTabular   # before
     from safexplain.alibi import AnchorTabular   # after
 
-Every explainer of Alibi whose answers can be hardened, made, fitted and asked as natively.
+Every explainer of Alibi whose answers can be hardened, with its native interface.
 """
 
 from __future__ import annotations

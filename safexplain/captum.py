@@ -3,9 +3,9 @@
     from captum.attr import LayerGradCam        # before
     from safexplain.captum import LayerGradCam  # after
 
-Generated from the catalog: every class of `captum.attr` that has a row, those of layers and neurons too. Each is the
-class that `safexplain` has under its own name where it has one: `safexplain.captum.IntegratedGradients` is
-`safexplain.HardenedIG`. A NoiseTunnel goes under `HardenedSmoothGrad` or `HardenedVarGrad`, or through `harden`.
+Generated from the catalog: every class of `captum.attr` that has a row, layers and neurons included. Names in
+`safexplain` are the same classes: `safexplain.captum.IntegratedGradients` is `safexplain.HardenedIG`. In place of a
+NoiseTunnel, use `HardenedSmoothGrad`, `HardenedVarGrad` or `harden`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safexplain.explain.libraries import drop_in
 _CLASSES = MappingProxyType(
     {row.native.__name__: HARDENED[row.name] for row in CATALOG.values() if row.library == "captum" and not row.nt_type}
 )
-_TUNNEL = {"NoiseTunnel": "it stands for several methods: use HardenedSmoothGrad or HardenedVarGrad, or harden(...)"}
+_TUNNEL = {"NoiseTunnel": "it is several methods: use HardenedSmoothGrad, HardenedVarGrad or harden(...)"}
 
 __all__ = sorted(_CLASSES)
 

@@ -1,9 +1,9 @@
-"""The columns of a table as numbers, and back: text columns as codes, missing numbers as a number of their own.
+"""The columns of a table as numbers, and back: text columns as codes, missing numbers as a special number.
 
-A pipeline of a bank takes a frame with text columns; explainers perturb rows of numbers. In between stands a code: each
-text column is the place of its value in a list, from 0 on, and a missing number is one number below all others. The
-model decodes before it answers, so that it sees what it was trained on: a code is rounded and kept in the list, and
-whatever is nearer to the missing number than to the smallest real one is missing.
+A bank's pipeline takes a frame with text columns; explainers perturb rows of numbers. The coding between them: each
+text is its index in a list, from 0, and a missing number is one number below all others. The model decodes before it
+predicts, so it gets the values it was trained on: a code is rounded and clipped to the list, and a number nearer to the
+missing number than to the smallest real one is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from safexplain.errors import InputError
 __all__ = ["Column", "Columns"]
 
 MOST_CATEGORIES = 256
-"""Different values of a text column that are coded; a column with more of them names rows."""
+"""Most distinct values of a text column; a column with more of them identifies rows."""
 
 Rows = NDArray[np.float32]
 
@@ -36,10 +36,9 @@ class Column:
 
     Args:
         name: of the column.
-        categories: values of a text column, in the order of their codes; None among them: no value. Of a column of
-            numbers: None.
-        missing: the number that stands for a missing one; None: no number is missing.
-        least: the smallest number that is not missing, where some are.
+        categories: values of a text column, in the order of their codes; None among them: no value. None for numbers.
+        missing: the code of a missing number; None: no number is missing.
+        least: the smallest number that is not missing, if some are.
     """
 
     name: str
@@ -49,15 +48,15 @@ class Column:
 
     @property
     def plain(self) -> bool:
-        """Whether its numbers are the column's own."""
+        """Whether the column's numbers are not coded."""
         return self.categories is None and self.missing is None
 
     @classmethod
     def of(cls, values: Any, name: str) -> Self:
-        """How a column of a pandas frame is coded.
+        """The coding of a column of a pandas frame.
 
         Raises:
-            InputError: it holds neither numbers nor texts, or too many different texts.
+            InputError: it holds neither numbers nor texts, or too many distinct texts.
         """
         if _numeric(values):
             numbers = _numbers(values)
@@ -65,18 +64,18 @@ class Column:
             if len(there) == len(numbers):
                 return cls(name)
             if not len(there):
-                raise InputError(f"column {name!r} holds no value at all; remove it")
+                raise InputError(f"column {name!r}: expected values, got only missing ones; remove it")
             low, high = float(there.min()), float(there.max())
             if not math.isfinite(low) or not math.isfinite(high):
-                raise InputError(f"column {name!r} holds infinite numbers; expected finite ones, or none (missing)")
+                raise InputError(f"column {name!r}: expected finite or missing numbers, got infinite ones")
             code = np.float32(low - max(1.0, high - low))
             return cls(name, None, float(code), low)
         texts = _texts(values, name)
         known = sorted({text for text in texts if text is not None})
         if len(known) > MOST_CATEGORIES:
             raise InputError(
-                f"text column {name!r} has {len(known)} different values (at most {MOST_CATEGORIES} are coded); remove"
-                " it if it names rows, or group its values before training"
+                f"text column {name!r}: expected at most {MOST_CATEGORIES} distinct values, got {len(known)}; remove it"
+                " if it identifies rows, or group its values before training"
             )
         return cls(name, (*known, *((None,) if None in texts else ())))
 
@@ -99,19 +98,19 @@ class Column:
         texts = _texts(values, self.name)
         if unknown := [text for text in texts if text is not None and text not in places]:
             known = ", ".join(repr(value) for value in self.categories[:5])
-            raise InputError(
-                f"column {self.name!r} holds {unknown[0]!r:.40}, which has no code; expected one of {known}, ..."
-            )
+            raise InputError(f"column {self.name!r}: expected one of {known}, ..., got {unknown[0]!r:.40}")
         if None in texts and None not in places:
-            raise InputError(f"column {self.name!r} has empty values, and had none when its codes were made; fill them")
+            raise InputError(
+                f"column {self.name!r}: expected no empty values, as when it was coded, got some; fill them"
+            )
         return np.array([places[text] for text in texts], dtype=np.float32)
 
     def decode(self, codes: NDArray[Any]) -> Any:
-        """(n,) texts, None where there is none, of a text column; numbers, NaN where they are missing, of others."""
+        """(n,) texts, None if missing, of a text column; else numbers, NaN if missing."""
         if self.categories is not None:
             places = np.clip(np.rint(np.nan_to_num(codes)), 0, len(self.categories) - 1).astype(np.int64)
             return np.array(self.categories, dtype=object)[places]
-        numbers = np.asarray(codes, dtype=np.float64)  # as a table is read: encoders round as they did in training
+        numbers = np.asarray(codes, dtype=np.float64)  # as read from a table: encoders round as in training
         if self.missing is None or self.least is None:
             return numbers
         return np.where(numbers < (self.missing + self.least) / 2, np.nan, numbers)
@@ -123,8 +122,8 @@ class Columns:
 
     Args:
         columns: one or more.
-        as_category: text columns are given to the model as pandas categories, as LightGBM and XGBoost want them;
-            otherwise as the plain texts that `read_csv` gives.
+        as_category: the model gets text columns as pandas categories, which LightGBM and XGBoost need; else as the
+            texts of `read_csv`.
     """
 
     columns: tuple[Column, ...]
@@ -132,10 +131,10 @@ class Columns:
 
     @classmethod
     def of(cls, frame: Any, names: Sequence[str] | None = None) -> Self:
-        """How the columns of a pandas frame are coded.
+        """The coding of the columns of a pandas frame.
 
         Args:
-            frame: all rows that there are: codes must not depend on who is a member.
+            frame: all rows, so that codes do not depend on membership.
             names: of its columns, in the order of the model; None: all.
         """
         wanted = list(frame.columns) if names is None else list(names)
@@ -143,17 +142,17 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns."""
+        """Names of the columns."""
         return tuple(column.name for column in self.columns)
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is coded: all columns are numbers, and none is missing."""
+        """Whether nothing is coded: all columns are numbers, none missing."""
         return all(column.plain for column in self.columns)
 
     @property
     def categorical_names(self) -> dict[int, list[str]]:
-        """Place of each text column -> the names of its codes."""
+        """Index of each text column -> the names of its codes."""
         return {
             i: ["(missing)" if value is None else value for value in column.categories]
             for i, column in enumerate(self.columns)
@@ -161,17 +160,17 @@ class Columns:
         }
 
     def encode(self, frame: Any) -> Rows:
-        """(n, d) float32 of a pandas frame, whose other columns are left out.
+        """(n, d) float32 codes of a pandas frame; other columns are ignored.
 
         Raises:
-            InputError: a column is missing, or holds what has no code.
+            InputError: a column is missing, or a value has no code.
         """
         if absent := [name for name in self.names if name not in frame.columns]:
             raise InputError(f"expected the columns {', '.join(self.names[:8])}; missing: {', '.join(absent[:8])}")
         return np.stack([column.encode(frame[column.name]) for column in self.columns], axis=1)
 
     def decode(self, rows: NDArray[Any]) -> Any:
-        """The pandas frame that (n, d) codes stand for.
+        """The pandas frame of (n, d) codes.
 
         Raises:
             InputError: rows have another number of columns.
@@ -190,7 +189,7 @@ class Columns:
         return pandas.Series([math.nan if value is None else value for value in values], dtype=_text_type(pandas))
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """JSON for `from_json`."""
         columns = []
         for column in self.columns:
             coded: dict[str, Any] = {"name": column.name}
@@ -203,11 +202,7 @@ class Columns:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Of `to_json`.
-
-        Raises:
-            InputError: something else.
-        """
+        """Inverse of `to_json`; InputError for other texts."""
         try:
             read = json.loads(text)
             return cls(tuple(_column_of(entry) for entry in read["columns"]), bool(read.get("as_category", False)))
@@ -217,7 +212,7 @@ class Columns:
             ) from None
 
     def save(self, path: str | Path) -> Path:
-        """Write them to a file, all or nothing."""
+        """Write the columns to a file, all or nothing."""
         return write_atomically(path, f"{self.to_json()}\n".encode())
 
     @classmethod
@@ -241,7 +236,7 @@ def _column_of(entry: Mapping[str, Any]) -> Column:
     if categories is not None and not (categories and all(c is None or isinstance(c, str) for c in categories)):
         raise TypeError(f"the categories of {name} are texts")
     if categories is not None and len(set(categories)) != len(categories):
-        raise ValueError(f"a category of {name} stands twice, and has two codes")
+        raise ValueError(f"a category of {name} is repeated")
     missing, least = (None if entry.get(key) is None else float(entry[key]) for key in ("missing", "least"))
     return Column(name, None if categories is None else tuple(categories), missing, least)
 
@@ -257,18 +252,18 @@ def _numbers(values: Any) -> NDArray[np.float64]:
 
 
 def _texts(values: Any, name: str) -> list[str | None]:
-    """Texts, None where there is none; InputError where something else is there."""
+    """Texts, None if missing; InputError for other values."""
     empty = values.isna().to_numpy()
     found = [None if gone else value for gone, value in zip(empty, values.tolist(), strict=True)]
     other = next((value for value in found if value is not None and not isinstance(value, str | bool)), None)
     if other is not None:
         raise InputError(
-            f"column {name!r} holds {other!s:.40} ({type(other).__name__}), neither a number nor a text; convert it or"
+            f"column {name!r}: expected numbers or texts, got {other!s:.40} ({type(other).__name__}); convert it or"
             " remove it"
         )
     return [None if value is None else str(value) for value in found]
 
 
 def _text_type(pandas: Any) -> Any:
-    """What `read_csv` makes of texts: objects, and from pandas 3 on its own type."""
+    """The type of texts in `read_csv`: objects, from pandas 3 its own type."""
     return object if int(pandas.__version__.partition(".")[0]) < 3 else "str"

@@ -1,11 +1,11 @@
-"""Faithfulness: do the features that a map names carry the prediction? Asked of the model itself, not of another map.
+"""Faithfulness: whether the features that a map names carry the prediction, measured on the model itself.
 
     deletion   how far the probability falls when the named features are set to a baseline
-    insertion  how far it rises, from nothing, when only they are kept
+    insertion  how far it rises, from the baseline alone, when only they are kept
 
 One step of the deletion and insertion of Petsiuk et al. (arXiv 1806.07421), at a fixed share of the features. It needs
-no native map, so that a hardened one and one of another model are compared by the same measure, and unlike measures of
-the released map alone it does not rise with noise: a random map names features that carry little.
+no native map, so a hardened map and one of another model are compared by the same measure, and unlike measures of the
+released map alone it does not rise with noise: the features that a random map names carry little.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["Faithfulness", "faithfulness", "named_features"]
 
 @dataclass(frozen=True, eq=False)
 class Faithfulness:
-    """What the named features of each example carry.
+    """Faithfulness of each example's map.
 
     Args:
-        deletion: (n,) float64, drop of the probability of the label when they are deleted; higher is better.
-        insertion: (n,) float64, probability of the label when only they are kept, minus the one with nothing kept.
-        fraction: share of the features that is named at most.
+        deletion: (n,) float64, drop of the label's probability when the named features are deleted; higher is better.
+        insertion: (n,) float64, the label's probability when only they are kept, minus that with none kept.
+        fraction: largest share of the features that is named.
     """
 
     deletion: NDArray[np.float64] = field(repr=False)
@@ -56,50 +56,48 @@ def faithfulness(
     batch_size: int = 256,
     seed: int = 0,
 ) -> Faithfulness:
-    """Delete the features that maps name, and keep only them, and see what the model says.
+    """Measure the model's outputs with the features that maps name deleted, and with only these kept.
 
         faithfulness(model, x, model(x).argmax(1), released, fraction=0.1).deletion.mean()
 
-    A feature is a number of the map: of images with three channels one of d = 3 h w numbers, where the map has them;
-    a map of one channel names pixels, and all channels of a pixel go together. Named are the max(1, round(fraction d))
-    highest numbers, with their signs, and of these only numbers above 0: others do not speak for the class. Which of
-    several equal numbers are named is drawn at random.
+    A feature is a number of the map: for images with three channels one of d = 3 h w numbers, if the map has them; a
+    map of one channel names pixels, with all their channels. The max(1, round(fraction d)) highest numbers are named,
+    with their signs, but only numbers above 0: others do not count for the class. Ties are broken at random.
 
     Args:
-        model: in evaluation mode, (batch, ...) -> (batch, classes >= 2) logits or probabilities; of logits the softmax
-            is taken. Whether outputs are probabilities is seen from the first batch.
+        model: in evaluation mode, (batch, ...) -> (batch, classes >= 2) logits or probabilities, which the first batch
+            shows; logits get a softmax.
         x: (n, ...) examples.
         labels: (n,) the class that each map explains.
-        maps: (n, ...) released or native, in the shape of x, or such that it can be broadcast to it, or flat (n, d).
-            Numbers that are NaN name nothing.
+        maps: (n, ...) released or native, in the shape of x, broadcastable to it, or flat (n, d). NaN names nothing.
         fraction: of the features that is named, in (0, 1].
-        baseline: what deleted features are set to: a number, or numbers that can be broadcast to x.
+        baseline: value of deleted features: a number, or numbers that can be broadcast to x.
         batch_size: examples in one call of the model.
-        seed: of the order among equal numbers; the result does not depend on `batch_size`.
+        seed: for ties; the result does not depend on `batch_size`.
 
     Raises:
         InputError: shapes do not fit, a label is no output of the model, or its outputs are not finite.
-        ConfigurationError, ConfigurationTypeError: a fraction, batch size or seed that is none.
+        ConfigurationError, ConfigurationTypeError: a fraction, batch size or seed out of range.
     """
     if check_number("fraction", fraction, above=0.0) > 1:
         raise ConfigurationError(f"fraction must be at most 1, got {fraction!r}")
     check_whole("batch_size", batch_size, 1)
     x, labels, maps = torch.as_tensor(x), torch.as_tensor(labels).long(), torch.as_tensor(maps)
-    maps, filler = _fitting(x, labels, maps), _filler(x, baseline)
+    maps, filler = _aligned(x, labels, maps), _filler(x, baseline)
     generator = np.random.default_rng(check_whole("seed", seed, 0))
     device = _device_of(model, x)
     probabilities: bool | None = None
     found = []
     with torch.no_grad():
-        for part in _parts(len(x), batch_size):
+        for part in _batches(len(x), batch_size):
             named = named_features(maps[part], fraction, generator).to(device)
-            asked, fill, wanted = x[part].to(device), filler[part].to(device), labels[part].to(device)
-            versions = (asked, torch.where(named, fill, asked), torch.where(named, asked, fill), fill.clone())
-            outputs = [_checked(model(version), wanted) for version in versions]
+            batch, fill, targets = x[part].to(device), filler[part].to(device), labels[part].to(device)
+            versions = (batch, torch.where(named, fill, batch), torch.where(named, batch, fill), fill.clone())
+            outputs = [_as_float64(model(version), targets) for version in versions]
             if probabilities is None:
                 probabilities = are_probabilities(torch.cat(outputs))
             p, without, only, nothing = (
-                (out if probabilities else out.softmax(1)).gather(1, wanted[:, None])[:, 0] for out in outputs
+                (out if probabilities else out.softmax(1)).gather(1, targets[:, None])[:, 0] for out in outputs
             )
             found.append(torch.stack([p - without, only - nothing]).cpu().numpy())
     deletion, insertion = np.concatenate(found, axis=1) if found else np.zeros((2, 0))
@@ -107,12 +105,12 @@ def faithfulness(
 
 
 def named_features(maps: Tensor, fraction: float, generator: np.random.Generator) -> Tensor:
-    """Which numbers of each map are among the highest and above 0: bool, in the shape of the maps, on the CPU.
+    """Whether each number of a map is among the highest and above 0: bool, in the shape of the maps, on the CPU.
 
     Args:
         maps: (n, ...).
-        fraction: of the numbers of a map; max(1, round(fraction d)) at most are named.
-        generator: draws the order of equal numbers, n * d numbers.
+        fraction: of the numbers of a map; at most max(1, round(fraction d)) are named.
+        generator: breaks ties, by n * d numbers.
     """
     rows = maps.detach().reshape(len(maps), -1).cpu().double().numpy()
     rows = np.where(rows > 0, rows, 0.0)
@@ -123,7 +121,7 @@ def named_features(maps: Tensor, fraction: float, generator: np.random.Generator
     return torch.from_numpy(named & (rows > 0)).reshape(maps.shape)
 
 
-def _fitting(x: Tensor, labels: Tensor, maps: Tensor) -> Tensor:
+def _aligned(x: Tensor, labels: Tensor, maps: Tensor) -> Tensor:
     """The maps with as many dimensions as x."""
     if x.dim() < 2 or labels.shape != x.shape[:1]:
         raise InputError(f"expected x (n, ...) and labels (n,), got {tuple(x.shape)} and {tuple(labels.shape)}")
@@ -139,7 +137,7 @@ def _fitting(x: Tensor, labels: Tensor, maps: Tensor) -> Tensor:
 
 
 def _filler(x: Tensor, baseline: float | Tensor | NDArray[Any]) -> Tensor:
-    """(n, ...) what deleted features are set to, without a copy of it for each example."""
+    """(n, ...) values of deleted features, without a copy for each example."""
     filler = torch.as_tensor(baseline, dtype=x.dtype, device=x.device)
     try:
         return filler.expand(x.shape)
@@ -150,8 +148,8 @@ def _filler(x: Tensor, baseline: float | Tensor | NDArray[Any]) -> Tensor:
         ) from None
 
 
-def _checked(out: Tensor, labels: Tensor) -> Tensor:
-    """Outputs as float64."""
+def _as_float64(out: Tensor, labels: Tensor) -> Tensor:
+    """Checked outputs as float64."""
     if out.dim() != 2 or out.shape[1] < 2 or len(out) != len(labels) or not bool(torch.isfinite(out).all()):
         raise InputError(f"expected finite outputs of shape ({len(labels)}, classes >= 2), got {tuple(out.shape)}")
     if len(labels) and not 0 <= (least := int(labels.min())) <= (most := int(labels.max())) < out.shape[1]:
@@ -160,9 +158,9 @@ def _checked(out: Tensor, labels: Tensor) -> Tensor:
 
 
 def _device_of(model: object, x: Tensor) -> torch.device:
-    """Where a model is asked."""
+    """The model's device."""
     return next((p.device for p in model.parameters()), x.device) if isinstance(model, nn.Module) else x.device
 
 
-def _parts(n: int, size: int) -> Iterator[slice]:
+def _batches(n: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, n, size))

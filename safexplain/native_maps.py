@@ -1,10 +1,10 @@
-"""Native maps that cannot be right, for the operator: the client is told nothing, and what it gets does not change.
+"""Warnings about implausible native maps, for the operator; the client's answer does not change.
 
-A hardened map looks like any other, whatever it was made of: a clip to ranks makes a usual map of numbers of 1e11, and
-NaN comes out as zero. So native maps are looked at before they are hardened, in a pass or two over their numbers:
+A hardened map looks like any other: ranking turns numbers of 1e11 into a usual map, and NaN is released as zero. So
+native maps are checked before they are hardened, in one or two passes over their numbers:
 
     not finite   NaN or infinity
-    zero         nothing but zeros, although the input is not zero
+    zero         only zeros, although the input is not zero
     constant     the same number everywhere
     huge         over a million times as large as the explained outputs and inputs make plausible
 
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from safexplain._digest import modules_of
 from safexplain.outputs import Logits, Probability
 
-__all__ = ["FINDINGS", "Finding", "Watch", "collecting", "inside", "watch"]
+__all__ = ["FINDINGS", "Finding", "Watch", "collecting", "unwrapped", "watch"]
 
 FINDINGS = {
     "not finite": (
@@ -41,39 +41,39 @@ FINDINGS = {
     ),
     "zero": (
         "are zero everywhere",
-        "the explained output does not react to the input: a saturated probability (explain the logit), rounding or a"
-        " hard decision in the model, or units that are never active",
+        "the explained output does not change with the input: a saturated probability (explain the logit), rounding or"
+        " a hard decision in the model, or units that are never active",
     ),
-    "constant": ("hold the same number everywhere", "the explainer does not tell features apart on this model"),
+    "constant": ("hold the same number everywhere", "the explainer does not distinguish features on this model"),
     "huge": (
         "are over a million times as large as the model's outputs make plausible",
-        "the method does not work on this model, as LRP does not on networks that call functions in place of modules;"
-        " after hardening they look like any other map",
+        "the method does not work on this model (for example LRP on a network that calls functions in place of"
+        " modules); after hardening they look like any other map",
     ),
 }
-"""Finding -> what such maps do, and what may be the reason."""
+"""Finding -> its description and its probable cause."""
 
 SHARE = 0.1
-"""Maps of zeros and constant ones are a finding above this share of the maps; one among several can be right."""
+"""Zero and constant maps are reported above this share of all maps; a few of them can be right."""
 
 HUGE = 1e6
-"""Times what outputs and inputs make plausible."""
+"""Factor above the plausible size."""
 
 COMPARISONS = 16
-"""Batches of large numbers, of a model and a method, that are compared with the model's outputs, at most."""
+"""Most batches of large numbers that are compared with the outputs, for each model and method."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with some of a model's native maps.
+    """A problem with some of a model's native maps.
 
     Args:
         kind: a key of `FINDINGS`.
         method: of the explainer.
-        maps: how many of them.
-        of: how many were looked at.
+        maps: number of maps with the problem.
+        of: number of checked maps.
     """
 
     kind: str
@@ -92,7 +92,7 @@ class Finding:
 
 @dataclass(eq=False)
 class _Record:
-    """Of a model and a method."""
+    """Counts for one model and method."""
 
     seen: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -102,10 +102,10 @@ class _Record:
 
 
 class Watch:
-    """Counts of what was found, by model and method; threads may share it.
+    """Counts of findings by model and method; threads may share it.
 
     Args:
-        logs: write warnings, or only keep what was found.
+        logs: whether to write warnings.
     """
 
     def __init__(self, *, logs: bool = True) -> None:
@@ -126,32 +126,32 @@ class Watch:
         grouped: bool = False,
         squared: bool = False,
     ) -> None:
-        """Look at a batch of native maps, fast; never raises.
+        """Check a batch of native maps quickly; never raises.
 
         Args:
-            model: the explained module, or whatever holds one.
+            model: the explained module, or an object that holds one.
             method: name of the explainer.
             maps: one or several tensors (batch, ...) that make up the maps.
-            inputs: (batch, ...) what was explained: a map of zeros is right where the input is zero or the baseline,
-                and NaN where the input has some.
-            baselines: the inputs that stand for nothing, where they were given.
-            outputs: gives the explained outputs, asked only where numbers are large.
-            grouped: features are explained in groups, of which there may be one.
-            squared: numbers are squares of what outputs and inputs are made of (VarGrad).
+            inputs: (batch, ...) explained inputs: a zero map is right if the input is zero or the baseline, and NaN if
+                the input has some.
+            baselines: as given to the explainer.
+            outputs: returns the explained outputs; called only if numbers are large.
+            grouped: features are explained in groups, of which there may be only one.
+            squared: the map is a square of a map (VarGrad).
         """
         try:
             self._add(model, method, maps, inputs, baselines, outputs, grouped, squared)
-        except Exception as error:  # the answer to the client does not depend on this
-            _logger.debug("native maps of %s could not be looked at: %s", method, type(error).__name__)
+        except Exception as error:  # the client's answer must not depend on this
+            _logger.debug("native maps of %s could not be checked: %s", method, type(error).__name__)
 
     def findings(self, model: object) -> tuple[Finding, ...]:
-        """What was found of a model, by method."""
+        """The findings about a model, by method."""
         with self._lock:
             return tuple(
                 Finding(kind, method, record.counts[kind], record.of[kind])
                 for method, record in self._records(model).items()
                 for kind in FINDINGS
-                if kind in record.counts and _matters(kind, record.counts[kind], record.of[kind])
+                if kind in record.counts and _is_reported(kind, record.counts[kind], record.of[kind])
             )
 
     def _add(
@@ -168,11 +168,13 @@ class Watch:
         rows = [m.detach().flatten(1) for m in maps if m.dim() > 1 and m.numel() and m.is_floating_point()]
         if len({r.shape[0] for r in rows}) != 1:
             return
-        every = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
-        if every.is_cpu and every.dtype in (torch.float32, torch.float64):
-            low, high = (ends.reduce(every.numpy(), 1) for ends in (np.minimum, np.maximum))
-        else:  # of rows, torch.aminmax takes 20 times as long
-            low, high = torch.stack((every.amin(1), every.amax(1))).cpu().double().numpy()  # the one wait for a device
+        values = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+        if values.is_cpu and values.dtype in (torch.float32, torch.float64):
+            low, high = (ends.reduce(values.numpy(), 1) for ends in (np.minimum, np.maximum))
+        else:  # torch.aminmax of rows takes 20 times as long
+            low, high = (
+                torch.stack((values.amin(1), values.amax(1))).cpu().double().numpy()
+            )  # waits for the device once
         right = high > low  # False where one is NaN
         wide = max(np.maximum.reduce(high), -np.minimum.reduce(low))
         with self._lock:
@@ -182,11 +184,11 @@ class Watch:
             return
         finite = np.isfinite(low) & np.isfinite(high)
         nothing = baselines if isinstance(baselines, tuple) else (baselines,)
-        apart = every.shape[1] > 1 and not grouped
+        apart = values.shape[1] > 1 and not grouped
         found = {
-            "not finite": _where(~finite, inputs, lambda xs: all(bool(x.isfinite().all()) for x in xs)),
-            "zero": _where(
-                finite & (low == 0) & (high == 0), inputs, lambda xs: not all(_is_nothing(x, nothing) for x in xs)
+            "not finite": _affected_rows(~finite, inputs, lambda xs: all(bool(x.isfinite().all()) for x in xs)),
+            "zero": _affected_rows(
+                finite & (low == 0) & (high == 0), inputs, lambda xs: not all(_is_baseline(x, nothing) for x in xs)
             ),
             "constant": np.flatnonzero(finite & ~right & (low != 0)).tolist() if apart else [],
             "huge": [],
@@ -205,10 +207,10 @@ class Watch:
                     self._count(record, model, method, kind, len(which), record.seen)
 
     def _count(self, record: _Record, model: object, method: str, kind: str, maps: int, of: int) -> None:
-        """Count and, where it is time, log."""
+        """Count, and log at the first finding and at ten times as many."""
         record.counts[kind] = count = record.counts.get(kind, 0) + maps
         record.of[kind] = of
-        if not self.logs or not _matters(kind, count, of) or count < 10 * record.logged.get(kind, 0):
+        if not self.logs or not _is_reported(kind, count, of) or count < 10 * record.logged.get(kind, 0):
             return
         record.logged[kind] = count
         _logger.warning("%s: %s", _name(model), Finding(kind, method, count, of))
@@ -220,7 +222,7 @@ class Watch:
         modules = modules_of(model)
         if not modules:
             return self._by_name.setdefault(_name(model), {})
-        return self._by_model.setdefault(inside(modules[0]), {})
+        return self._by_model.setdefault(unwrapped(modules[0]), {})
 
 
 _SERVICE = Watch()
@@ -228,13 +230,13 @@ _watching: ContextVar[Watch] = ContextVar("safexplain.native_maps", default=_SER
 
 
 def watch() -> Watch:
-    """The one that explainers tell: the service's, which logs; or that of `collecting`."""
+    """The current watch: the service's, which logs, or that of `collecting`."""
     return _watching.get()
 
 
 @contextmanager
 def collecting() -> Iterator[Watch]:
-    """Keep what is found in this thread for whoever asked for it, and log nothing."""
+    """Collect this thread's findings, and log nothing."""
     mine = Watch(logs=False)
     token = _watching.set(mine)
     try:
@@ -243,19 +245,21 @@ def collecting() -> Iterator[Watch]:
         _watching.reset(token)
 
 
-def _matters(kind: str, maps: int, of: int) -> bool:
+def _is_reported(kind: str, maps: int, of: int) -> bool:
     return kind not in ("zero", "constant") or (maps > SHARE * of and (maps > 1 or of == 1))
 
 
-def _where(rows: NDArray[np.bool_], inputs: Sequence[Tensor], applies: Callable[[list[Tensor]], bool]) -> list[int]:
-    """Those rows whose inputs a condition holds for; all of them where inputs are not known, or not one for each."""
+def _affected_rows(
+    rows: NDArray[np.bool_], inputs: Sequence[Tensor], applies: Callable[[list[Tensor]], bool]
+) -> list[int]:
+    """The flagged rows whose inputs meet a condition; all flagged rows if there is not one known input for each row."""
     which: list[int] = np.flatnonzero(rows).tolist()
     known = [x for x in inputs if x.dim() and len(x) == len(rows)]
     return [i for i in which if not known or applies([x[i] for x in known])]
 
 
-def _is_nothing(x: Tensor, baselines: Sequence[object]) -> bool:
-    """Whether an example is zero or one of the baselines: a number, or numbers for one example or each of several."""
+def _is_baseline(x: Tensor, baselines: Sequence[object]) -> bool:
+    """Whether an example is zero or equals a baseline: a number, or a tensor for one or several examples."""
     for nothing in (0.0, *baselines):
         if isinstance(nothing, Tensor) and nothing.shape[1:] == x.shape and nothing.dim():
             if bool((nothing == x).flatten(1).all(1).any()):
@@ -266,14 +270,14 @@ def _is_nothing(x: Tensor, baselines: Sequence[object]) -> bool:
 
 
 def _plausible(inputs: Sequence[Tensor], outputs: Callable[[], Tensor] | None) -> float:
-    """How large numbers of a map may be: as outputs, or outputs per unit of the inputs; at least 1."""
+    """Plausible size of a map's numbers: that of outputs, or of outputs per unit of input; at least 1."""
     out = 1.0 if outputs is None else max(1.0, float(outputs().detach().abs().max()))
     largest = max((float(x.detach().abs().max()) for x in inputs if x.numel()), default=1.0)
     return out * max(1.0, 1 / max(largest, 1e-12))
 
 
-def inside(model: Any) -> Any:
-    """The model behind wrappers that make its outputs probabilities or logits."""
+def unwrapped(model: Any) -> Any:
+    """The model inside `Probability` and `Logits`."""
     while isinstance(model, Probability | Logits):
         model = model.model
     return model
@@ -281,5 +285,5 @@ def inside(model: Any) -> Any:
 
 def _name(model: object) -> str:
     modules = modules_of(model)
-    named = inside(modules[0]) if modules else model
+    named = unwrapped(modules[0]) if modules else model
     return type(named).__name__ if modules else str(getattr(named, "__qualname__", type(named).__name__))

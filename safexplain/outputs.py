@@ -1,6 +1,6 @@
-"""What a classifier returns: logits or probabilities, their log odds, and which number is explained.
+"""Outputs of classifiers: logits or probabilities, their log odds, and which of them is explained.
 
-scikit-learn classifiers become modules here (`as_module`), so that they are audited, explained and served as any model.
+scikit-learn classifiers become modules here (`as_module`), which are audited, explained and served like any other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, InputError
 
 
-class _Around(nn.Module):
-    """A module around another one, of which it has the mode: `train` and `eval` set it there."""
+class _Wrapper(nn.Module):
+    """A module around another one, whose training mode it shares."""
 
     _network = "model"
 
@@ -42,8 +42,8 @@ class _Around(nn.Module):
         pass
 
 
-class Logits(_Around):
-    """A classifier of `transformers`, whose answers are objects, as a module whose answers are their `logits`.
+class Logits(_Wrapper):
+    """A classifier of `transformers`, whose answers are objects, as a module that returns their `logits`.
 
     Its digest is that of the classifier.
 
@@ -56,15 +56,17 @@ class Logits(_Around):
         answer = self.model(x)
         logits = getattr(answer, "logits", answer[0] if isinstance(answer, tuple) and answer else None)
         if not isinstance(logits, Tensor):
-            raise InputError(f"expected an answer with logits, as classifiers of transformers give; got {type(answer)}")
+            raise InputError(
+                f"expected an answer with logits, as from a classifier of transformers; got {type(answer)}"
+            )
         return logits
 
 
-class Probability(_Around):
+class Probability(_Wrapper):
     """A classifier with softmax on its logits: explanations of it are of the predicted probability.
 
-    Gradients of the probability carry the factor p (1 - p), so their size tells how sure the model is, and on its
-    members it is surer. Gradients of the logit leak far less (`docs/concepts.md`).
+    Gradients of the probability carry the factor p (1 - p), so their size reveals the model's confidence, which is
+    higher on members. Gradients of the logit leak far less (`docs/concepts.md`).
 
     Args:
         model: (batch, ...) -> logits (batch, classes).
@@ -84,18 +86,18 @@ class EstimatorModule(nn.Module):
     """A scikit-learn classifier as a module: (n, ...) inputs -> (n, classes) probabilities, without gradients.
 
     Explain it by perturbation (`KernelShap`, `Occlusion`, ...); gradient methods have nothing to differentiate. Its
-    digest is that of the fitted estimator: the same after `joblib.dump` and `joblib.load` in another process, another
-    one for any other fit. It is always in evaluation mode until somebody says otherwise.
+    digest is that of the fitted estimator: the same after `joblib.dump` and `joblib.load` in another process, and
+    different for any other fit. It is made in evaluation mode.
 
     Args:
-        estimator: fitted, with `predict_proba`. Inputs are given to it as rows of float32, under the names of the
-            columns that it was fitted with, where it has such.
-        classes: number of outputs; classes the estimator has not seen get probability 0. None: those that it has seen.
-        columns: what the numbers of a row stand for, where the estimator takes texts or missing numbers; it is then
-            given the frame that they stand for. None: themselves.
+        estimator: fitted, with `predict_proba`. It gets inputs as rows of float32, under the names of the columns that
+            it was fitted with, if any.
+        classes: number of outputs; classes unknown to the estimator get probability 0. None: its own.
+        columns: the coding of rows, if the estimator takes texts or missing numbers; it then gets the decoded frame.
+            None: the rows themselves.
         labels: (classes,) of the outputs, for an estimator that has not seen all of them. None: see below.
 
-    Labels that are whole numbers from 0 on are the places of the outputs; others stand in the order of `classes_`.
+    Labels that are whole numbers from 0 are the indices of the outputs; others are in the order of `classes_`.
 
     Raises:
         ConfigurationError: the estimator has no `predict_proba`.
@@ -107,17 +109,15 @@ class EstimatorModule(nn.Module):
     ) -> None:
         super().__init__()
         if not hasattr(estimator, "predict_proba"):
-            raise ConfigurationError(
-                f"{type(estimator).__name__} has no predict_proba; use one that gives probabilities"
-            )
+            raise ConfigurationError(f"expected a classifier with predict_proba, got {type(estimator).__name__}")
         if not isinstance(getattr(estimator, "classes_", None), np.ndarray):
             raise InputError(
-                f"expected a fitted {type(estimator).__name__} of one label, and it has no classes_; fit it"
+                f"expected a fitted {type(estimator).__name__} of one label, got one without classes_; fit it"
             )
         self.estimator, self.columns = estimator, columns
         self.labels = labels
         self.classes = int(self.places().max()) + 1 if classes is None else classes
-        if columns is not None:  # which tell what the rows mean, and so are a part of the model
+        if columns is not None:  # the coding is a part of the model
             coded = hashlib.sha256(columns.to_json().encode()).digest()
             self.register_buffer("coding", torch.frombuffer(bytearray(coded), dtype=torch.uint8))
         if not is_estimator(estimator) or estimator_digest(estimator) is None:
@@ -133,14 +133,14 @@ class EstimatorModule(nn.Module):
         return torch.from_numpy(out).to(x.device)
 
     def rows(self, x: NDArray[Any]) -> Any:
-        """What the estimator takes for (n, d) numbers: a pandas frame where it was fitted with names, or themselves."""
+        """The estimator's input for (n, d) numbers: a pandas frame if it was fitted with names, else the numbers."""
         if self.columns is not None:
             return self.columns.decode(x)
         names = getattr(self.estimator, "feature_names_in_", None)
         return x if names is None else import_module("pandas").DataFrame(x.astype(np.float64), columns=names)
 
     def places(self) -> NDArray[np.int64]:
-        """Of each class that the estimator has seen, the output."""
+        """Output index of each of the estimator's classes."""
         seen = self.estimator.classes_
         return places_of(seen) if self.labels is None else np.searchsorted(np.asarray(self.labels), seen)
 
@@ -150,7 +150,7 @@ FEWEST_FOR_THREADS = 20_000
 
 
 def _without_threads(rows: int) -> AbstractContextManager[Any]:
-    """Few rows are predicted in this thread, however many threads an estimator was made with."""
+    """A context in which few rows are predicted in this thread, whatever the estimator's `n_jobs`."""
     if rows >= FEWEST_FOR_THREADS:
         return nullcontext()
     quiet: AbstractContextManager[Any] = import_module("joblib").parallel_config("sequential")
@@ -158,20 +158,20 @@ def _without_threads(rows: int) -> AbstractContextManager[Any]:
 
 
 def _pickled(value: Any) -> bytes:
-    """A name of what cannot be read part by part."""
+    """A digest of an estimator that cannot be read part by part."""
     try:
         return hashlib.sha256(pickle.dumps(value)).digest()
-    except Exception:  # local classes and the like: apart from all others, but another after a restart
+    except Exception:  # local classes and the like: unique, but different after a restart
         return os.urandom(32)
 
 
 def places_of(seen: Any) -> NDArray[np.int64]:
-    """Of each of the labels of an estimator, the output of its `EstimatorModule`."""
+    """Output index of each of an estimator's labels in its `EstimatorModule`."""
     return np.asarray(seen.astype(np.int64) if are_places(seen) else np.arange(len(seen)))
 
 
 def are_places(labels: Any) -> bool:
-    """Whether the labels of an estimator are the places of its outputs: whole numbers from 0 on."""
+    """Whether the labels of an estimator are output indices: whole numbers from 0."""
     if labels.dtype.kind not in "biuf":
         return False
     return bool((labels == np.floor(labels)).all()) and bool((labels >= 0).all())
@@ -182,7 +182,7 @@ def as_module(model: Any, classes: int | None = None) -> Any:
 
     Args:
         model: a module, a classifier with `predict_proba`, or a `Booster` of XGBoost or LightGBM.
-        classes: of the classifier, see `EstimatorModule`; those that it has seen are there in any case.
+        classes: at least so many outputs of a classifier, see `EstimatorModule`.
 
     Raises:
         InputError: a classifier that is not fitted.
@@ -200,16 +200,15 @@ OBJECTIVES = {
     "xgboost": ("binary:logistic", "multi:softprob", "multi:softmax"),
     "lightgbm": ("binary", "multiclass", "multiclassova", "cross_entropy"),
 }
-"""Of classifiers, by library."""
+"""Library -> objectives of classifiers."""
 
 
 def classifier_of(model: Any) -> Any:
-    """The scikit-learn classifier of a `Booster` of XGBoost or LightGBM; anything else as it is.
-
-    It is the one that the audit of the booster's file is about.
+    """The scikit-learn classifier of a `Booster` of XGBoost or LightGBM, as in an audit of the booster's file; anything
+    else as it is.
 
     Raises:
-        InputError: the booster of no classifier.
+        InputError: a booster that is no classifier.
     """
     library = type(model).__module__.partition(".")[0]
     if library not in OBJECTIVES or type(model).__name__ != "Booster":
@@ -228,7 +227,7 @@ def classifier_of(model: Any) -> Any:
         made = native.XGBClassifier()
         made.load_model(model.save_raw("ubj"))
         return made
-    model = native.Booster(model_str=text)  # as it is in its file, without marks of its training
+    model = native.Booster(model_str=text)  # as in its file, without marks of its training
     outputs = max(int(model.num_model_per_iteration()), 1)
     classes, names = np.arange(max(outputs, 2)), model.feature_name()
     made = native.LGBMClassifier()
@@ -244,20 +243,20 @@ def classifier_of(model: Any) -> Any:
 
 
 def are_probabilities(out: Tensor) -> bool:
-    """Whether every row of (batch, classes) outputs is non-negative and sums to 1 already."""
+    """Whether every row of (batch, classes) outputs is non-negative and sums to 1."""
     return bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-4).all())
 
 
 def log_probabilities(p: Tensor) -> Tensor:
-    """Logarithms of probabilities, which are taken as at least 1e-30."""
+    """Logarithms of probabilities, clamped to at least 1e-30."""
     return p.clamp_min(1e-30).log()
 
 
 def class_log_odds(scores: Tensor) -> Tensor:
     """log p_c - log(1 - p_c) of every class c, where p = softmax(scores); finite for finite scores.
 
-    It is s_c - logsumexp of all other scores. Where c is not the largest, p_c is at most 1/2, and log(1 - p_c) loses
-    nothing; of the largest, the others are added up without it, for 1 - p_c may round to 0.
+    It is s_c - logsumexp of all other scores. If c is not the largest, p_c is at most 1/2, and log(1 - p_c) is exact;
+    for the largest, the others are added up without it, because 1 - p_c may round to 0.
 
     Args:
         scores: (batch, classes) float64 logits or log probabilities.

@@ -3,8 +3,8 @@
     import shap                  # before
     from safexplain import shap  # after
 
-`shap.TreeExplainer` and `shap.KernelExplainer` are hardened. What makes no explanations is shap's own: `shap.plots`,
-`shap.sample`, `shap.kmeans`, `shap.datasets` and so on.
+`shap.TreeExplainer`, `shap.LinearExplainer` and `shap.KernelExplainer` are hardened. Other functions, such as
+`shap.plots`, `shap.sample`, `shap.kmeans` and `shap.datasets`, are shap's own.
 """
 
 from __future__ import annotations

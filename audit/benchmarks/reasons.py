@@ -33,7 +33,7 @@ from torch import nn
 from xgboost import XGBClassifier
 
 from safexplain import HardenedIG, Hardening, TopKSet
-from safexplain.explain.served import OF_ROWS, load_release
+from safexplain.explain.served import TABLE_METHODS, load_release
 from safexplain.explain.shap import HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.outputs import EstimatorModule
 
@@ -152,8 +152,8 @@ def measure(case: Case, x: Rows, rows: int) -> dict[str, Any]:
                            public=case.public, shape=given.shape[1:])  # fmt: skip
     served = np.asarray(release.explain(*asked))
     forward = case.model if isinstance(case.model, nn.Module) else EstimatorModule(case.model)
-    if case.method in OF_ROWS:
-        audited = OF_ROWS[case.method].catalogued(case.public)(forward, hardening=HARDENING)
+    if case.method in TABLE_METHODS:
+        audited = TABLE_METHODS[case.method].catalogued(case.public)(forward, hardening=HARDENING)
     else:
         audited = HardenedIG.catalogued()(nn.Sequential(forward, nn.Softmax(1)).eval(), hardening=HARDENING)
     same = audited.attribute(asked[0], target=asked[1]).detach().numpy().astype(np.float32)

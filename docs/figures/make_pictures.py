@@ -46,7 +46,7 @@ from safexplain.explain import CATALOG
 from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.catalog import Row
 from safexplain.explain.hardened import HARDENED
-from safexplain.explain.served import OF_ROWS
+from safexplain.explain.served import TABLE_METHODS
 from safexplain.hardening.hardening import SLOTS
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.selection import Levels, TopKSet
@@ -228,7 +228,7 @@ def tables(folder: Path, names: list[str]) -> Iterator[tuple[str, str, str]]:
     linear = EstimatorModule(LogisticRegression(max_iter=1000).fit(x[:4000], y[:4000]))
     asked = torch.from_numpy(x[5000:5001]).float()
     for name in names:
-        make = OF_ROWS[name].catalogued(public=x[6000:6020])
+        make = TABLE_METHODS[name].catalogued(public=x[6000:6020])
         default = {"Anchors": anchor_hardening, "ProtoDash": Hardening.ranked}
         hardening = default[name](KEY) if name in default else Hardening.recommended()
         said = ""
@@ -302,7 +302,7 @@ def main() -> None:
     wanted = [name for name in CATALOG if not given.only or name in given.only]
     if "TokenIG" in wanted:
         found["TokenIG"] = {"file": words_of_text(), "shows": "a synthetic film review, a transformer of one layer"}
-    for name in (n for n in wanted if n not in OF_ROWS and n != "TokenIG"):
+    for name in (n for n in wanted if n not in TABLE_METHODS and n != "TokenIG"):
         row = CATALOG[name]
         native, hardened, said = maps_of(row, case)
         positive = name in POSITIVE or not bool((native < 0).any())
@@ -318,7 +318,7 @@ def main() -> None:
         found[name] = {"file": save(name, pixels(native, False), pixels(released, False)), "shows": mechanism.says}
     photo = np.asarray(case.picture)
     found["photo"] = {"file": save("photo", photo), "shows": "the image that is explained"}
-    for name, file, says in tables(Path(given.data), [n for n in wanted if n in OF_ROWS]):
+    for name, file, says in tables(Path(given.data), [n for n in wanted if n in TABLE_METHODS]):
         found[name] = {"file": file, "shows": says}
         print(file, (OUT / file).stat().st_size, flush=True)
     told.write_text(json.dumps(dict(sorted(found.items())), indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""What a thing is known by: the digests of models, estimators, code, files and arrays, without torch.
+"""Digests of models, estimators, code, files and arrays, without importing torch.
 
-model_state  what a model computes with, wherever it keeps it
-digests      their digests, and those of everything else that a certificate names
+model_state  finds the modules behind a callable, and everything that a model computes with digests      their digests,
+and those of everything else that a certificate names
 """
 
 from safexplain._digest.digests import OPAQUE_DIGEST as OPAQUE_DIGEST

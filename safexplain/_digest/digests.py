@@ -1,7 +1,7 @@
-"""What something is, as a digest: a text, a file, any nested value, a function, this package's own code, a model.
+"""Digests of texts, files, nested values, functions, this package's own code, and models.
 
 Model and estimator digests, to which keyed noise and certificates are tied, are BLAKE2b hashes (RFC 7693), all others
-SHA-256. torch is not imported here: whoever has a tensor or a module has imported it.
+SHA-256. torch is not imported here: a caller with a tensor or a module has imported it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from safexplain._digest.model_state import (
     Writer,
     bytes_of,
     codes_of,
+    find_reachable,
     function_of,
     gist,
     is_estimator,
@@ -44,7 +45,6 @@ from safexplain._digest.model_state import (
     names_in,
     network_of,
     parts_of,
-    reached,
     references,
     state_of,
 )
@@ -60,10 +60,10 @@ _blake2b = partial(hashlib.blake2b, digest_size=32, person=b"safexplain model") 
 OPAQUE_DIGEST = _blake2b(b"no module found").digest()
 """The digest of a callable in which no module is found."""
 
-_NAME_IT = "Pass model_digest=, 16 bytes or more that name the model and its version"
+_NAME_THE_MODEL = "Pass model_digest=, at least 16 bytes that name the model and its version"
 _SAMPLES = 8
 
-_digests: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+_digests: WeakKeyDictionary[nn.Module, _CachedDigest] = WeakKeyDictionary()
 _warned: WeakSet[Any] = WeakSet()
 _guard = threading.Lock()
 
@@ -74,49 +74,49 @@ def sha256(content: bytes | str) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """Hexadecimal digest of a file; of a model's folder, of its `weight_files`, one after another."""
+    """Hexadecimal digest of a file, or of the concatenated `weight_files` of a folder."""
     found = hashlib.sha256()
     for part in weight_files(Path(path)) or [Path(path)]:
         with part.open("rb") as file:
-            while piece := file.read(1 << 20):
-                found.update(piece)
+            while block := file.read(1 << 20):
+                found.update(block)
     return found.hexdigest()
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with weights of a folder as `save_pretrained` of transformers writes it; none: it is no such folder."""
+    """The weight files in a folder written by `save_pretrained` of transformers; [] for other paths."""
     kinds = ("model.safetensors", "model-*-of-*.safetensors", "pytorch_model.bin")
     found = (sorted(folder.glob(pattern)) for pattern in kinds if (folder / "config.json").is_file())
     return next(filter(None, found), [])
 
 
 class Undigestable(Exception):
-    """A callable depends on something whose identity across runs cannot be told."""
+    """A callable depends on something that cannot be identified across runs."""
 
 
 @functools.cache
 def code_digest(*modules: str, package: Path = Path(__file__).parents[1]) -> str:
-    """SHA-256 of the code of modules here, of all modules here that they import, and of the torch version.
+    """SHA-256 of the code of these modules, of all modules of the package that they import, and of the torch version.
 
-    A cache whose key holds this digest is not used again when any of these files has changed. Modules are named as
-    `__name__` has them; FileNotFoundError: there is no such module.
+    It is part of a cache's key, so the cache is not used after any of these files has changed. Modules are named as in
+    `__name__`; FileNotFoundError: there is no such module.
     """
-    waiting, met = [*modules], dict[str, bytes]()
+    waiting, found_code = [*modules], dict[str, bytes]()
     for name in waiting:  # grows meanwhile
         if (source := _source_of(name, package)) is None:
             raise FileNotFoundError(f"no module {name} in {package}")
-        if name not in met:
-            met[name] = source.read_bytes()
-            waiting += [imported for imported in _imports(met[name]) if _source_of(imported, package)]
+        if name not in found_code:
+            found_code[name] = source.read_bytes()
+            waiting += [imported for imported in _imports(found_code[name]) if _source_of(imported, package)]
     h = hashlib.sha256(version("torch").encode())
-    for name in sorted(met):
-        h.update(f"{name} {len(met[name])} ".encode())
-        h.update(met[name])
+    for name in sorted(found_code):
+        h.update(f"{name} {len(found_code[name])} ".encode())
+        h.update(found_code[name])
     return h.hexdigest()
 
 
 def _source_of(name: str, package: Path) -> Path | None:
-    """File of a module or a folder of this package."""
+    """File of a module or folder of this package."""
     first, *rest = name.split(".")
     path = package.joinpath(*rest)
     found = (path / "__init__.py", path.with_suffix(".py"))
@@ -134,54 +134,54 @@ def _imports(source: bytes) -> Iterator[str]:
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 over nested plain values, arrays, tensors, and functions and classes with all that they refer to.
+    """SHA-256 over nested plain values, arrays, tensors, and functions and classes with everything that they refer to.
 
-    Those of Python and of installed packages stand by their name; classes of safexplain by their own code, its
-    functions by that of their module and of all that it imports.
+    Those of Python and of installed packages count by their names; classes of safexplain by their own code, its
+    functions by that of their module and its imports.
 
     Raises:
-        Undigestable: a part has no stable identity.
+        Undigestable: a part cannot be identified across runs.
     """
-    h = _Named()
+    h = _CodeHash()
     for part in parts:
         h.feed(part)
-    for code in h.met:  # grows meanwhile
+    for code in h.found_code:  # grows meanwhile
         h.write("|")
         (h.feed_class if inspect.isclass(code) else h.feed_function)(code)
     return str(h.hash.hexdigest())
 
 
 class _Hash(Writer):
-    """A hash of nested values: of pieces, each after its length."""
+    """A hash of nested values: of byte strings, each after its length."""
 
     def __init__(self, hash_of: Any) -> None:
         self.hash = hash_of
 
-    def put(self, *pieces: Any) -> None:
-        for piece in pieces:
-            self.hash.update(len(piece).to_bytes(8, "little"))
-            self.hash.update(piece)
+    def add(self, *parts: Any) -> None:
+        for part in parts:
+            self.hash.update(len(part).to_bytes(8, "little"))
+            self.hash.update(part)
 
     def write(self, text: str) -> None:
-        self.put(text.encode("utf-8", "surrogatepass"))
+        self.add(text.encode("utf-8", "surrogatepass"))
 
     def array(self, value: NDArray[Any]) -> None:
         self.write(f"array {value.dtype.str} {value.shape};")
-        self.put(np.ascontiguousarray(value).tobytes())
+        self.add(np.ascontiguousarray(value).tobytes())
 
 
-class _Named(_Hash):
-    """Of anything: functions and classes that were met are fed once, later, so that circles have an end."""
+class _CodeHash(_Hash):
+    """A hash of anything: functions and classes are fed once, at the end, so that cycles terminate."""
 
     def __init__(self) -> None:
         super().__init__(hashlib.sha256())
-        self.met: list[Any] = []
+        self.found_code: list[Any] = []
         self._numbers: dict[int, int] = {}
 
     def other(self, value: Any, above: tuple[int, ...]) -> None:
         if is_torch(value, "Tensor"):
             self.write(f"tensor {value.dtype} {tuple(value.shape)};")
-            self.put(*bytes_of(value))
+            self.add(*bytes_of(value))
         elif isinstance(value, _BY_REPR) or is_torch(value, "device", "dtype") or type(value).__module__ == "typing":
             self.write(f"{type(value).__name__}{value!r};")
         elif isinstance(value, logging.Logger):
@@ -194,8 +194,8 @@ class _Named(_Hash):
             own = getattr(value, "__module__", None) or ""
             self.write(_qualified_name(value) + (code_digest(own) if own.startswith("safexplain.") else ""))
         elif inspect.isclass(value) or inspect.isfunction(value):
-            number = self._numbers.setdefault(id(value), len(self.met))
-            self.met += [value] if number == len(self.met) else []
+            number = self._numbers.setdefault(id(value), len(self.found_code))
+            self.found_code += [value] if number == len(self.found_code) else []
             self.write(f"code{number};")
         elif hasattr(value, "__dict__"):
             self.feed([type(value), vars(value)], above)
@@ -207,11 +207,11 @@ class _Named(_Hash):
         try:
             self.write(inspect.getsource(function))
         except (OSError, TypeError):
-            raise Undigestable(f"the source of {function!r} is not at hand") from None
+            raise Undigestable(f"the source of {function!r} is not available") from None
         self._feed_references(function)
 
     def feed_class(self, kind: Any) -> None:
-        """Name of a class, and its methods and bases with what they refer to, unless of an installed package."""
+        """Name of a class, and its methods and bases with their references, unless of an installed package."""
         self.write(_qualified_name(kind))
         torchs = "torch" in sys.modules and issubclass(kind, sys.modules["torch"].nn.Module)
         for one in inspect.getmro(kind):
@@ -226,7 +226,7 @@ class _Named(_Hash):
             self.write(_constants(one))
 
     def _feed_references(self, function: Any, *, strict: bool = True) -> None:
-        """Defaults, globals and closure; unless `strict`, what has no identity stands by its type."""
+        """Defaults, globals and closure; unless `strict`, unidentifiable values count by their type."""
         found = {"": [function.__defaults__, function.__kwdefaults__], **references(function)}
         names = names_in(function.__code__)
         for module in [value for value in found.values() if inspect.ismodule(value)]:
@@ -248,21 +248,21 @@ def _qualified_name(value: Any) -> str:
 
 @functools.cache
 def _constants(kind: type) -> str:
-    """Numbers and texts of a class as they were first seen: a class may count its own calls."""
+    """Numbers and texts of a class at the first call: a class may count its own calls."""
     if _installed(kind.__module__):
         return ""
     return repr(sorted((k, v) for k, v in vars(kind).items() if isinstance(v, _CONSTANTS) and not k.startswith("__")))
 
 
 def _installed(module: str | None) -> bool:
-    """Whether a module comes with Python or from site-packages: its name and version stand for its code."""
+    """Whether a module is of Python or in site-packages, so that its name and version identify its code."""
     root = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     return root in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
 
 
 def _is_named(function: Any) -> bool:
-    """Whether a function depends on its package's code alone; what modules here keep meanwhile is no part of that."""
+    """Whether a function depends on its package's code alone (state in modules of safexplain does not count)."""
     own = (function.__module__ or "").startswith("safexplain.") and function.__closure__ is None
     return _installed(function.__module__) or (own and "<locals>" not in function.__qualname__)
 
@@ -271,10 +271,10 @@ _estimator_digests: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[bytes], b
 
 
 def estimator_digest(estimator: Any) -> bytes | None:
-    """32 bytes that name a fitted estimator, or None where a part of it could not be pickled.
+    """32 bytes that name a fitted estimator, or None if a part of it cannot be pickled.
 
-    Cached for each estimator; hashed anew when an attribute was assigned, as `fit` does, or a sample of 8 numbers of an
-    array in it has changed, as `partial_fit` does. A single number written into an array may be missed.
+    Cached for each estimator; computed again if an attribute was assigned, as in `fit`, or a sample of 8 numbers of one
+    of its arrays has changed, as in `partial_fit`. A single number written into an array may be missed.
     """
     kept = tuple(_estimator_parts(estimator))
     numbers = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf")
@@ -283,7 +283,7 @@ def estimator_digest(estimator: Any) -> bytes | None:
         known = _estimator_digests.get(estimator)
     if known and len(known[0]) == len(kept) and all(map(operator.is_, known[0], kept)) and known[1] == samples:
         return known[2]
-    found = _read_whole(estimator)
+    found = _hash_estimator(estimator)
     with _guard:
         _estimator_digests[estimator] = (kept, samples, found)
     return found
@@ -298,24 +298,24 @@ def _estimator_parts(value: Any) -> Iterator[Any]:
             yield from _estimator_parts(part)
 
 
-def _read_whole(estimator: Any) -> bytes | None:
-    h = _Fitted(_blake2b(person=b"sklearn digest"))
+def _hash_estimator(estimator: Any) -> bytes | None:
+    h = _EstimatorHash(_blake2b(person=b"sklearn digest"))
     try:
         h.feed(estimator)
-    except Exception:  # whatever an attribute does when it is asked to be pickled: locks, files
+    except Exception:  # attributes that cannot be pickled, such as locks and files
         return None
     return bytes(h.hash.digest())
 
 
-class _Fitted(_Hash):
-    """Of what has been fitted: objects as a pickle would hold them, functions and classes by their names."""
+class _EstimatorHash(_Hash):
+    """A hash of a fitted estimator: objects as a pickle holds them, functions and classes by their names."""
 
     def other(self, value: Any, above: tuple[int, ...]) -> None:
         if isinstance(value, np.dtype):
             self.write(f"dtype {value.str};")
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType | np.ufunc):
             if "<lambda>" in (name := _qualified_name(value)) or "<locals>" in name:
-                raise TypeError(f"{name} has no name to go by")
+                raise TypeError(f"{name} has no name that identifies it")
             self.write(f"name {name}")
         else:
             self.write(f"{_qualified_name(type(value))}(")
@@ -331,17 +331,16 @@ class _Fitted(_Hash):
 def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
-    All that its answers depend on counts, see `model_state`; wrappers that compute nothing do not, see `network_of`,
-    nor does float64 where float32 holds the same weights. A function that does more is named too, by its code and its
-    numbers.
+    Everything that its answers depend on counts, see `model_state`; wrappers that compute nothing do not, see
+    `network_of`, nor does float64 if float32 holds the same weights. Other code and numbers of a function count too.
 
-    Digests are cached per module; a fingerprint (each tensor's identity, address, version counter, device and a sample
-    of 8 of its numbers, and all that is short) is compared at every call and tells when to hash again. A write through
-    `.data` raises no version counter: an optimizer's step taken that way changes the sample and is seen, a single
-    number written that way may be missed.
+    Digests are cached for each module, with a fingerprint (each tensor's identity, address, version counter, device and
+    a sample of 8 of its numbers, and everything that is short) that is compared at every call. A write through `.data`
+    raises no version counter: an optimizer's step taken that way changes the sample, but a single number written that
+    way may be missed.
 
     Raises:
-        RefusedError: a module of somebody's own class in which there is nothing to tell it from another.
+        RefusedError: a module of a custom class without any state to identify it by.
         InputError: a TorchScript model.
 
     Warns:
@@ -351,19 +350,19 @@ def model_digest(forward_func: object) -> bytes:
     if (network := network_of(forward_func)) is not None:
         return _digest_of_module(network)
     found: list[bytes | None] = [*map(_digest_of_module, modules_of(forward_func))]
-    found = found or [*map(estimator_digest, reached(forward_func, is_estimator))]
+    found = found or [*map(estimator_digest, find_reachable(forward_func, is_estimator))]
     if not found or None in found:
         _warn_once(forward_func)
         return OPAQUE_DIGEST
     h = _Hash(_blake2b())
     h.write(_name(forward_func))
-    h.put(*found)
+    h.add(*found)
     return _hash_parts(h, parts_of(forward_func))
 
 
 def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
-    """What noise is tied to: the model, by its `model_digest` or by the caller's own name of it, see `checked_digest`;
-    and whether its probability is explained or its output."""
+    """The digest that noise depends on: the `model_digest`, or the one given by the caller, see `checked_digest`; and
+    whether the probability or the output is explained."""
     digest = model_digest(forward_func) if given is None else given
     read = getattr(type(forward_func), "_explains", None)
     return digest if read is None else _blake2b(digest + read).digest()
@@ -377,22 +376,22 @@ def _name(forward_func: Any) -> str:
 
 def _warn_once(forward_func: object) -> None:
     owner = forward_func.__self__ if isinstance(forward_func, types.MethodType) else forward_func  # methods are new
-    with suppress(TypeError), _guard:  # neither hashable nor weakly referenceable: Python's own rule must do
+    with suppress(TypeError), _guard:  # neither hashable nor weakly referenceable: warnings' own filter must do
         if owner in _warned:
             return
         _warned.add(owner)
     warnings.warn(
-        f"no torch module or scikit-learn estimator found behind {_name(forward_func)}: its answers keep their noise"
-        " when its model changes. Pass the module itself, or a function that holds it, or model_digest=, 16 bytes or"
-        " more that name the model and its version.",
+        f"expected a torch module or scikit-learn estimator behind {_name(forward_func)}, found none: its answers keep"
+        " their noise when the model changes. Pass the module, a function that holds it, or model_digest=, at least 16"
+        " bytes that name the model and its version.",
         OpaqueModelWarning,
         stacklevel=3,
     )
 
 
-class _Known(NamedTuple):
-    """The digest of a module; where the numbers of its tensors lie; views of some, which take longer to make than to
-    read; all else that tells when to hash again; packed weights, so that their ids stay theirs."""
+class _CachedDigest(NamedTuple):
+    """A cached digest of a module; the memory of its tensors; views of samples, which take longer to make than to read;
+    other marks that are compared; and packed weights, kept alive so that their ids stay theirs."""
 
     places: list[Any]
     views: list[list[Tensor]]
@@ -402,7 +401,7 @@ class _Known(NamedTuple):
 
 
 def _digest_of_module(module: nn.Module) -> bytes:
-    """Reads no whole tensor while nothing has changed."""
+    """The digest of a module, cached unless its fingerprint has changed."""
     import torch
 
     module = network_of(module) or module
@@ -426,11 +425,11 @@ def _digest_of_module(module: nn.Module) -> bytes:
         views: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
             views.setdefault((tensor.device, tensor.dtype), []).append(_sample(tensor))
-        known = _Known(places, list(views.values()), [], packed, b"")
+        known = _CachedDigest(places, list(views.values()), [], packed, b"")
     with torch.no_grad():
         marks += [torch.cat(alike).cpu().view(torch.uint8).numpy().tobytes() for alike in known.views]
     if known.marks != marks or not known.digest:
-        known = _Known(places, known.views, marks, packed, _hash(module))
+        known = _CachedDigest(places, known.views, marks, packed, _hash(module))
         with _guard:
             _digests[module] = known
     return known.digest
@@ -441,8 +440,8 @@ def _hash(module: nn.Module) -> bytes:
     ours = (part for part in module.modules() if not type(part).__module__.startswith("torch."))
     if not any(part.visible for part in parts) and next(ours, None) is not None:
         raise RefusedError(
-            f"nothing in {type(module).__name__} tells it from another model of its class, so that its explanations"
-            f" would keep their noise when the model changes. {_NAME_IT}, or keep its weights in the module"
+            f"expected a model with state of its own, found none in {type(module).__name__}, so its explanations would"
+            f" keep their noise when the model changes. {_NAME_THE_MODEL}, or keep its weights in the module"
         )
     return _hash_parts(_Hash(_blake2b()), parts)
 
@@ -453,17 +452,17 @@ def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
         if kind == "plain":
             h.write(str(value))
         elif kind == "tensor":
-            h.put(*bytes_of(value))
+            h.add(*bytes_of(value))
         elif kind == "array":
             h.array(value)
         elif kind == "estimator":
-            h.put(estimator_digest(value) or OPAQUE_DIGEST)
+            h.add(estimator_digest(value) or OPAQUE_DIGEST)
         else:
             try:
                 inside = value.__getstate__()
-            except Exception as error:  # whatever an extension raises
-                what = f"{path} is a {type(value).__name__} that cannot be looked into ({error!s:.80})"
-                raise RefusedError(f"{what}. {_NAME_IT}") from None
+            except Exception as error:  # any error of an extension
+                what = f"{path} is a {type(value).__name__} whose state cannot be read ({error!s:.80})"
+                raise RefusedError(f"{what}. {_NAME_THE_MODEL}") from None
             _hash_parts(h, parts_of(inside))
     found: bytes = h.hash.digest()
     return found
@@ -474,7 +473,7 @@ def _sample_of_array(array: NDArray[Any]) -> bytes:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Some of the numbers in a tensor's memory, in whatever order they lie there."""
+    """A sample of the numbers in a tensor's memory."""
     held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     count = min(tensor.numel(), held)
     return tensor.detach().as_strided((min(_SAMPLES, count),), (max(1, count // _SAMPLES),))
@@ -483,8 +482,8 @@ def _sample(tensor: Tensor) -> Tensor:
 def weights_digest(model: nn.Module) -> str:
     """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes, on any device.
 
-    Names and classes do not enter, so that a module, its state_dict in another class, and its `torch.export` archive
-    have the same digest; one changed weight changes it.
+    Without names and classes, so a module, its state_dict in another class, and its `torch.export` archive have the
+    same digest; one changed weight changes it.
     """
     import torch
 
@@ -497,10 +496,10 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def trained_digest(model: Any) -> str:
-    """64 hexadecimal digits that name what was trained, read anew at each call: one changed number changes them.
+    """64 hexadecimal digits that name a trained model, computed at each call: one changed number changes them.
 
     - A torch module: `weights_digest`; a module without parameters around an estimator: that of the estimator.
-    - What has `coef_` and `intercept_`: of these numbers and of `classes_`, whatever class holds them.
+    - A model with `coef_` and `intercept_`: of these numbers and of `classes_`, whatever its class.
     - Any other fitted scikit-learn estimator: of all its parts, as `estimator_digest`.
 
     Raises:
@@ -521,20 +520,20 @@ def trained_digest(model: Any) -> str:
         import_module("sklearn.utils.validation").check_is_fitted(model)
     except (ValueError, AttributeError) as error:  # sklearn's NotFittedError is both
         raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first ({error})") from None
-    if (whole := _read_whole(model)) is None:
-        why = "a part that cannot be read (a lock, a file, a function without a name of its own)"
-        raise ConfigurationError(f"{type(model).__name__} has {why}, so that nothing names what it has learned")
-    return _hexadecimal("estimator", whole)
+    if (found := _hash_estimator(model)) is None:
+        why = "a part that cannot be read (a lock, a file, a local function)"
+        raise ConfigurationError(f"{type(model).__name__} has {why}, so it has no digest")
+    return _hexadecimal("estimator", found)
 
 
-def _hexadecimal(kind: str, *pieces: bytes) -> str:
+def _hexadecimal(kind: str, *parts: bytes) -> str:
     h = _Hash(hashlib.sha256(kind.encode()))
-    h.put(*pieces)
+    h.add(*parts)
     return str(h.hash.hexdigest())
 
 
 def _labels(model: Any) -> bytes:
-    """The list of classes as plain Python values, whatever array they are in; regressions have none."""
+    """The classes as plain Python values, in any kind of array; regressions have none."""
     return repr(np.asarray(getattr(model, "classes_", ())).tolist()).encode("utf-8", "surrogatepass")
 
 

@@ -1,9 +1,8 @@
-"""What a model computes with, wherever it keeps it: what the digest of a model is made of.
+"""The modules behind a callable, and everything that a model computes with, which its digest is made of.
 
-Of the attributes of modules, tensors and numbers count, and texts, tuples, lists, dicts and functions that the code
-which `forward` reaches reads by name. What this code itself writes does not: a cache, a counter of calls or a kept
-activation would make the digest, and with it the noise, another one at each query. Of Python code, the names of classes
-stand for it.
+Of the attributes of modules, tensors and numbers count, and texts, tuples, lists, dicts and functions that code reached
+by `forward` reads by name. Attributes that this code itself writes do not count: a cache, a counter of calls or a kept
+activation would change the digest, and with it the noise, at each query. Python code counts by the names of classes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WIDEST = 1000
-"""Items of a list or dict that are looked at."""
+"""Lists and dicts with more items are not searched."""
 
 _DEEPEST = 8
 _DEEPEST_MODULE = 6
@@ -48,14 +47,14 @@ _NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
 PLAIN = (str, bytes, bool, int, float, complex, np.generic)
-"""Values that stand for themselves."""
+"""Types of plain values."""
 
 Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
 
 
 class Part(NamedTuple):
-    """One thing that a model computes with, at a path in it: a tensor, an array of NumPy, packed (int8) weights, an
-    estimator, or a plain text of all else; and whether it tells the model from others of its class."""
+    """A part of a model, at a path in it: a tensor, a NumPy array, packed (int8) weights, an estimator, or a text of
+    everything else; `visible`: it can differ between models of one class."""
 
     path: str
     kind: Kind
@@ -64,7 +63,7 @@ class Part(NamedTuple):
 
 
 def is_torch(value: object, *kinds: str) -> bool:
-    """Whether a value is of one of these classes of torch, such as "Tensor" or "device"; imports nothing."""
+    """Whether a value is of one of these torch classes, such as "Tensor" or "device"; imports nothing."""
     return "torch" in sys.modules and isinstance(value, _of_torch(kinds))
 
 
@@ -79,10 +78,10 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
 
 
 class Writer:
-    """Goes through nested values in a fixed order and writes what is plain.
+    """Visits nested values in a fixed order and writes plain ones.
 
-    Arrays that hold no objects go to `array`, what is neither plain nor a container to `other`, with the ids of the
-    containers that it is in.
+    Arrays without objects go to `array`, and values that are neither plain nor containers to `other`, with the ids of
+    their containers.
     """
 
     def write(self, text: str) -> None: ...
@@ -92,7 +91,7 @@ class Writer:
     def other(self, value: Any, above: tuple[int, ...]) -> None: ...
 
     def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
-        """Write a value; one within itself by its distance."""
+        """Write a value; a container within itself by its distance."""
         inside = (*above, id(value))
         if value is None or isinstance(value, PLAIN):
             plain = value.item() if isinstance(value, np.generic) else value
@@ -118,7 +117,7 @@ def _items(value: Any) -> Iterator[Any]:
         yield from sorted(value, key=repr)
     elif isinstance(value, partial):
         yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, np.ndarray) and value.dtype.names:  # by field: the bytes between fields are anything
+    elif isinstance(value, np.ndarray) and value.dtype.names:  # by field: bytes between fields are undefined
         yield from (np.ascontiguousarray(value[name]) for name in value.dtype.names)
     else:
         yield from value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value
@@ -130,37 +129,36 @@ def _items(value: Any) -> Iterator[Any]:
 def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
     """The torch modules that a forward function reaches, outermost only, in a fixed order.
 
-    Looks at the callable itself, the owner of a bound method, functools.partial, closure cells, defaults,
-    the globals that a function names, and the attributes of objects; containers of more than 1000 items are
-    not searched.
+    Searches the callable, the owner of a bound method, functools.partial, closure cells, defaults, the globals that a
+    function names, and attributes of objects; not containers of more than 1000 items.
     """
     if is_module(forward_func):
         return (forward_func,)
-    found = reached(forward_func, is_module)
+    found = find_reachable(forward_func, is_module)
     inner = {id(part) for module in found for part in module.modules() if part is not module and len(found) > 1}
     return tuple(module for module in found if id(module) not in inner)
 
 
-def reached(value: object, wanted: Callable[[object], bool]) -> list[Any]:
-    """What a callable holds that is wanted, in a fixed order; not what is inside of it."""
+def find_reachable(value: object, wanted: Callable[[object], bool]) -> list[Any]:
+    """The wanted objects that a callable holds, in a fixed order; they are not searched themselves."""
     seen, found, waiting = set[int](), [], [(value, 0)]
-    for one, depth in waiting:  # grows meanwhile, and keeps what it holds, so that ids stay theirs
+    for one, depth in waiting:  # grows meanwhile; keeps objects alive, so that ids stay unique
         if one is None or isinstance(one, _ATOMS) or is_torch(one, "Tensor") or id(one) in seen:
             continue
         seen.add(id(one))
         if wanted(one):
             found.append(one)
         elif depth <= _DEEPEST_MODULE:
-            waiting += [(part, depth + 1) for part in _parts(one)]
+            waiting += [(part, depth + 1) for part in _held_by(one)]
     return found
 
 
-def _parts(value: object) -> Iterator[object]:
-    """What a callable or container holds that may be, or hold, a module."""
+def _held_by(value: object) -> Iterator[object]:
+    """The objects in a callable or container that may be, or hold, a module."""
     if isinstance(value, types.MethodType):
         yield from (value.__self__, value.__func__)
     elif isinstance(value, types.FunctionType):
-        yield from _parts_of_function(value)
+        yield from _held_by_function(value)
     elif isinstance(value, dict | list | tuple | set | frozenset):
         held = value.values() if isinstance(value, dict) else value
         yield from held if len(value) <= WIDEST else ()
@@ -168,7 +166,7 @@ def _parts(value: object) -> Iterator[object]:
         yield from (value.func, value.args, value.keywords)
     elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
         own = getattr(value, "__dict__", {})
-        yield from own.values() if isinstance(own, Mapping) else ()  # some objects give anything for any name
+        yield from own.values() if isinstance(own, Mapping) else ()  # some objects have every attribute
         for owner in type(value).__mro__:
             names = owner.__dict__.get("__slots__", ())
             yield from (getattr(value, name, None) for name in ([names] if isinstance(names, str) else names))
@@ -176,9 +174,9 @@ def _parts(value: object) -> Iterator[object]:
         yield from (call for call in calls if isinstance(call, types.FunctionType))
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
+def _held_by_function(function: types.FunctionType) -> Iterator[object]:
     """Its closure, defaults and globals, and torch modules in the Python modules among these."""
-    libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals lead to no model
+    libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals hold no model
     found = references(function)
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for value in (found[name] for name in (function.__code__.co_freevars if libraries else found)):
@@ -192,11 +190,11 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[object]:
 
 
 def network_of(forward_func: object) -> nn.Module | None:
-    """The module that does the work: wrappers that only hand inputs on and answers back are taken off.
+    """The module that computes the answer, without wrappers that only pass inputs and outputs on.
 
-    Known are `nn.DataParallel` and `DistributedDataParallel`, what `torch.compile` gives, modules of this package whose
-    class says so in `_network`, an `nn.Sequential` of one, bound methods `forward` and `__call__`, `functools.partial`
-    without arguments, and functions and modules whose code is nothing but `return net(x)`.
+    Wrappers are `nn.DataParallel` and `DistributedDataParallel`, the result of `torch.compile`, modules of this package
+    with `_network`, an `nn.Sequential` of one, bound methods `forward` and `__call__`, `functools.partial` without
+    arguments, and functions and modules whose code is only `return net(x)`.
 
     None: the callable is no module, and does more than call one.
     """
@@ -214,7 +212,7 @@ def network_of(forward_func: object) -> nn.Module | None:
 
 def _inside_module(module: Any) -> Any:
     kind, children = type(module), module._modules
-    wraps = _TORCH_WRAPPERS.get(kind.__name__) if _is_torchs(kind) else None
+    wraps = _TORCH_WRAPPERS.get(kind.__name__) if _is_torch_class(kind) else None
     if name := getattr(kind, "_network", None) or wraps:
         return children.get(name)
     if module._forward_hooks or module._forward_pre_hooks or module._parameters or module._buffers:
@@ -222,7 +220,7 @@ def _inside_module(module: Any) -> Any:
     if kind.__name__ == "Sequential" and kind.__module__ == "torch.nn.modules.container":
         return next(iter(children.values())) if len(children) == 1 else None
     forward = vars(module).get("forward", kind.forward)
-    if _is_torchs(kind) or not isinstance(forward, types.FunctionType):
+    if _is_torch_class(kind) or not isinstance(forward, types.FunctionType):
         return None
     inner = _called_by(forward, module)
     return inner if is_module(inner) else _inside_callable(inner)
@@ -240,7 +238,7 @@ def _inside_callable(value: Any) -> Any:
 
 
 def _called_by(function: types.FunctionType, *owner: object) -> Any:
-    """What a function, or a method of `owner`, calls with its own arguments, if it does nothing else; or None."""
+    """The callable that a function, or a method of `owner`, calls with its own arguments, if it does nothing else."""
     if (names := _callee_of(function.__code__, len(owner))) is None:
         return None
     first = owner and names[0] == function.__code__.co_varnames[0]
@@ -252,7 +250,7 @@ def _called_by(function: types.FunctionType, *owner: object) -> Any:
 
 @lru_cache(maxsize=4096)
 def _callee_of(code: CodeType, owners: int) -> tuple[str, ...] | None:
-    """("net", "forward") for `lambda x: net.forward(x)`, and None for all code that does anything else."""
+    """("net", "forward") for `lambda x: net.forward(x)`, and None for code that does anything else."""
     taken = code.co_varnames[: code.co_argcount]
     names = (*code.co_freevars, *code.co_names)
     if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or not taken[owners:]:
@@ -270,30 +268,30 @@ def _callee_of(code: CodeType, owners: int) -> tuple[str, ...] | None:
 
 
 def state_of(module: nn.Module) -> list[Part]:
-    """The parts of a module, as `network_of` gives it, that its answers depend on, in a fixed order; wrappers inside it
-    are taken off too."""
+    """The parts of a module (from `network_of`) that its answers depend on, in a fixed order, without inner
+    wrappers."""
     walk = _Walk(_names_in(module))
     walk.module("", module)
     return walk.parts
 
 
 def parts_of(value: object) -> list[Part]:
-    """The same of a value that is no module: of a function, the numbers, texts and tensors of its closure and globals,
-    beside the modules in it."""
+    """The parts of another value: the numbers, texts and tensors of a function's closure and globals, beside
+    modules."""
     walk = _Walk(_Names())
     walk.attribute("", getattr(value, "__func__", value))
     return walk.parts
 
 
 class _Names(NamedTuple):
-    """Of attributes: those that the code which `forward` reaches reads, and those that it writes."""
+    """Names of attributes that the code reached by `forward` reads, and writes."""
 
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
 
 
 class _Walk(Writer):
-    """Goes through a model once and lists its parts."""
+    """Visits a model once and lists its parts."""
 
     def __init__(self, names: _Names) -> None:
         self.parts: list[Part] = []
@@ -306,7 +304,7 @@ class _Walk(Writer):
         self.parts.append(Part(path, kind, value, visible))
 
     def module(self, path: str, module: nn.Module) -> None:
-        """A module, and those inside it that were not met yet."""
+        """Visit a module, and new modules inside it."""
         kind: Any = type(module)
         if _may_wrap(kind):
             module = network_of(module) or module
@@ -316,11 +314,11 @@ class _Walk(Writer):
         self._seen.add(id(module))
         if isinstance(module, sys.modules["torch"].jit.ScriptModule):
             raise InputError(
-                f"{kind.__name__}: a TorchScript model, which PyTorch has deprecated, is not read; export the original"
+                f"expected no TorchScript model, which PyTorch has deprecated, got {kind.__name__}; export the original"
                 " model with torch.export.export(model.eval(), ...) and pass its .module()"
             )
-        torchs = _is_torchs(kind)
-        graph = kind.__qualname__.startswith("GraphModule.")  # torch makes a class for each
+        torchs = _is_torch_class(kind)
+        graph = kind.__qualname__.startswith("GraphModule.")  # torch makes a class for each graph
         self._add(path, "plain", "GraphModule" if graph else kind.__qualname__, visible=False)
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -340,7 +338,7 @@ class _Walk(Writer):
         for name in sorted(own.keys() - self._ignored):
             value = own[name]
             kind = type(value)
-            if value is None or (torchs and name in ("input", "output")):  # what Captum's own DeepLift leaves
+            if value is None or (torchs and name in ("input", "output")):  # left by Captum's DeepLift
                 continue
             if torchs and name[0] == "_":  # derived from the public ones
                 counts = is_torch(value, "Tensor", "ScriptObject")
@@ -359,7 +357,7 @@ class _Walk(Writer):
             self._add(path, "plain", tuple(numbers), visible=not torchs)
 
     def attribute(self, path: str, value: Any, visible: bool = True) -> None:
-        """What an attribute or a function holds, as far as it can be told."""
+        """Visit the value of an attribute or a function."""
         before, self._path, self._texts, self._visible = (self._path, self._texts, self._visible), path, [], False
         self.feed(value)
         self._add(path, "plain", "".join(self._texts), visible and self._visible)
@@ -391,9 +389,9 @@ class _Walk(Writer):
             self.feed({name: getattr(value, name, None) for name in names if name not in self._names.writes}, above)
 
     def _function(self, function: Any, above: tuple[int, ...]) -> None:
-        """Name and gist of a function, and numbers, texts and tensors of its closure, defaults and globals."""
+        """Name and gist of a function, and the numbers, texts and tensors in its closure, defaults and globals."""
         self.write(f"function {function.__module__} {function.__qualname__};")
-        library = (function.__module__ or "").partition(".")[0]  # name and version stand for its code
+        library = (function.__module__ or "").partition(".")[0]  # its name and version identify its code
         if not isinstance(function, types.FunctionType) or library in ("torch", "captum", "numpy", "sklearn"):
             return
         self.write(gist(function.__code__))
@@ -405,24 +403,24 @@ class _Walk(Writer):
 
 
 def _kind_of(value: object) -> Kind | None:
-    """Of what always counts, unless `forward` writes it."""
+    """Kind of a value that always counts, unless `forward` writes it."""
     if is_torch(value, "Tensor", "ScriptObject"):
         return "tensor" if is_torch(value, "Tensor") else "packed"
     return "estimator" if is_estimator(value) else None
 
 
-def _is_torchs(kind: type) -> bool:
+def _is_torch_class(kind: type) -> bool:
     return kind.__module__.startswith("torch.")
 
 
 @lru_cache(maxsize=4096)
 def _may_wrap(kind: type) -> bool:
-    return not _is_torchs(kind) or kind.__name__ in {"Sequential", *_TORCH_WRAPPERS}
+    return not _is_torch_class(kind) or kind.__name__ in {"Sequential", *_TORCH_WRAPPERS}
 
 
 @lru_cache(maxsize=1)
 def _base_names() -> frozenset[str]:
-    """What every module holds, what `compile` in place and loaders leave in it, and what sets its mode."""
+    """Attributes of every module, those left by `compile` and loaders, and those that set its mode."""
     left = {"_compiled_call_impl", "_is_hf_initialized", "forward", "training", "inplace"}
     return frozenset(vars(sys.modules["torch"].nn.Module())) | left
 
@@ -437,7 +435,7 @@ def is_estimator(value: object) -> bool:
 
 
 def _names_in(module: nn.Module) -> _Names:
-    """Over all classes in a model, and functions set as `forward` or as hooks of its modules."""
+    """Names in all classes of a model, and in functions set as `forward` or as hooks of its modules."""
     kinds, loose = set(), set[CodeType]()
     for part in module.modules():
         kinds.add(type(part))
@@ -459,7 +457,7 @@ _by_class: WeakKeyDictionary[type, _Names] = WeakKeyDictionary()
 
 
 def _names_of_class(kind: type) -> _Names:
-    """Of `forward` and the methods of its class whose names it reads, and those that these read, and so on."""
+    """Names in `forward` and, recursively, in the methods of its class whose names it reads."""
     if kind not in _by_class:
         codes, waiting = set[CodeType](), dict.fromkeys(("forward", "__call__"))
         while waiting:
@@ -483,15 +481,15 @@ def function_of(member: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _names_of_code(code: CodeType) -> _Names:
-    """Names that a function and its inner ones load or hold as texts, and those of which its source changes what they
-    name. Where there is no source, it may change all that it names."""
+    """Names that a function and its inner functions load or hold as texts, and those whose objects its source changes;
+    without source, it may change them all."""
     texts = {text for one in codes_of(code) for text in one.co_consts if isinstance(text, str) and text.isidentifier()}
     reads = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars)} | texts
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError):
         return _Names(frozenset(reads), frozenset(reads))
-    except SyntaxError:  # a lambda amid other code, which assigns nothing
+    except SyntaxError:  # a lambda within other code, which assigns nothing
         return _Names(frozenset(reads))
     writes = set[str]()
     for node in ast.walk(tree):
@@ -520,9 +518,9 @@ def _name_in(node: ast.AST) -> str:
 
 @lru_cache(maxsize=4096)
 def gist(code: CodeType) -> str:
-    """What a function does, in few words: names, constants and operations in their order, inner functions too.
+    """Names, constants and operations of a function in their order, inner functions included.
 
-    It does not say where the code stands, nor how its variables are called.
+    Independent of the position of the code and the names of its variables.
     """
     words = []
     for step in dis.get_instructions(code):
@@ -539,7 +537,7 @@ def gist(code: CodeType) -> str:
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """That of a function and of its inner ones."""
+    """The code of a function and of its inner functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -547,12 +545,12 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def names_in(code: CodeType) -> dict[str, None]:
-    """Of globals and attributes that a function and its inner ones name, in their order."""
+    """Names of globals and attributes in a function and its inner functions, in their order."""
     return dict.fromkeys(name for one in codes_of(code) for name in one.co_names)
 
 
 def references(function: types.FunctionType) -> dict[str, Any]:
-    """Closure variables, and the globals that a function and its inner ones name; None: not assigned yet."""
+    """Closure variables and globals that a function and its inner functions use; None: not assigned yet."""
     free, code = function.__code__.co_freevars, function.__code__
     found: dict[str, Any] = dict.fromkeys(free)
     for name, cell in zip(free, function.__closure__ or (), strict=True):
@@ -573,11 +571,11 @@ def _globals_in(code: CodeType) -> tuple[str, ...]:
 
 
 def bytes_of(tensor: Tensor) -> Iterator[Any]:
-    """The values of a tensor, in pieces: dtype and shape as a text, then the numbers.
+    """The values of a tensor in parts: dtype and shape as a text, then the numbers.
 
-    float64 values that float32 holds exactly are written as float32: the same weights in another precision are the
-    same model. Quantised tensors are their integers, scales and zero points; sparse ones and those of subclasses (as of
-    torchao) what they are made of.
+    float64 values that float32 holds exactly are written as float32: the same weights in another precision are the same
+    model. Quantised tensors are their integers, scales and zero points; sparse ones and subclasses (as of torchao)
+    their components.
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""Hardened explainers: the methods of Captum, Alibi and AIX360 with answers that are clipped, masked and noised.
+"""Hardened explainers: the methods of Captum, Alibi, AIX360, lime and shap with hardened answers.
 
-`catalog` has a `row` for each method, and `wrap` makes the hardened classes from the rows. A call goes through
-`hardened`: a native explainer on private modules (`isolation`) computes the map, `query` says what its noise is a
-function of, `feature_groups` at which resolution it is hardened, and `hardening` hardens it. `certified` loads what was
-audited, `served` what a service serves. `captum` has the methods that Captum lacks and the checks of models; `alibi`,
-`aix360` and `shap` are whole adapters, and `libraries` imports theirs when they are used.
+`catalog` has a `row` for each method, and `hardened` makes the Captum classes from the rows. A call goes through
+`hardened`: a native explainer on private modules (`isolation`) computes the map, `query` finds what its noise is a
+function of, `feature_groups` the resolution at which it is hardened, and `hardening` hardens it. `certified` loads
+audited explainers and `served` what a service releases. `captum` has the methods that Captum lacks and the checks of
+models; `alibi`, `aix360` and `shap` are adapters, whose libraries `libraries` imports on first use.
 """
 
 from safexplain.explain.alibi.explainers import anchor_hardening

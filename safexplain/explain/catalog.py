@@ -1,8 +1,8 @@
-"""The explanation methods as rows of a table: what each one is, where it comes from and what it needs.
+"""The explanation methods as rows of a table: what each one is, its source and its requirements.
 
-A row holds facts only. `safexplain.explain.wrap` turns rows into the hardened classes, `safexplain.captum` names them
-as Captum does, and whoever tunes or audits reads the same rows for options to search and for arguments that a method
-cannot do without. A new explainer is one more row, its sentence in `SUMMARIES` and its source in `PAPERS`.
+A row holds facts only. `safexplain.explain.hardened` makes the hardened classes from rows, `safexplain.captum` names
+them as Captum does, and `audit` and `tune` read the same rows for options to search and for required arguments. A new
+explainer is one more row, its sentence in `SUMMARIES` and its source in `PAPERS`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ LICENCES: Mapping[str, str] = {
 """Library -> its licence."""
 
 ENTRIES = MappingProxyType({"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"})
-"""Library -> the native method that explains rows of a table; the others have `attribute`, which gives maps."""
+"""Library -> the native method that explains rows of a table; the others have `attribute`, which returns maps."""
 
 EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360", "shap": "shap"})
-"""Library -> the extra that brings it; the others come with the base install."""
+"""Library -> the extra that installs it; the others come with the base install."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -57,23 +57,24 @@ class Row:
 
     Args:
         name: key in `CATALOG`; the hardened class is called Hardened + name.
-        source: the native class, or where it stands if the library is an extra ("alibi.explainers:AnchorTabular").
+        source: the native class, or its path if the library is an extra ("alibi.explainers:AnchorTabular").
         family: one of `FAMILIES`; "other" for a class outside the catalog.
         citation: where the method was published.
         summary: one sentence.
         of: "input", "layer" or "neuron": what the attributions are of, or for.
-        hooks: it registers hooks on the model's modules, so that it must run on a private copy.
-        writes: it writes to the model's parameters, so that the copy must have its own.
-        needs_relu: it changes what nn.ReLU modules do, and without any it silently is the plain gradient.
-        leaf_inputs: Captum wants inputs that require gradients, and warns about others.
-        stochastic: it draws from torch's global generator (some also from NumPy's), as natively.
+        hooks: it registers hooks on the model's modules, so it must run on a private copy.
+        writes: it writes to the model's parameters, so the copy must have its own.
+        needs_relu: it changes nn.ReLU modules, and without any it silently is the plain gradient.
+        leaf_inputs: Captum needs inputs that require gradients, and warns about others.
+        stochastic: it draws from torch's global generator (some methods also from NumPy's), as natively.
         mixes_batch: an example's answer depends on the others in its batch.
-        nt_type: for a NoiseTunnel, the one aggregate that the class stands for.
-        search_space: options that do not change what is asked for, with values to try: those of DeepLeak's Table VIII
-            (arXiv 2601.03429) where it has them, plus sample counts. `n_segments` and `compactness` are those of
+        nt_type: for a NoiseTunnel, the aggregate that the class stands for.
+        search_space: options that do not change the question, with values to try: those of DeepLeak's Table VIII (arXiv
+            2601.03429) if it has them, plus sample counts. `n_segments` and `compactness` are those of
             `safexplain.superpixels`.
-        needs: (inputs) -> arguments without which the entry cannot be called, a plain choice of them.
-        derive: (inputs, options that are the same for all inputs) -> arguments made of both, as a `feature_mask`.
+        needs: (inputs) -> required arguments, a default choice.
+        derive: (inputs, options) -> arguments made of both, as a `feature_mask`; the options are the same for all
+            inputs.
     """
 
     name: str
@@ -107,7 +108,7 @@ class Row:
 
     @property
     def library(self) -> str:
-        """Whose class it is, a key of `LICENCES` for rows of the catalog."""
+        """The native library, a key of `LICENCES` for rows of the catalog."""
         module = self.source.partition(":")[0] if isinstance(self.source, str) else self.source.__module__
         return str(module.partition(".")[0])
 
@@ -118,16 +119,16 @@ class Row:
 
     @cached_property
     def target(self) -> bool:
-        """Whether the entry takes the explained output as `target`; of rows of a table, ours does."""
-        return not self.in_base or self._takes("target")
+        """Whether the entry (for tables, the hardened one) takes the explained output as `target`."""
+        return not self.in_base or self._entry_options("target")
 
     @cached_property
     def delta(self) -> bool:
-        """Whether natively it can return a convergence delta, which the hardened class refuses."""
-        return self.in_base and self._takes("return_convergence_delta")
+        """Whether the native class can return a convergence delta, which the hardened class refuses."""
+        return self.in_base and self._entry_options("return_convergence_delta")
 
-    def _takes(self, name: str) -> bool:
-        """Whether `attribute` has this parameter; a NoiseTunnel passes on what its explainer takes."""
+    def _entry_options(self, name: str) -> bool:
+        """Whether `attribute` has this parameter; a NoiseTunnel passes parameters on to its explainer."""
         return self.nt_type is not None or name in inspect.signature(self.native.attribute).parameters
 
     @property
@@ -137,7 +138,7 @@ class Row:
 
     @property
     def in_base(self) -> bool:
-        """Whether the base install brings it, so that `native` can be had."""
+        """Whether the base install includes it, and so `native`."""
         return self.library not in EXTRAS
 
     @property
@@ -154,7 +155,7 @@ class Row:
         """The native explainer of a forward function.
 
         Args:
-            forward_func: what is explained. A NoiseTunnel is put over its signed gradient (`Gradient`).
+            forward_func: the explained function; a NoiseTunnel gets its signed gradient (`Gradient`).
             layer: for methods of layers and neurons; None: `default_layer(forward_func)`.
         """
         if self.of == "input":
@@ -162,44 +163,44 @@ class Row:
         return self.native(forward_func, default_layer(forward_func) if layer is None else layer)
 
     def options(self, inputs: Tensor, chosen: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-        """Arguments of the native entry for these inputs, beside them and the target.
+        """Arguments of the native entry for these inputs, beside the inputs and the target.
 
         Args:
             inputs: (n, ...).
-            chosen: arguments, which go before the plain choice; those in `derives` become others, as `n_segments` the
-                `feature_mask` of `superpixels`, for which the inputs must be images.
+            chosen: arguments that override the defaults; those in `derives` are turned into others, as `n_segments`
+                into the `feature_mask` of `superpixels`, which needs images.
         """
         options = self.needs(inputs) | ({"nt_type": self.nt_type} if self.nt_type else {})
-        own = {name: chosen[name] for name in self.derives & chosen.keys()}
-        options |= self.derive(inputs, **own) if own else {}
-        return options | {name: value for name, value in chosen.items() if name not in own}
+        derived = {name: chosen[name] for name in self.derives & chosen.keys()}
+        options |= self.derive(inputs, **derived) if derived else {}
+        return options | {name: value for name, value in chosen.items() if name not in derived}
 
 
-# Arguments without which a native method cannot be called: a plain choice of them, from the inputs alone.
+# Defaults of required arguments, from the inputs alone.
 
 
 def zero_baselines(x: Tensor) -> dict[str, Any]:
-    """Two baselines of zeros, a set of which each method takes the mean or draws."""
+    """A set of two baselines of zeros, to average over or to draw from."""
     return {"baselines": torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1))}
 
 
 def windows(x: Tensor) -> dict[str, Any]:
-    """Windows of a quarter of each axis at steps of an eighth; the first of several axes stays whole."""
+    """Windows of a quarter of each axis at steps of an eighth; the first of several axes is not divided."""
     channels, axes = (x.shape[1:2], x.shape[2:]) if x.dim() > 2 else ((), x.shape[1:])
     shares = {"sliding_window_shapes": 4, "strides": 8}
     return {name: (*channels, *(max(1, n // share) for n in axes)) for name, share in shares.items()}
 
 
 def groups(x: Tensor) -> dict[str, Any]:
-    """Features in groups, so that a few dozen numbers are estimated: 4 x 4 squares of an image, columns of a table, of
-    which several are asked about in one call of the model."""
+    """Features in groups, so that a few dozen numbers are estimated: 4 x 4 squares of an image, or columns of a table,
+    several of them in one call of the model."""
     if x.dim() > 2:
         return {"feature_mask": grid_segments(x, 4)}
     return {"feature_mask": torch.arange(x.shape[1], device=x.device)[None], "perturbations_per_eval": 16}
 
 
 def few_groups(x: Tensor) -> dict[str, Any]:
-    """Four groups, of neighbouring places: the number of orders to go through is that of groups, factorial."""
+    """Four groups of neighbouring positions: the number of orders is the factorial of the number of groups."""
     d = math.prod(x.shape[1:])
     return {"feature_mask": torch.arange(d, device=x.device).view(1, *x.shape[1:]) * min(4, d) // max(d, 1)}
 
@@ -214,7 +215,7 @@ def neuron_and_zero(x: Tensor) -> dict[str, Any]:
     return {**neuron(x), **zero_baselines(x)}
 
 
-# Arguments made of the inputs and of options that are the same for all inputs.
+# Arguments made of the inputs and of options.
 
 
 def of_superpixels(inputs: Tensor, n_segments: int = 50, compactness: float = 10.0) -> dict[str, Any]:
@@ -225,9 +226,9 @@ def of_superpixels(inputs: Tensor, n_segments: int = 50, compactness: float = 10
 def of_words(
     inputs: Tensor, continues: Sequence[int] = (), special: Sequence[int] = (), reference: int = 0
 ) -> dict[str, Any]:
-    """Words as groups of tokens, see `words`, and a baseline of the token `reference` in which special tokens stay."""
-    stays = torch.isin(inputs.round(), torch.tensor([*special], dtype=inputs.dtype, device=inputs.device))
-    return {"feature_mask": words(inputs, continues), "baselines": inputs.where(stays, reference)}
+    """Words as groups of tokens, see `words`, and a baseline of the token `reference` that keeps special tokens."""
+    kept = torch.isin(inputs.round(), torch.tensor([*special], dtype=inputs.dtype, device=inputs.device))
+    return {"feature_mask": words(inputs, continues), "baselines": inputs.where(kept, reference)}
 
 
 PAPERS = {
@@ -265,7 +266,7 @@ SUMMARIES = {
     "Deconvolution": "Gradient in which each ReLU stops negative gradients and passes all others.",
     "DeepLift": "Differences from a baseline carried back through the activations (the rescale rule).",
     "DeepLiftShap": "Mean of DeepLift over a set of baselines.",
-    "LRP": "The output handed back layer by layer to what made it (layer-wise relevance propagation).",
+    "LRP": "The output passed back layer by layer to the inputs (layer-wise relevance propagation).",
     "SmoothGrad": "Mean of an explanation over inputs with Gaussian noise.",
     "VarGrad": "Variance of an explanation over inputs with Gaussian noise.",
     "GradientShap": "Mean gradient at random points between noisy inputs and baselines, times their difference.",
@@ -314,11 +315,11 @@ _GROUPED: dict[str, Any] = {"derive": of_superpixels, "needs": groups}
 
 
 def _method(
-    family: str, source: Any, paper: str, is_true: str = "", space: SearchSpace = _NOTHING, name: str = "", **more: Any
+    family: str, source: Any, paper: str, flags: str = "", space: SearchSpace = _NOTHING, name: str = "", **more: Any
 ) -> Row:
-    """A row under the name of the native class, unless another is given; `is_true` names the facts that are."""
+    """A row named as the native class, unless `name` is given; `flags` names the facts that are true."""
     name = name or (source.partition(":")[2] if isinstance(source, str) else source.__name__)
-    facts = dict.fromkeys(is_true.split(), True) | more
+    facts = dict.fromkeys(flags.split(), True) | more
     return Row(name, source, family, PAPERS[paper], SUMMARIES[name], search_space=space, **facts)
 
 
@@ -370,7 +371,7 @@ _INPUT_ROWS = {row.source.__name__: row for row in _ROWS if row.library == "capt
 
 
 def _inner(source: Any, summary: str, base: str = "", paper: str = "", **more: Any) -> Row:
-    """A row with what it has in common with the method for inputs that it is made from, if there is one."""
+    """A row with the facts of the corresponding method for inputs, if there is one."""
     name = source.__name__
     of = "neuron" if name.startswith("Neuron") else "layer"
     facts: dict[str, Any] = {"needs": neuron} if of == "neuron" else {}
@@ -419,35 +420,34 @@ CATALOG: Mapping[str, Row] = MappingProxyType({row.name: row for row in (*_ROWS,
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         [f"{of}Attribution" for of in ("", "Gradient", "Perturbation", "Layer", "Neuron")],
-        "it is an abstract base without a method of its own: harden an explainer made from it",
+        "it is an abstract base class: harden an explainer of a subclass",
     ),
-    "DataLoaderAttribution": "it explains a metric over a whole data set and has no `inputs` to tie noise to",
+    "DataLoaderAttribution": "it explains a metric over a data set and has no `inputs` that noise could depend on",
     **dict.fromkeys(
         ("LLMAttribution", "LLMGradientAttribution", "RemoteLLMAttribution"),
-        "its result holds the tokens of a text that the model generated, beside the attributions",
+        "its result holds the tokens of a generated text, beside the attributions",
     ),
 }
 """Captum's explainers that `harden` refuses -> why."""
 
 
 def find_row(name: str) -> Row:
-    """The row of a method, whatever the spelling: "IG", "integrated_gradients", "IntegratedGradients",
-    "HardenedIG".
+    """The row of a method in any spelling: "IG", "integrated_gradients", "IntegratedGradients", "HardenedIG".
 
     Raises:
-        ConfigurationError: no such method; the message lists all.
+        ConfigurationError: no such method.
 
     >>> find_row("integrated-gradients").name, find_row("smoothgrad").name, find_row("Grad-CAM++").name
     ('IG', 'SmoothGrad', 'GradCAMPlusPlus')
     """
-    names = {_plain(row.name): row for row in CATALOG.values()}
-    natives = {_plain(row.source.__name__): row for row in CATALOG.values() if row.nt_type is None and row.in_base}
-    wanted = _plain(name)
+    names = {_normalised(row.name): row for row in CATALOG.values()}
+    natives = {_normalised(row.source.__name__): row for row in CATALOG.values() if row.nt_type is None and row.in_base}
+    wanted = _normalised(name)
     for key in (wanted, wanted.removeprefix("hardened")):
         if row := (natives | names).get(key):
             return row
     raise ConfigurationError(f"expected one of {', '.join(CATALOG)}; got {name!r}{did_you_mean(name, CATALOG)}")
 
 
-def _plain(name: str) -> str:
+def _normalised(name: str) -> str:
     return "".join(character for character in name.lower().replace("++", "plusplus") if character.isalnum())

@@ -1,7 +1,7 @@
-"""The explainer that a certificate is about, and no other: how production loads what was audited.
+"""The explainer that a certificate is about: how production loads what was audited.
 
-Class, model, hardening and options are the audited ones, and the versions release the same, or nothing is built. The
-noise key is the service's own: the audit had another, and no certificate holds one.
+Class, model, hardening, options and the versions of libraries must be the audited ones, or nothing is built. The noise
+key is the service's own: the audit used another one, and no certificate holds a key.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ __all__ = [
         "check_subject",
         "check_unchanged",
         "checked_model",
-        "keyed",
+        "with_service_key",
     ),
-    *("load_audited", "pin", "refuse_others", "subject_of"),
+    *("load_audited", "pin", "check_as_audited", "subject_of"),
 ]
 
-FREE = frozenset({"inputs", "target"})
-"""Arguments of `attribute` that are the client's to choose."""
+CLIENT_ARGUMENTS = frozenset({"inputs", "target"})
+"""Arguments of `attribute` that a client may choose."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 _FEWEST_DIFFERENT = 5
-"""Different bytes of a key; of 16 random bytes, or 32 random hexadecimal digits, there are more but once in 1e9."""
+"""Least distinct bytes of a key; 16 random bytes, or 32 random hexadecimal digits, have fewer once in 1e9."""
 
 
 def at(model: nn.Module, x: Tensor) -> Tensor:
-    """Inputs where a model is, detached."""
+    """Inputs on the model's device, detached."""
     return x.detach().to(next((p.device for p in model.parameters()), x.device))
 
 
 @dataclass(frozen=True, eq=False)
 class Predict:
-    """What is asked of a model, or of its probabilities: (n, d) numbers -> (n, classes), float64."""
+    """A model, or its probabilities, as a function of arrays: (n, d) -> (n, classes) float64."""
 
     forward: nn.Module
 
     def __call__(self, rows: Any) -> NDArray[Any]:
-        """The output for each row, as float32."""
+        """The output for each row, computed in float32."""
         x = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
         with torch.no_grad():
             out: Tensor = self.forward(at(self.forward, x))
@@ -76,15 +76,15 @@ class Predict:
 
 @dataclass(eq=False)
 class Pinned:
-    """What a certified explainer holds fast from call to call.
+    """The audited state that a certified explainer keeps from call to call.
 
     Args:
         method: name in the catalog.
         model: the audited model.
         digest: its digest when the certificate was loaded.
-        options: that were audited, as `Row.options` takes them.
+        options: audited, as `Row.options` takes them.
         predict: the explained output.
-        probabilities: whether the model's own outputs are probabilities, which is looked at in the first call.
+        probabilities: whether the model's own outputs must be probabilities, which the first call checks.
     """
 
     method: str
@@ -97,18 +97,23 @@ class Pinned:
     def complete(
         self, signature: inspect.Signature, given: Mapping[str, Any], free: frozenset[str] | None = None
     ) -> dict[str, Any]:
-        """All arguments of a call of the native entry, by name: what was given, without self and defaults, and the
-        audited options. `free` are those that are the client's to choose; None: `FREE`, of what explains tensors.
+        """The named arguments of a call of the native entry, completed by the audited options.
+
+        Args:
+            signature: of the native entry.
+            given: the client's arguments by name, without self and defaults.
+            free: arguments that the client may choose; None: `CLIENT_ARGUMENTS`, for explainers of tensors.
 
         Raises:
-            RefusedError: an option differs from the audited one, or the model is no longer the audited one.
-            InputError: of what explains tensors, the inputs are not one tensor.
+            RefusedError: an option differs from the audited one, or the model has changed.
+            InputError: the inputs of an explainer of tensors are not one tensor.
         """
         check_unchanged(self.model, self.digest)
         audited = self.options if free is not None else self._of_inputs(given.get("inputs"))
-        said = {name: value for name, value in given.items() if name not in (FREE if free is None else free)}
+        free = CLIENT_ARGUMENTS if free is None else free
+        options = {name: value for name, value in given.items() if name not in free}
         defaults = {p.name: p.default for p in signature.parameters.values()}
-        refuse_others(said, {**dict.fromkeys(said, inspect.Parameter.empty), **defaults, **audited})
+        check_as_audited(options, {**dict.fromkeys(options, inspect.Parameter.empty), **defaults, **audited})
         return {**given, **audited}
 
     def classes_of(self, rows: Any) -> list[int]:
@@ -118,14 +123,14 @@ class Pinned:
     def _of_inputs(self, inputs: Any) -> dict[str, Any]:
         """The audited options for these inputs."""
         if not isinstance(inputs, Tensor) or inputs.dim() == 0:
-            raise InputError(f"a certified explainer takes one tensor (batch, ...), got {type(inputs).__name__}")
+            raise InputError(f"expected one tensor (batch, ...), as was audited, got {type(inputs).__name__}")
         like = inputs.detach() if len(inputs) else inputs.new_zeros(1, *inputs.shape[1:])
         if self.probabilities and len(inputs):
             with torch.no_grad():
                 if not are_probabilities(self.model(like[:1])):
                     raise RefusedError(
-                        "the audited model gave probabilities, and this one does not: pass the model with the softmax"
-                        " over it, as Probability(model)"
+                        "expected probabilities, which the audited model returned, got other outputs: pass the model"
+                        " with its softmax, as Probability(model)"
                     )
             self.probabilities = False
         return CATALOG[self.method].options(like, self.options)
@@ -134,43 +139,44 @@ class Pinned:
 def pin(
     made: Any, forward: nn.Module, model: nn.Module, digest: bytes, hardening: Hardening, options: Mapping[str, Any]
 ) -> Any:
-    """The explainer that `made` (a `Catalogued` or a `MadeOf`) makes of the explained output `forward` of a model; it
-    holds fast the model with this digest and the options."""
+    """The explainer that a factory (`made`) makes of the explained output `forward` of a model, pinned to the model,
+    its digest and the options."""
     explainer = made(forward, hardening=hardening).explainer
     explainer._pinned = Pinned(made.method, model, digest, options, Predict(forward))
     return explainer
 
 
 def check_unchanged(model: nn.Module, digest: bytes) -> None:
-    """Raise `RefusedError` unless a model is still the one with this digest, and in evaluation mode."""
+    """Raise RefusedError unless a model still has this digest, and is in evaluation mode."""
     if in_training_mode(model) or model_digest(model) != digest:
         raise RefusedError(
-            "the model is no longer the one that the certificate was loaded for: its parameters changed, or it is"
-            " in training mode. Load the certificate again, with the audited model in evaluation mode"
+            "the model has changed since the certificate was loaded: its parameters differ, or it is in training mode."
+            " Load the certificate again with the audited model, in evaluation mode"
         )
 
 
-def refuse_others(given: Mapping[str, Any], audited: Mapping[str, Any]) -> None:
-    """Raise `RefusedError` where a given argument differs from the audited one, which is None where it is not named."""
+def check_as_audited(given: Mapping[str, Any], audited: Mapping[str, Any]) -> None:
+    """Raise RefusedError if a given argument differs from the audited one (None if the certificate does not name
+    it)."""
     for name, value in given.items():
-        if not _same(value, expected := audited.get(name)):
+        if not _is_equal(value, expected := audited.get(name)):
             raise RefusedError(
-                f"{name} is {_shown(expected)} in the certificate, got {_shown(value)}: another value gives"
-                f" explanations that were not audited. Leave {name} out, or audit with it"
+                f"{name}: expected {_brief(expected)}, as in the certificate, got {_brief(value)}, which was not"
+                f" audited. Leave {name} out, or audit with it"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class Audited:
-    """A certificate, and the model that it was found to be about.
+    """A certificate, and the model that it is about.
 
     Args:
         path: of the certificate, for messages.
-        certificate: what it says.
-        rows: of the methods that it is about: one, or several that are released together ("IG+Saliency").
-        model: the audited model, without a `Probability` that the audit put over it.
+        certificate: its content.
+        rows: of its methods: one, or several that are released together ("IG+Saliency").
+        model: the audited model, without a `Probability` that the audit added.
         digest: its digest.
-        hardening: the audited one, with the service's key where it has noise.
+        hardening: the audited one, with the service's key if it has noise.
     """
 
     path: str
@@ -188,25 +194,25 @@ class Audited:
         return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
     def explainer(self, kind: type[Any]) -> Any:
-        """The explainer of a hardened class of Captum's kind."""
+        """The explainer of a hardened Captum class."""
         row, signature = kind._row, kind._signature
         options, parameters = self.options(row), signature.parameters.values()
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            check_options(self.path, row, options, (signature.parameters.keys() | row.derives) - FREE)
+            check_options(self.path, row, options, (signature.parameters.keys() | row.derives) - CLIENT_ARGUMENTS)
         explainer = self.pin(kind.catalogued(), options)
         explainer._pinned.probabilities = self.certificate.output == "probability" and not self.certificate.softmax
         return explainer
 
     def pin(self, made: Any, options: Mapping[str, Any]) -> Any:
-        """The explainer that `made` makes of what was explained: the model, or its probabilities."""
+        """The explainer that a factory makes of the explained output: the model's, or its probabilities."""
         forward = Probability(self.model) if self.certificate.softmax else self.model
         return pin(made, forward, self.model, self.digest, self.hardening, options)
 
 
 def check_options(path: str, row: Row, options: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
-    """Raise `CertificateError` where a certificate names an option that the method does not have."""
+    """Raise CertificateError if a certificate names an option that the method does not have."""
     if unknown := options.keys() - known:
-        raise CertificateError(f"{path}: {min(unknown)!r:.60} is no option of {row.hardened_name}")
+        raise CertificateError(f"{path}: {min(unknown)!r:.60} is not an option of {row.hardened_name}")
 
 
 def load_audited(
@@ -219,15 +225,15 @@ def load_audited(
     uncertified: bool = False,
     kind: type[Any] | None = None,
 ) -> Audited:
-    """A certificate that is about this model, and may be served; arguments as of `load_release`, and a hardened class
-    whose method the certificate must be about. Raises as `Hardened.from_certificate` does."""
+    """Load a certificate that is about this model and may be served. Arguments are as of `load_release`, and `kind` is
+    a hardened class whose method the certificate must be about; errors are as of `Hardened.from_certificate`."""
     from safexplain.verdict.certificate.read import load_certificate  # with SciPy's statistics: a second of importing
 
     certificate = load_certificate(path, public_key=public_key)
     certificate.need_model(path)
     method = certificate.method
     if not all(name in CATALOG for name in method.split("+")):
-        raise CertificateError(f"{path} is about {method!r:.60}, which is no method of the catalog of this version")
+        raise CertificateError(f"{path} is about {method!r:.60}, which is not in the catalog of this version")
     rows = tuple(CATALOG[name] for name in method.split("+"))
     if kind is not None and getattr(kind, "_row", None) not in rows:
         fitting = " or ".join(f"{row.hardened_name}.from_certificate" for row in rows)
@@ -248,18 +254,18 @@ def load_audited(
         raise CertificateError(f"{path}: hardening: {error}") from None
     if hardening.noise is not None and certificate.noise_stream not in (None, hardening.noise.stream):
         raise CertificateError(
-            f"{path} was made with the noise stream {certificate.noise_stream:.60}, and this version makes"
-            f" {hardening.noise.stream}: other noise for the same query, so that a client of both could average it"
+            f"{path} was made with the noise stream {certificate.noise_stream:.60}, and this version uses"
+            f" {hardening.noise.stream}: with different noise for the same query, a client of both could average it"
             " away. Serve with the version that audited, or audit again"
         )
-    return Audited(str(path), certificate, rows, model, digest, keyed(hardening, key))
+    return Audited(str(path), certificate, rows, model, digest, with_service_key(hardening, key))
 
 
 def checked_model(model: Any) -> tuple[nn.Module, bytes]:
     """A model that may be served, and its digest; a scikit-learn classifier becomes a module.
 
     Raises:
-        InputError: it is neither, or in training mode.
+        InputError: neither a module nor a classifier, or in training mode.
     """
     model = as_module(model)
     if not isinstance(model, nn.Module) or in_training_mode(model):
@@ -272,7 +278,7 @@ def checked_model(model: Any) -> tuple[nn.Module, bytes]:
 
 
 def subject_of(digest: bytes, file: str | Path | None) -> dict[str, str]:
-    """What a certificate calls a model with this digest, and its file: algorithm -> hexadecimal digest.
+    """How a certificate names a model with this digest, and its file: algorithm -> hexadecimal digest.
 
     Raises:
         InputError: the file cannot be read.
@@ -288,33 +294,33 @@ def subject_of(digest: bytes, file: str | Path | None) -> dict[str, str]:
 def check_subject(
     certificate: Certificate | GuaranteeCertificate, digest: bytes, path: str | Path, file: str | Path | None
 ) -> None:
-    """Raise `CertificateError` unless a certificate is about the model with this digest, and, if given, this file."""
+    """Raise CertificateError unless a certificate is about the model with this digest, and this file if given."""
     own = subject_of(digest, file)
     (kind, found), *_ = own.items()
     if found not in certificate.digests(kind):
         raise CertificateError(
             f"{path} is about another model ({', '.join(certificate.subject)}): expected the {kind}"
             f" {', '.join(sorted(d[:12] for d in certificate.digests(kind)))}..., got {found[:12]}...; load the same"
-            " file in the same way as when the certificate was written. If the audit wrote columns.json, the model is"
+            " file in the same way as for the audit. If the audit wrote columns.json, the model is"
             ' safexplain.outputs.EstimatorModule(model, columns=safexplain.columns.Columns.read("columns.json"))'
         )
     named = sorted({d["sha256"] for d in certificate.subject.values() if d[kind] == found and "sha256" in d})
     if file is not None and own["sha256"] not in named:
         raise CertificateError(
-            f"{file} is another file than the certificate's: expected the SHA-256 {', '.join(named)}, got"
-            f" {own['sha256']}; load that file"
+            f"{file}: expected the file in the certificate, with SHA-256 {', '.join(named)}, got {own['sha256']}; load"
+            " that file"
             if named
             else f"{path} names no SHA-256 of the model's file: leave out file=, or make the certificate from the file"
         )
 
 
-def keyed(hardening: Hardening, key: bytes | str | Path | None) -> Hardening:
-    """With the service's own key, where the hardening has noise: given as bytes, in a file, or, where it is None, in
-    the environment variable SAFEXPLAIN_NOISE_KEY.
+def with_service_key(hardening: Hardening, key: bytes | str | Path | None) -> Hardening:
+    """The hardening with the service's own key, if it has noise: as bytes, in a file, or if None in the environment
+    variable SAFEXPLAIN_NOISE_KEY.
 
     Raises:
-        RefusedError: there is noise and no key, or one that is found by trying: shorter than 16 bytes, or all but the
-            same byte again and again.
+        RefusedError: there is noise, and no key or one that can be guessed: shorter than 16 bytes, or with hardly any
+            distinct bytes.
         InputError: the file cannot be read.
     """
     if hardening.noise is None:
@@ -324,8 +330,8 @@ def keyed(hardening: Hardening, key: bytes | str | Path | None) -> Hardening:
         what, key = f"the noise key in {KEY_VARIABLE}", os.environ.get(KEY_VARIABLE, "").encode()
         if not key:
             raise RefusedError(
-                "no noise key: every restart and every replica would draw another, and averaging their answers removes"
-                f" the noise. Set {KEY_VARIABLE}, or pass a file that holds it (openssl rand -hex 32)"
+                "expected a noise key, found none: every restart and replica would draw its own, and averaging their"
+                f" answers removes the noise. Set {KEY_VARIABLE}, or pass a file that holds it (openssl rand -hex 32)"
             )
     elif not isinstance(key, bytes):
         what = f"the noise key in {key}"
@@ -335,22 +341,22 @@ def keyed(hardening: Hardening, key: bytes | str | Path | None) -> Hardening:
             raise InputError(f"{what} cannot be read: {error.strerror or error}") from None
     if key and (len(key) < SHORTEST_STRONG_KEY or len(set(key)) < _FEWEST_DIFFERENT):
         raise RefusedError(
-            f"{what} has {len(key)} bytes, {len(set(key))} different bytes: expected {SHORTEST_STRONG_KEY} random ones"
-            " or more, lest it is found by trying; whoever knows it subtracts the noise (openssl rand -hex 32)"
+            f"{what}: expected at least {SHORTEST_STRONG_KEY} random bytes, got {len(key)}, {len(set(key))} of them"
+            " distinct: it can be guessed, and the noise subtracted. Make one by openssl rand -hex 32"
         )
     return hardening.with_key(key)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equal, tensors element by element, sequences whatever their type."""
+def _is_equal(one: Any, other: Any) -> bool:
+    """Equality: of tensors element by element, of sequences whatever their type."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one.detach().cpu(), other.detach().cpu())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_is_equal, one, other))
     return one is other or (type(one) is type(other) and bool(one == other))
 
 
-def _shown(value: Any) -> str:
+def _brief(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return "not there" if value is inspect.Parameter.empty else f"{value!r:.80}"
+    return "nothing" if value is inspect.Parameter.empty else f"{value!r:.80}"

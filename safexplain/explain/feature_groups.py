@@ -1,9 +1,8 @@
-"""Groups of features: superpixels and squares of images, words of texts, and hardening at the resolution of what was
-computed. And how a set of pixels is drawn.
+"""Groups of features (superpixels and squares of images, words of texts), and hardening at the resolution of groups.
 
-Groups depend on the input alone, never on the model, so that a mask tells nothing about the training data. A map of
-groups, or of windows, is a few numbers, written into all places of each group, over which noise on each place would
-average away. So the few numbers are read from the native map, hardened, and written back.
+Groups depend on the input alone, never on the model, so a mask reveals nothing about the training data. A map of groups
+or windows is a few numbers, each written into all features of its group, over which independent noise would average
+away. So the few numbers are read from the native map, hardened, and written back.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
 
     Args:
         images: (batch, channels, height, width) with 1 or 3 channels, on any scale: each image is scaled to [0, 1].
-        n_segments: about how many superpixels; there may be fewer or more.
+        n_segments: approximate number of superpixels.
         compactness: weight of nearness in space against nearness in colour; larger gives squarer superpixels.
         sigma: width in pixels of a Gaussian blur before.
 
     Returns:
         Integers (batch, 1, height, width) from 0, on the images' device. An image in which SLIC finds a single
-        superpixel (it is flat) gets squares, since methods that fit a surrogate need two features.
+        superpixel (it is flat) gets squares, because methods that fit a surrogate need two features.
 
     Raises:
-        InputError: other shapes, or fewer than two segments asked for.
+        InputError: other shapes, or fewer than two segments.
         MissingExtraError: scikit-image is not installed.
 
     >>> image = torch.linspace(0, 1, 32 * 32).view(1, 1, 32, 32)
@@ -75,11 +74,11 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
 
 
 def grid_segments(inputs: Tensor, side: int = 8) -> Tensor:
-    """Squares as a `feature_mask`: each axis after the channels cut into `side` pieces of about the same length.
+    """Squares as a `feature_mask`: each axis after the channels is cut into `side` parts of about the same length.
 
     Args:
         inputs: (batch, channels, ...); their values do not matter.
-        side: pieces on an axis, at least 1; an axis shorter than that is cut into single places.
+        side: parts of an axis, at least 1; a shorter axis is cut into single positions.
 
     Returns:
         Integers (1, 1, ...) from 0, for all examples and channels alike.
@@ -91,17 +90,17 @@ def grid_segments(inputs: Tensor, side: int = 8) -> Tensor:
         raise InputError(f"expected inputs (batch, channels, ...) and side >= 1, got {tuple(inputs.shape)} and {side}")
     mask = torch.zeros(1, 1, dtype=torch.long, device=inputs.device)
     for length in inputs.shape[2:]:
-        pieces = min(side, length)
-        mask = mask[..., None] * pieces + torch.arange(length, device=inputs.device) * pieces // max(length, 1)
+        parts = min(side, length)
+        mask = mask[..., None] * parts + torch.arange(length, device=inputs.device) * parts // max(length, 1)
     return mask
 
 
 def words(tokens: Tensor, continues: Sequence[int]) -> Tensor:
-    """Words as a `feature_mask`: (n, tokens) integers, the number of the word that each token is of.
+    """Words as a `feature_mask`: (n, tokens) integers, the word of each token.
 
     Args:
         tokens: (n, tokens) token numbers, integers or floats.
-        continues: the tokens that continue the word before them: those that begin with "##" in a WordPiece vocabulary.
+        continues: tokens that continue a word: those that begin with "##" in a WordPiece vocabulary.
 
     >>> words(torch.tensor([[101, 7, 90, 91, 8]]), continues=[90, 91]).tolist()
     [[0, 1, 1, 1, 2]]
@@ -113,31 +112,32 @@ def words(tokens: Tensor, continues: Sequence[int]) -> Tensor:
 
 
 def show_set(image: Any, released: Any, ax: Any = None, color: str = "tab:orange") -> Any:
-    """Draw an image in grey and the pixels that a set names in colour; of an ordered set, stronger ones in more colour.
+    """Draw an image in grey and the pixels of a released set in colour; in an ordered set, stronger ones in more
+    colour.
 
     Args:
         image: (channels, height, width) or (height, width), a tensor or an array, on any scale.
-        released: a set or ordered set for it, (channels, height, width) or (height, width): what a hardened explainer
-            released for one image. A pixel is named where one of its channels is.
+        released: the set released for it, (channels, height, width) or (height, width). A pixel is coloured if one of
+            its channels is in the set.
         ax: matplotlib's axes; None: the current ones.
-        color: of named pixels, as matplotlib takes it.
+        color: of the set, as matplotlib takes it.
 
     Returns:
         The axes, with one image of (height, width, 3) numbers in [0, 1].
 
     Raises:
-        InputError: other shapes, or what was released has numbers below zero and is no set.
+        InputError: other shapes, or numbers below zero: not a set.
     """
     from matplotlib import colors, pyplot
 
     pixels, named = (np.asarray(torch.as_tensor(a).detach().cpu().double()) for a in (image, released))
     if pixels.ndim not in (2, 3) or named.ndim not in (2, 3) or pixels.shape[-2:] != named.shape[-2:]:
         raise InputError(
-            "expected an image and what was released for it, (channels, height, width) or (height, width) each, got"
-            f" {pixels.shape} and {named.shape}: one image of a batch, and maps of layers enlarged by interpolate_mode="
+            "expected an image and its released set, (channels, height, width) or (height, width) each, got"
+            f" {pixels.shape} and {named.shape}: pass one image of a batch, and enlarge layer maps by interpolate_mode="
         )
     if (named < 0).any():
-        raise InputError("expected a set (TopKSet), of numbers from 0, got some below 0: draw maps by imshow")
+        raise InputError("expected a set (TopKSet) without negative numbers, got some below 0: draw maps by imshow")
     height, width = named.shape[-2:]
     grey, share = pixels.reshape(-1, height, width).mean(0), named.reshape(-1, height, width).max(0)
     grey = (grey - grey.min()) / (np.ptp(grey) or 1.0)
@@ -150,18 +150,18 @@ def show_set(image: Any, released: Any, ax: Any = None, color: str = "tab:orange
 
 @dataclass(frozen=True)
 class Groups:
-    """Which places of a map belong together.
+    """Which positions of a map form a group.
 
     Args:
-        members: for each tensor of the map the group of each place, integers (1 or batch, ...), broadcastable to it.
-        words: what the groups were made from where they are no function of single examples; part of the query.
+        members: for each tensor of the map the group of each position, integers (1 or batch, ...), broadcastable to it.
+        words: what the groups were made from, if not single examples; part of the query.
     """
 
     members: Tensors
     words: str = ""
 
     def canonical(self, tensors: Tensors) -> Tensor:
-        """(1 or batch, d) groups over all places of all tensors, numbered by first occurrence."""
+        """(1 or batch, d) groups over all positions of all tensors, numbered by first occurrence."""
         pairs = [(m.view(*[1] * (t.dim() - m.dim()), *m.shape), t) for m, t in zip(self.members, tensors, strict=True)]
         rows = max(m.shape[0] for m, _ in pairs)
         flat = [m.to(t.device).expand(rows, *t.shape[1:]).reshape(rows, -1) for m, t in pairs]
@@ -169,8 +169,8 @@ class Groups:
 
 
 def find_groups(options: Mapping[str, Any], tensors: Tensors) -> Groups | None:
-    """The groups that the arguments of a call speak of: a feature mask, a layer mask or a sliding window, over the
-    places of the inputs, or for a layer's mask of the native result."""
+    """The groups in the arguments of a call: of a feature mask or a sliding window over the inputs, or of a layer mask
+    over the native result."""
     for name in ("feature_mask", "layer_mask"):
         if (mask := options.get(name)) is not None:
             return Groups(mask if isinstance(mask, tuple) else (mask,))
@@ -190,10 +190,9 @@ def find_groups(options: Mapping[str, Any], tensors: Tensors) -> Groups | None:
 
 
 def by_name(tensors: Tensors, members: Tensors) -> Tensor | None:
-    """(k,) the canonical number of the group that each coefficient of a map (batch, k) is of; None where they are not
-    one for each name that is used.
+    """(k,) the canonical group of each coefficient of a map (batch, k); None unless there is one for each group name.
 
-    Names of groups, from 0, are the caller's: another naming gives the same coefficients in another order.
+    Names of groups, from 0, are the caller's choice: other names give the same coefficients in another order.
     """
     names = torch.cat([m.reshape(-1) for m in members]).long()
     count = tensors[0].shape[-1]
@@ -204,8 +203,12 @@ def by_name(tensors: Tensors, members: Tensors) -> Tensor | None:
 
 
 def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
-    """A map with each group's value hardened, in the shapes, (batch, ...) each, and dtypes of the native map, where
-    groups are (1 or batch, d) from `Groups.canonical`.
+    """A map with each group's value hardened, in the shapes, (batch, ...) each, and dtypes of the native map.
+
+    Args:
+        tensors: the native map.
+        groups: (1 or batch, d) from `Groups.canonical`.
+        harden: hardens (rows, k) values.
 
     Raises:
         RefusedError: the map has more than one value in a group.
@@ -213,15 +216,15 @@ def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
     widths = [t[:1].numel() for t in tensors]
     flat = torch.cat([t.flatten(1) for t in plain(tensors)], 1)
     released = torch.empty_like(flat)
-    for i, own in enumerate(groups):
+    for i, group in enumerate(groups):
         rows = slice(0, len(flat)) if len(groups) == 1 else slice(i, i + 1)
-        released[rows] = harden(_values(flat[rows], own), rows)[:, own]
-    pieces = torch.split(released, widths, 1)
-    return tuple(p.reshape(t.shape).to(t.dtype).clone() for p, t in zip(pieces, tensors, strict=True))
+        released[rows] = harden(_values(flat[rows], group), rows)[:, group]
+    parts = torch.split(released, widths, 1)
+    return tuple(p.reshape(t.shape).to(t.dtype).clone() for p, t in zip(parts, tensors, strict=True))
 
 
 def names_of(groups: Tensor) -> Tensor:
-    """A name of each row of groups, (rows, 2) integers: the same one for the same partition, alone or in a batch."""
+    """(rows, 2) integers that identify the partition in each row of groups, whatever the batch."""
     rows = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in groups.cpu().numpy()]
     return torch.from_numpy(np.frombuffer(b"".join(rows), "<i8").reshape(-1, 2).copy())
 
@@ -232,8 +235,8 @@ def _values(rows: Tensor, groups: Tensor) -> Tensor:
     spread = (rows - values[:, groups]).abs().nan_to_num(0.0, 0.0, 0.0).amax() if rows.numel() else 0.0
     if bool(spread > _TOLERANCE * rows.nan_to_num(0.0, 0.0, 0.0).abs().amax()):
         raise RefusedError(
-            "the map has different values within one group of features, so that it cannot be hardened at the resolution"
-            " of the groups: leave the mask away, or name the groups as the explainer uses them"
+            "expected one value for each group of features, got different ones within a group: leave out the mask, or"
+            " pass the groups that the explainer uses"
         )
     return values
 
@@ -244,8 +247,7 @@ def _by_first_occurrence(row: Tensor) -> Tensor:
 
 
 def _covered(shape: Sequence[int], window: Any, step: Any) -> list[list[tuple[int, int]]]:
-    """Of each axis the places where windows start and end, however sizes and strides were written; other strides that
-    give the same windows are the same."""
+    """(start, end) of the windows along each axis, the same for all strides that give the same windows."""
     sizes = window if isinstance(window, tuple | list) else (window,)
     steps = step if isinstance(step, tuple | list) else (1 if step is None else step,) * len(shape)
     found = []
@@ -256,7 +258,8 @@ def _covered(shape: Sequence[int], window: Any, step: Any) -> list[list[tuple[in
 
 
 def _cells(covered: list[list[tuple[int, int]]], shape: Sequence[int]) -> Tensor:
-    """(1, ...) the cell between the edges of all windows that a place is in: those of one cell are covered alike."""
+    """(1, ...) the cell of each position between the edges of all windows: positions of one cell are always covered
+    together."""
     cells = torch.zeros(1, dtype=torch.long)
     for length, places in zip(shape, covered, strict=True):
         edges = sorted({0, length}.union(*places))[1:]

@@ -1,6 +1,7 @@
-"""What every hardened Captum explainer is: a subclass of the native class on which nothing native runs.
+"""What every hardened Captum explainer is, and how `build` makes one from a row of the catalog.
 
-Each call makes a private explainer of the native class, runs that, and hardens what comes out.
+A hardened class is a subclass of the native one on which nothing native runs: each call makes a private explainer of
+the native class, runs that, and hardens its result.
 """
 
 from __future__ import annotations
@@ -28,48 +29,48 @@ from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
 from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
-from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, decided, speaking_for, turns_first
-from safexplain.explain.query import NUMBERS, as_asked, query_of
+from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, explained_classes, oriented, orients_first
+from safexplain.explain.query import NUMBERS, query_of, round_as_hashed
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
-__all__ = ["HARDENED", "Asked", "Catalogued", "Hardened", "build", "check_inputs"]
+__all__ = ["HARDENED", "AuditExplainer", "ExplainerFactory", "Hardened", "build", "check_inputs"]
 
-_OWN = ("hardening", "direction", "_pinned", "_model_digest", "_above")
+_HARDENED_ATTRIBUTES = ("hardening", "direction", "_pinned", "_model_digest", "_threshold")
 """Attributes that native explainers do not have."""
 
 _SQUARED = ("vargrad", "smoothgrad_sq")
 """Kinds of a NoiseTunnel whose maps have no signs."""
 
-_HOLDERS = (Tensor, tuple, list, dict)
+_MAY_HOLD_TENSORS = (Tensor, tuple, list, dict)
 _PER_EVAL = "perturbations_per_eval"
 
-_VALUES = 2**20
-"""Numbers in one `predict`, about, of a scikit-learn classifier of which nobody says how many rows it gets."""
+_VALUES_PER_CALL = 2**20
+"""About how many numbers a scikit-learn classifier gets in one `predict`, unless `perturbations_per_eval` is given."""
 
 
 class Hardened(Attribution):  # type: ignore[misc]
     """What all hardened Captum explainers share.
 
-    The constructor is the native one plus `hardening`, `attribute` has the native arguments. It returns what
-    the native method returns (same structure, shapes, dtype, device), hardened and detached; with
-    `Hardening.none()` the same numbers. An empty batch gives empty tensors.
+    The constructor is the native one plus `hardening`, `attribute` has the native arguments. It returns what the native
+    method returns (same structure, shapes, dtype, device), hardened and detached; with `Hardening.none()` the same
+    numbers. An empty batch gives empty tensors.
 
-    Of a model with one output, (batch,) or (batch, 1), maps speak for the class that is predicted for each example:
-    class 1 where a logit is above 0, or a probability above .5. Natively all speak for class 1. Where the output is a
-    number, say `direction="up"` (why it is as high as it is) or "down". Magnitudes, as Saliency's, stay as they are.
+    If the model has one output, (batch,) or (batch, 1), each map explains the predicted class of its example: class 1
+    where a logit is above 0, or a probability above .5. Natively every map explains class 1. If the output is a number,
+    pass `direction="up"` (why it is as high as it is) or "down". Magnitudes, as Saliency's, are left as they are.
 
-    A scikit-learn classifier (`EstimatorModule`) is asked about many perturbed rows at a time where
-    `perturbations_per_eval` is left open: it predicts each row by itself, so that the numbers stay the same.
+    A scikit-learn classifier (`EstimatorModule`) gets many perturbed rows in one call unless `perturbations_per_eval`
+    is given. It predicts each row independently, so the numbers do not change.
 
-    The options of `attribute` are for whoever serves explanations to fix. Queries that differ only in how well they
-    estimate (`n_steps`, `n_samples`, ...) share their noise, so that averaging over them takes none of it away; a
-    client who may choose such options can still compare answers in which the noise cancels.
+    The service must fix the options of `attribute`. Queries that differ only in estimation options (`n_steps`,
+    `n_samples`, ...) share their noise, so averaging over them does not remove it; but a client who may choose these
+    options can subtract two answers, in which the noise cancels.
 
     Attributes:
-        hardening: what is done to each explanation.
-        direction: of a model whose one output is a number.
+        hardening: applied to each explanation.
+        direction: for a model whose one output is a number.
     """
 
     hardening: Hardening
@@ -79,19 +80,19 @@ class Hardened(Attribution):  # type: ignore[misc]
     _entry: ClassVar[str] = "attribute"
     _signature: ClassVar[inspect.Signature]
     _names: ClassVar[tuple[str, ...]]
-    """Of the native entry's arguments, in order."""
+    """The native method's arguments, in order."""
     _defaults: ClassVar[Mapping[str, Any]]
     _required: ClassVar[frozenset[str]]
-    _rest: ClassVar[str]
-    """Name of its *args; empty: it has none."""
-    _by_place: ClassVar[bool]
-    """Whether the arguments in `_names` must be given by place."""
-    _open: ClassVar[bool]
-    """Whether it takes arguments of any other name."""
+    _var_positional: ClassVar[str]
+    """Name of its *args, or "" where it has none."""
+    _by_position: ClassVar[bool]
+    """Whether the arguments in `_names` must be given by position."""
+    _takes_any_name: ClassVar[bool]
+    """Whether it takes **kwargs."""
     _pinned: Pinned | None = None
     _model_digest: bytes | None = None
-    _above: tuple[float] | tuple[()] | None = None
-    """What the model's one output predicts class 1 above; (): it has several. None: nobody has looked."""
+    _threshold: tuple[float] | tuple[()] | None = None
+    """The model's one output predicts class 1 above this; (): several outputs; None: not known yet."""
 
     def __init__(
         self,
@@ -125,22 +126,23 @@ class Hardened(Attribution):  # type: ignore[misc]
     ) -> Self:
         """The explainer that a certificate is about, with its hardening and the audited options of `attribute`.
 
-        It is made as the audit made it: with the constructor's defaults, and for methods of layers with the default
-        layer. A call may choose `inputs` and `target`; any other value of an option is refused, and so is a model whose
-        parameters have changed. What was audited is the explanation of the predicted class.
+        It is made as in the audit: with the constructor's defaults, and for layer methods with the default layer. A
+        call may choose `inputs` and `target` only, and the model's parameters must not change. The audit is about
+        explanations of the predicted class.
 
         Args:
-            model: the audited model itself, in evaluation mode, or the fitted scikit-learn classifier.
+            model: the audited model, in evaluation mode, or the fitted scikit-learn classifier.
             path: the certificate, signed or not; it may be about several explainers that are released together.
-            file: the model's file. Given, its SHA-256 must be the one in the certificate.
-            key_file: file with the noise key, of 16 bytes or more. None: the environment variable SAFEXPLAIN_NOISE_KEY.
-                Not read where the certified hardening has no noise.
-            public_key: ed25519, PEM: path or bytes. Given, the certificate must be signed with its private key.
+            file: the model's file, whose SHA-256 must then be the one in the certificate.
+            key_file: file with the noise key, at least 16 bytes. None: the environment variable SAFEXPLAIN_NOISE_KEY.
+                Not read if the certified hardening has no noise.
+            public_key: ed25519 in PEM format, a path or bytes; the certificate must then be signed with its private
+                key.
 
         Raises:
-            CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another class,
+            CertificateError: the certificate is damaged, altered, unsigned, not "certified", or about another class,
                 model, file or version.
-            RefusedError: there is noise and no key or a weak one.
+            RefusedError: the hardening has noise, and the key is missing or weak.
             InputError: a file cannot be read, or the model is in training mode.
         """
         audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
@@ -148,26 +150,26 @@ class Hardened(Attribution):  # type: ignore[misc]
         return certified
 
     @classmethod
-    def catalogued(cls) -> Catalogued:
-        """This class as `safexplain.audit.audit` asks it: on the default layer, with the options that it needs."""
-        return Catalogued(cls._row, cls)
+    def catalogued(cls) -> ExplainerFactory:
+        """This class as `safexplain.audit.audit` runs it: on the default layer, with the options that it needs."""
+        return ExplainerFactory(cls._row, cls)
 
     def attribute(self, *args: Any, **kwargs: Any) -> Any:
-        """Explain as natively, and release hardened attributions; see the class.
+        """Explain as natively, and return hardened attributions; see the class.
 
         Raises:
-            RefusedError: a convergence delta is asked for, the method would silently be another one, or the
+            RefusedError: a convergence delta is requested, the model silently turns the method into another one, or the
                 native explainer returned more than one tensor for each input.
 
         Warns:
-            TrainingModeWarning: once for each model that is in training mode, here or when the explainer is made.
+            TrainingModeWarning: once for each model in training mode.
         """
-        given = self._given(args, kwargs)
+        given = self._named_arguments(args, kwargs)
         if self._pinned is not None:
             given = self._pinned.complete(self._signature, given)
-        state = {name: value for name, value in vars(self).items() if name not in _OWN}
-        modules = modules_in(state)  # the one look at the model
-        lent = partial(lend, self._native, state, modules, model_checks.check_modes(modules))
+        state = {name: value for name, value in vars(self).items() if name not in _HARDENED_ATTRIBUTES}
+        modules = modules_in(state)
+        borrow = partial(lend, self._native, state, modules, model_checks.check_modes(modules))
         options = {**self._defaults, **given}
         for name, value in options.items():
             if "convergence_delta" in name and value not in (False, None):
@@ -181,43 +183,43 @@ class Hardened(Attribution):  # type: ignore[misc]
         inputs, batch = check_inputs(options["inputs"])
         layer = isinstance(self, LayerAttribution)
         if batch == 0:
-            return self._empty(inputs, options, lent)
+            return self._empty(inputs, options, borrow)
         if batch == 1 and self._row.mixes_batch:
-            raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 of them, got 1")
-        enlarges = hasattr(self._native, "enlarge")  # which is done after hardening
+            raise InputError(f"{self._row.name} shuffles features among examples: expected at least 2 examples, got 1")
+        enlarges = hasattr(self._native, "enlarge")  # done after hardening
         mode = options.pop("interpolate_mode", None) if enlarges else None
         query: dict[str, Any] = {}
         if self.hardening.noise is not None:
-            options |= {name: as_asked(options[name]) for name in NUMBERS if name in options}
-            query = query_of(self, inputs, options, lent)
-        asked = options
+            options |= {name: round_as_hashed(options[name]) for name in NUMBERS if name in options}
+            query = query_of(self, inputs, options, borrow)
+        native_options = options
         if _PER_EVAL in options and _PER_EVAL not in given and model_checks.is_estimator(self.forward_func):
-            asked = {**options, _PER_EVAL: max(1, _VALUES // sum(x.numel() for x in inputs))}
-        native = self._run_native(asked, lent)
-        _check_arrays(native, None if layer else len(inputs))
+            native_options = {**options, _PER_EVAL: max(1, _VALUES_PER_CALL // sum(x.numel() for x in inputs))}
+        native = self._run_native(native_options, borrow)
+        _check_native(native, None if layer else len(inputs))
         watch().add(
             modules[0] if modules else self.forward_func,
             self._row.name,
             native if isinstance(native, tuple) else (native,),
             inputs=inputs,
             baselines=options.get("baselines"),
-            outputs=partial(_explained, lent, inputs, options),
+            outputs=partial(_explained, borrow, inputs, options),
             grouped=options.get("feature_mask") is not None,
             squared=nt_type in _SQUARED,
         )
-        none = self.hardening.is_none
-        as_natively = self._above == () or (none and self.direction is None)
-        classes = None if as_natively else self._in_favour(inputs, options, lent)
-        first = classes is not None and turns_first(self.hardening)
+        unhardened = self.hardening.is_none
+        as_natively = self._threshold == () or (unhardened and self.direction is None)
+        classes = None if as_natively else self._classes_to_explain(inputs, options, borrow)
+        first = classes is not None and orients_first(self.hardening)
         if first:
-            native = _each(native, classes)
-        released = self.hardening(native) if none else self._harden(native, inputs, options, query)
+            native = _oriented(native, classes)
+        released = self.hardening(native) if unhardened else self._harden(native, inputs, options, query)
         if classes is not None and not first:
-            released = _each(released, classes)
+            released = _oriented(released, classes)
         return released if mode is None else self._native.enlarge(released, options["inputs"], mode)
 
     def compute_convergence_delta(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: the delta together with the released map undoes the noise on the map's sum."""
+        """Refused: with the released map, the delta reveals the noise on the map's sum."""
         raise RefusedError(_NO_DELTA)
 
     def attribute_future(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -225,27 +227,27 @@ class Hardened(Attribution):  # type: ignore[misc]
         raise RefusedError("attribute_future would return native attributions; call attribute")
 
     def has_convergence_delta(self) -> bool:
-        """False: a hardened explainer gives no convergence delta."""
+        """False."""
         return False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hardening={self.hardening!r})"
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: Catalogued, hardening: Hardening) -> Self:
+    def _of_model(cls, forward: nn.Module, made: ExplainerFactory, hardening: Hardening) -> Self:
         """The explainer of a model."""
         layer = () if cls._row.of == "input" else (default_layer(forward),)
         return cls(forward, *layer, hardening=hardening)
 
-    def _asked(self, x: Tensor, target: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """See `Asked.attribute`; the target is left out where the method has none."""
+    def _explain_batch(self, x: Tensor, target: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """See `AuditExplainer.attribute`; methods without a target do not get one."""
         x = x.detach().clone().requires_grad_(self._row.leaf_inputs)
         arguments = self._row.options(x, options) | ({"target": target} if self._row.target else {})
         maps: Tensor = self.attribute(x, **arguments)
         return maps
 
     def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        """Take the hardening; refuse what could only give wrong answers."""
+        """Take the hardening; refuse explainers that could only give wrong answers."""
         table = model_checks.is_estimator(getattr(self, "forward_func", None))
         self.hardening = hardening_or_default(hardening, ordered=table)
         self._model_digest = checked_digest(model_digest)
@@ -262,76 +264,79 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _refuse_inside(
         self, *args: Any, outer: str = "NoiseTunnel, TCAV and the layer wrappers", **kwargs: Any
     ) -> NoReturn:
-        """Refuse a hardened explainer inside another one; what wrappers find as `attribute.__wrapped__`."""
+        """Refuse a hardened explainer inside another one; wrappers find this method as `attribute.__wrapped__`."""
         raise RefusedError(
-            f"{type(self).__name__} cannot go inside another explainer ({outer} would average its noise away"
-            " or return the native map): hardening goes outermost. Instead of NoiseTunnel(HardenedIG(model)) write"
-            " HardenedSmoothGrad(IntegratedGradients(model), hardening=...), or for any explainer"
+            f"{type(self).__name__} cannot go inside another explainer: {outer} would average its noise away or return"
+            " the native map. Harden the outermost explainer: HardenedSmoothGrad(IntegratedGradients(model),"
+            " hardening=...) in place of NoiseTunnel(HardenedIG(model)), or for any explainer"
             " harden(NoiseTunnel(IntegratedGradients(model)), hardening)"
         )
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, as `Signature.bind` finds them, which takes ten times as long."""
+    def _named_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, ten times as fast as `Signature.bind`."""
         by_place = dict(zip(self._names, args, strict=False))
         given, rest = {**by_place, **kwargs}, args[len(by_place) :]
-        known = self._open or given.keys() <= self._defaults.keys() | self._required
+        known = self._takes_any_name or given.keys() <= self._defaults.keys() | self._required
         bind = self._signature.bind if self._pinned is None else self._signature.bind_partial
         enough = self._pinned is not None or self._required <= given.keys()
-        if not known or not enough or len(given) != len(by_place) + len(kwargs) or (rest and not self._rest):
-            bind(self, *args, **kwargs)  # says what is wrong
-        return {**given, self._rest: rest} if rest else given
+        if not known or not enough or len(given) != len(by_place) + len(kwargs) or (rest and not self._var_positional):
+            bind(self, *args, **kwargs)  # raises what is wrong
+        return {**given, self._var_positional: rest} if rest else given
 
-    def _empty(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], lent: Lend) -> Any:
-        """Maps of no examples, in the shapes of the inputs or those that the layer gives two examples of zeros."""
+    def _empty(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], borrow: Lend) -> Any:
+        """Empty maps, in the shapes of the inputs or, for layers, those of the maps of two examples of zeros."""
         if not isinstance(self, LayerAttribution):
-            nothing = tuple(x.new_empty(x.shape, dtype=torch.result_type(x, 1.0)) for x in inputs)  # as maps are
-            return nothing if isinstance(options["inputs"], tuple) else nothing[0]
-        native = self._run_native({name: _two_for_none(value) for name, value in options.items()}, lent)
-        nothing = tuple(t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,)))
-        return nothing if isinstance(native, tuple) else nothing[0]
+            empty = tuple(x.new_empty(x.shape, dtype=torch.result_type(x, 1.0)) for x in inputs)  # as maps are
+            return empty if isinstance(options["inputs"], tuple) else empty[0]
+        native = self._run_native({name: _two_zero_examples(value) for name, value in options.items()}, borrow)
+        empty = tuple(t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,)))
+        return empty if isinstance(native, tuple) else empty[0]
 
-    def _in_favour(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], lent: Lend) -> Any:
-        """(batch,) 0 or 1: the class that a map of the model's one output is to speak for; None: as natively."""
+    def _classes_to_explain(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], borrow: Lend) -> Any:
+        """(batch,) 0 or 1: the class that each map of a single-output model explains; None: as natively."""
         target = options.get("target", ())
         sizes = options.get("abs") or options.get("relu_attributions") or options.get("nt_type") in _SQUARED
         named = () if target is None else target.detach().cpu() if isinstance(target, Tensor) else target
-        if not np.isin(np.asarray(named), (0, -1)).all():  # all that natively names the only output
-            self._above = ()
-        if sizes or self._above == ():
+        if not np.isin(np.asarray(named), (0, -1)).all():  # natively, only these name a single output
+            self._threshold = ()
+        if sizes or self._threshold == ():
             return None
-        whole = {**options, "target": None}
-        scores = _explained(lent, inputs, whole)
-        if self._above is None:
+        untargeted = {**options, "target": None}
+        scores = _explained(borrow, inputs, untargeted)
+        if self._threshold is None:
             one = scores.numel() == len(inputs[0]) and scores.dim() in (1, 2)
             far = [tuple(s * x if x.is_floating_point() else x for x in inputs) for s in (1e3, -1e3)]
-            outputs = (scores, *(_explained(lent, x, whole) for x in far)) if one else ()
+            outputs = (scores, *(_explained(borrow, x, untargeted) for x in far)) if one else ()
             bounded = all(bool(((y >= 0) & (y <= 1)).all()) for y in outputs)
-            self._above = (PROBABILITY if bounded else LOG_ODDS,) if one else ()
-        if not self._above:
+            self._threshold = (PROBABILITY if bounded else LOG_ODDS,) if one else ()
+        if not self._threshold:
             return None
-        threshold = None if self.direction is not None else self._above[0]
-        return decided(scores.cpu().numpy(), threshold, direction=self.direction, by=type(self).__name__)
+        threshold = None if self.direction is not None else self._threshold[0]
+        return explained_classes(scores.cpu().numpy(), threshold, direction=self.direction, by=type(self).__name__)
 
     def _harden(
         self, native: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any], query: dict[str, Any]
     ) -> Any:
-        """Harden the map, at the resolution of its groups of features where there are groups."""
+        """Harden the map, at the resolution of its groups of features if it has groups."""
         tensors = native if isinstance(native, tuple) else (native,)
         layer = isinstance(self, LayerAttribution)
         found = find_groups(options, tensors if layer else inputs)
         if found is None:
             return self.hardening(native, **query)
         alike = all(t.shape[1:] == x.shape[1:] for t, x in zip(tensors, inputs, strict=False))
-        whole = layer or (alike and options.get("return_input_shape", True))
-        groups = found.canonical(tensors if whole else inputs)
-        if whole and groups.shape[1] and bool((groups == torch.arange(groups.shape[1], device=groups.device)).all()):
-            return self.hardening(native, **query)  # each feature a group of its own: as without groups
+        full_size = layer or (alike and options.get("return_input_shape", True))
+        groups = found.canonical(tensors if full_size else inputs)
+        if (
+            full_size
+            and groups.shape[1]
+            and bool((groups == torch.arange(groups.shape[1], device=groups.device)).all())
+        ):
+            return self.hardening(native, **query)  # each feature is a group: as without groups
         if query and found.words:
             query["method"] += f" {found.words}"
         elif query:
-            asked = query["inputs"]
-            query["inputs"] = (*asked, names_of(groups).expand(len(asked[0]), -1))
-        if not whole:  # coefficients, one for each group
+            query["inputs"] = (*query["inputs"], names_of(groups).expand(len(query["inputs"][0]), -1))
+        if not full_size:  # coefficients, one for each group
             order = by_name(tensors, found.members)
             if order is None:
                 return self.hardening(native, **query)
@@ -343,26 +348,31 @@ class Hardened(Attribution):  # type: ignore[misc]
             if not query:
                 return self.hardening(values)
             one = query["target"] if len(groups) == 1 else _target_of(query["target"], rows.start, len(tensors[0]))
-            asked = tuple(x[rows] for x in query["inputs"])
-            return self.hardening(values, **{**query, "inputs": asked, "target": one})
+            return self.hardening(values, **{**query, "inputs": tuple(x[rows] for x in query["inputs"]), "target": one})
 
         released = harden_groups(tensors, groups, harden)
         return released if isinstance(native, tuple) else released[0]
 
-    def _run_native(self, options: Mapping[str, Any], lent: Lend) -> Any:
+    def _run_native(self, options: Mapping[str, Any], borrow: Lend) -> Any:
         served = torch.is_inference_mode_enabled()
-        with torch.inference_mode(False) if served else nullcontext(), lent() as explainer:
-            asked = {k: _outside_inference(v) if isinstance(v, _HOLDERS) else v for k, v in options.items()}
-            asked["inputs"] = self._private(options["inputs"])
+        with torch.inference_mode(False) if served else nullcontext(), borrow() as explainer:
+            native_options = {
+                k: _outside_inference(v) if isinstance(v, _MAY_HOLD_TENSORS) else v for k, v in options.items()
+            }
+            native_options["inputs"] = self._private_inputs(options["inputs"])
             originals = (self, *explainers_in(vars(self)))
             for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-                model_checks.check_first_call(inner, own.forward_func, asked)
+                model_checks.check_first_call(inner, own.forward_func, native_options)
             try:
-                places = [asked.pop(name) for name in self._names] if self._by_place else []
-                return getattr(explainer, self._entry)(*places, *asked.pop(str(self._rest), ()), **asked)
+                places = [native_options.pop(name) for name in self._names] if self._by_position else []
+                return getattr(explainer, self._entry)(
+                    *places, *native_options.pop(str(self._var_positional), ()), **native_options
+                )
             except (TypeError, ValueError) as error:
                 if self._row.name == "KernelShap" and "probs" in str(error):
-                    needs = "KernelShap needs at least 2 groups of features: expected a feature_mask with more"
+                    needs = (
+                        "expected at least 2 groups of features for KernelShap, got 1: give a feature_mask with more"
+                    )
                     raise InputError(needs) from error
                 if "has no rule defined" not in str(error):
                     raise
@@ -373,24 +383,22 @@ class Hardened(Attribution):  # type: ignore[misc]
                     " HardenedIG"
                 ) from error
 
-    def _private(self, inputs: Any) -> Any:
-        """Copies of the inputs: what Captum sets on them, and a model writes into them, stays here.
+    def _private_inputs(self, inputs: Any) -> Any:
+        """Copies of the inputs: Captum sets attributes on them, and a model may write into them.
 
-        Where there is noise, they hold the numbers that it is a function of, and no others.
+        If there is noise, they hold exactly the numbers that the noise is a function of.
         """
         if isinstance(inputs, tuple):
-            return tuple(self._private(x) for x in inputs)
+            return tuple(self._private_inputs(x) for x in inputs)
         x = (inputs if self.hardening.noise is None else as_hashed(inputs)).detach().clone()
         leaf = self._row.leaf_inputs and (x.is_floating_point() or x.is_complex())
         return x.requires_grad_(leaf or inputs.requires_grad)
 
 
 @dataclass(frozen=True)
-class Catalogued:
-    """A method of the catalog as an audit makes it of each model.
-
-    `HardenedIG.catalogued()(model, hardening=h).attribute(x, target=y, **options)`.
-    """
+class ExplainerFactory:
+    """A method of the catalog, which makes the explainer of each audited model: `HardenedIG.catalogued()(model,
+    hardening=h)`."""
 
     row: Row
     kind: Any
@@ -400,14 +408,14 @@ class Catalogued:
         """Name in the catalog, as certificates have it."""
         return self.row.name
 
-    def __call__(self, model: nn.Module, *, hardening: Hardening) -> Asked:
+    def __call__(self, model: nn.Module, *, hardening: Hardening) -> AuditExplainer:
         """The explainer of a model."""
-        return Asked(self.kind._of_model(model, self, hardening))
+        return AuditExplainer(self.kind._of_model(model, self, hardening))
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """An explainer as an audit asks it: an example's answer does not depend on the others."""
+class AuditExplainer:
+    """An explainer as an audit runs it: an example's answer does not depend on the others."""
 
     explainer: Any
 
@@ -419,27 +427,23 @@ class Asked:
             target: (batch,) the explained class of each.
             **options: as `Row.options` takes them.
         """
-        released: Tensor = self.explainer._asked(x, target, options)
+        released: Tensor = self.explainer._explain_batch(x, target, options)
         return released
 
     @property
     def hardens_again(self) -> bool:
-        """Whether `of_native` knows all that a release depends on: maps in the inputs' shape, and no noise."""
+        """Whether a release depends on the native map alone: it has the inputs' shape, and there is no noise."""
         own = self.explainer
         return isinstance(own, Hardened) and own._row.of == "input" and own.hardening.noise is None
 
     def of_native(self, native: Tensor, x: Tensor, **options: Any) -> Tensor:
-        """What `attribute` releases of a batch whose native maps, (batch, ...), are known: nothing is explained."""
+        """What `attribute` releases of native maps, (batch, ...), without explaining again."""
         released: Tensor = self.explainer._harden(native, (x,), self.explainer._row.options(x, options), {})
         return released
 
 
 def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
-    """The inputs as a tuple of tensors, and how many examples they are.
-
-    Raises:
-        InputError: something else.
-    """
+    """The inputs as a tuple of tensors, and the number of examples; InputError for anything else."""
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if not tensors or not all(isinstance(x, Tensor) and x.dim() > 0 for x in tensors):
         raise InputError(
@@ -448,24 +452,24 @@ def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
     return tensors, min([x.shape[0] for x in tensors])
 
 
-def _check_arrays(result: Any, expected: int | None) -> None:
-    """Only tensors leave, and as many as inputs came in, where it says how many (layers may have several outputs)."""
+def _check_native(result: Any, expected: int | None) -> None:
+    """Raise unless a native result is tensors, as many as inputs (`expected`; None: any number, as layers give)."""
     tensors = result if isinstance(result, tuple) else (result,)
     if not all(isinstance(t, Tensor) for t in tensors) or expected not in (None, len(tensors)):
         kinds = ", ".join(type(t).__name__ for t in tensors)
-        raise RefusedError(f"the native explainer returned ({kinds}) where {expected or 1} attributions were expected")
+        raise RefusedError(f"expected {expected or 1} attributions from the native explainer, got ({kinds})")
 
 
-def _each(maps: Any, classes: Any) -> Any:
-    """Maps of one output in favour of these classes; of a layer, only those with a row for each example."""
+def _oriented(maps: Any, classes: Any) -> Any:
+    """Single-output maps turned towards these classes; of a layer, only maps with a row for each example."""
     if isinstance(maps, tuple):
-        return tuple(_each(one, classes) for one in maps)
-    return speaking_for(maps.detach(), classes) if len(maps) == len(classes) else maps
+        return tuple(_oriented(one, classes) for one in maps)
+    return oriented(maps.detach(), classes) if len(maps) == len(classes) else maps
 
 
-def _explained(lent: Lend, rows: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:
-    """The outputs that are explained, one for each example."""
-    with lent() as explainer, torch.no_grad():
+def _explained(borrow: Lend, rows: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:
+    """The explained output of each example."""
+    with borrow() as explainer, torch.no_grad():
         found: Tensor = _run_forward(
             explainer.forward_func, rows, options.get("target"), options.get("additional_forward_args")
         )
@@ -481,13 +485,13 @@ def _outside_inference(value: Any) -> Any:
     return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def _two_for_none(value: Any) -> Any:
+def _two_zero_examples(value: Any) -> Any:
     """Arguments of an empty batch as those of two examples of zeros."""
     if isinstance(value, Tensor) and value.dim() and len(value) == 0:
         return value.new_zeros(2, *value.shape[1:])
     if isinstance(value, list) and not value:
         return [0, 0]
-    return tuple(map(_two_for_none, value)) if type(value) is tuple else value
+    return tuple(map(_two_zero_examples, value)) if type(value) is tuple else value
 
 
 def _target_of(target: Any, row: int, batch: int) -> Any:
@@ -497,34 +501,34 @@ def _target_of(target: Any, row: int, batch: int) -> Any:
 
 
 _NO_DELTA = (
-    "a convergence delta is refused: with the released map it tells f(x) - f(baseline), and with that the"
-    " noise on the map's sum. To check convergence, use the native Captum class inside your own system"
+    "a convergence delta is refused: with the released map it reveals the noise on the map's sum. To check"
+    " convergence, use the native Captum class inside your own system"
 )
 
 
 def build(row: Row) -> type[Hardened]:
-    """The hardened class of a row: `Hardened` and the native class, with the native signatures.
+    """The hardened class of a row: a subclass of `Hardened` and the native class, with the native signatures.
 
     Raises:
-        RefusedError: the native class has no `inputs` to tie the noise to.
+        RefusedError: the native class has no `inputs`, on which the noise depends.
     """
     native, name = row.native, row.hardened_name
     signature = inspect.signature(native.attribute)
     if "inputs" not in signature.parameters:
-        raise RefusedError(f"{native.__name__}.attribute has no `inputs`, so that its answers cannot be hardened")
+        raise RefusedError(f"{native.__name__}.attribute has no argument `inputs`, so its answers cannot be hardened")
     if row.nt_type:
         tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
         signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
     parameters = list(signature.parameters.values())[1:]
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
-    attribute = _as_native(Hardened.attribute, native.attribute, signature, name)
+    attribute = _like_native(Hardened.attribute, native.attribute, signature, name)
     constructor = _with_hardening(inspect.signature(native.__init__))
     attribute.__wrapped__ = Hardened._refuse_inside
     namespace = {
         "__module__": __name__,
         "__doc__": _class_doc(row),
-        "__init__": _as_native(Hardened.__init__, native.__init__, constructor, name),
+        "__init__": _like_native(Hardened.__init__, native.__init__, constructor, name),
         "attribute": attribute,
         "_row": row,
         "_native": native,
@@ -532,9 +536,9 @@ def build(row: Row) -> type[Hardened]:
         "_names": tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
         "_defaults": {p.name: p.default for p in named if p.default is not p.empty},
         "_required": frozenset(p.name for p in named if p.default is p.empty),
-        "_rest": rest,
-        "_by_place": bool(rest) or any(p.kind is p.POSITIONAL_ONLY for p in parameters),
-        "_open": any(p.kind is p.VAR_KEYWORD for p in parameters),
+        "_var_positional": rest,
+        "_by_position": bool(rest) or any(p.kind is p.POSITIONAL_ONLY for p in parameters),
+        "_takes_any_name": any(p.kind is p.VAR_KEYWORD for p in parameters),
     }
     return type(name, (Hardened, native), namespace)
 
@@ -549,10 +553,10 @@ def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
     return constructor.replace(parameters=[*parameters[:at], *extra, *parameters[at:]])
 
 
-def _as_native(
+def _like_native(
     function: Callable[..., Any], native: Callable[..., Any], signature: inspect.Signature, owner: str
 ) -> Any:
-    """A method of the class `owner` that does what `function` does and looks like the native one."""
+    """A method of the class `owner` that calls `function` and has the native signature and documentation."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
@@ -569,19 +573,19 @@ def _class_doc(row: Row) -> str:
     parts = [f"Hardened {row.name}. {row.summary}", f"Source: {row.citation}." if row.citation else ""]
     if row.nt_type:
         parts.append(
-            "Takes any Captum explainer, as NoiseTunnel does, or a model, which stands for its signed"
-            f" gradient (`Gradient`). `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel."
+            "Takes any Captum explainer, as NoiseTunnel does, or a model, whose signed gradient (`Gradient`) is then"
+            f" explained. `nt_type` is {row.nt_type!r}. The hardening comes after the tunnel."
         )
     if row.library == "captum" and not row.nt_type and row.name in CATALOG:
         parts.append(f"The same class as `safexplain.captum.{row.native.__name__}`.")
     parts.append(
         f"Takes the arguments of `{row.native.__name__}`, and three more.\n\n"
         "Args:\n"
-        "    hardening: what happens to an explanation before it is released; None for `Hardening.recommended()`,"
-        " of a scikit-learn classifier with the order.\n"
-        "    model_digest: 16 bytes or more that name the model and its version, for a model whose weights cannot be"
-        " read; None for `safexplain.model_digest` of it.\n"
-        '    direction: "up" or "down", of a model whose one output is a number; None: it is about two classes.'
+        "    hardening: applied to each explanation before it is released; None: `Hardening.recommended()`, ordered"
+        " for a scikit-learn classifier.\n"
+        "    model_digest: at least 16 bytes that name the model and its version, for a model whose weights cannot be"
+        " read; None: its `safexplain.model_digest`.\n"
+        '    direction: "up" or "down", for a model whose one output is a number; None: it has two classes.'
     )
     return "\n\n".join(filter(None, parts))
 
@@ -589,6 +593,6 @@ def _class_doc(row: Row) -> str:
 HARDENED: Mapping[str, type[Hardened]] = MappingProxyType(
     {row.name: build(row) for row in CATALOG.values() if row.in_base}
 )
-"""Name of a row -> its hardened class, for all rows that the base install brings. Each is made here, once."""
+"""Row name -> hardened class, for all rows of the base install."""
 
 globals().update({kind.__name__: kind for kind in HARDENED.values()})  # where pickle looks for them

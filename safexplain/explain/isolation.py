@@ -1,15 +1,19 @@
-"""Threads: hook-based Captum methods run on a private copy of the model, made for one call.
+"""How a native explainer is run: on private modules where it changes them, and with gradients in blocks of rows.
 
-GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and every other thread
-that uses these modules meanwhile gets a wrong answer and no error. So they are given new modules with the same
-parameters and cloned buffers. LRP, whose rules put other weights into a layer, gets new parameters in the same memory:
-what is put in place of a parameter's data changes nobody else's. A copy for
-each call can neither be stale nor shared, and needs no lock. A model in training mode is copied for every method: its
-forward pass would move its running statistics, and with them the model's digest.
+GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and any other thread
+that uses these modules meanwhile silently gets wrong answers. So they get new modules with the same parameters and
+cloned buffers. LRP, whose rules replace a layer's weights, gets new parameters in the same memory: data put in place of
+a parameter's data changes no other parameter. A copy for each call needs no lock, and cannot be stale. A model in
+training mode is always copied: its forward pass would change its running statistics, and with them its digest.
 
 Some callables cannot be copied: a closure keeps its own module, a module may hold a file or a lock. Then one call at a
-time runs on the original, under a lock kept for each model, which protects explanations from each other but not plain
-predictions made beside them. Pass the module itself to get the copy.
+time runs on the original, under one lock for each model, which protects explanations from each other but not plain
+predictions that run meanwhile. Pass the module itself to get the copy.
+
+Gradients of many rows have the same bits as those of `captum._utils.gradient.compute_gradients`, in less time. Captum
+differentiates `torch.unbind(outputs)`, one node of the graph for each row; here the tensor of ones that arrives from
+there is passed in. Rows are taken in blocks, because a network's activations for all of them do not fit into a
+processor's cache (measured in docs/evidence/captum-gradient.md).
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
 
 Lend = Callable[[], AbstractContextManager[Attribution]]
-"""Lends an explainer, see `lend`."""
+"""A context manager that lends an explainer, see `lend`."""
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
 _CONTAINERS = frozenset({OrderedDict, dict, list, set})
@@ -66,7 +70,7 @@ for _row in CATALOG.values():
 
 
 def modules_in(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
-    """The modules that an explainer's attributes reach, outermost only, its model's first; without the surrogate models
+    """The modules that an explainer's attributes reach, outermost only, its model's first; not the surrogate models
     that Captum fits."""
     some = [value for value in state.values() if type(value) not in _ATOMS and value is not compute_gradients]
     holders = [value for value in some if type(value) is not list or value]
@@ -75,7 +79,7 @@ def modules_in(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
 
 
 def explainers_in(state: Mapping[str, Any]) -> list[Attribution]:
-    """The explainers that an explainer holds in its attributes, as NoiseTunnel does, at any depth."""
+    """The explainers in an explainer's attributes, as NoiseTunnel has one, at any depth."""
     found = []
     for value in state.values():
         if isinstance(value, Attribution):
@@ -84,7 +88,7 @@ def explainers_in(state: Mapping[str, Any]) -> list[Attribution]:
 
 
 def touch_of(native: type[Attribution], state: Mapping[str, Any]) -> Touch:
-    """The most that an explainer, or one inside it, does to the model; WRITES for classes not listed."""
+    """The most that an explainer, or one inside it, does to the model; WRITES for unknown classes."""
     return max([_TOUCH.get(kind, Touch.WRITES) for kind in (native, *map(type, explainers_in(state)))])
 
 
@@ -95,38 +99,38 @@ def lend(
     originals: tuple[nn.Module, ...] | None = None,
     trains: bool | None = None,
 ) -> Iterator[Attribution]:
-    """Lend an explainer of a native class with these attributes that no other call uses, with modules that nobody else
-    uses where it touches them. Where it is known: `originals`, as `modules_in` finds them, and whether one is in
-    training mode."""
+    """Lend an explainer of a native class with these attributes, private to this call; its modules are private too if
+    it touches them. `originals` (from `modules_in`) and `trains` (whether one is in training mode) are found if None.
+    """
     originals = modules_in(state) if originals is None else originals
     trains = any(map(in_training_mode, originals)) if trains is None else trains
     touch = touch_of(native, state)
     explainer: Attribution = object.__new__(native)
     if not touch and not trains:
-        explainer.__dict__.update(own_state(state))
-        _give_gradients((explainer, *explainers_in(vars(explainer))), gradients_in_blocks)
+        explainer.__dict__.update(fresh_state(state))
+        _set_gradients((explainer, *explainers_in(vars(explainer))), gradients_in_blocks)
         yield explainer
         return
-    aliases = _aliases(originals) if not trains and _only_replaces(native, state, originals) else {}
+    aliases = _aliases(originals) if not trains and _only_replaces_data(native, state, originals) else {}
     private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES, parameters=aliases)
     with nullcontext() if private is not None else one_at_a_time(originals):
-        explainer.__dict__.update(own_state(state) if private is None else private)
-        own = (explainer, *explainers_in(vars(explainer)))
-        _give_gradients(own, gradients)  # not in blocks: hooks may count rows
-        for inner in own:
+        explainer.__dict__.update(fresh_state(state) if private is None else private)
+        private_explainers = (explainer, *explainers_in(vars(explainer)))
+        _set_gradients(private_explainers, gradients)  # not in blocks: hooks may count rows
+        for inner in private_explainers:
             if private is not None and aliases and isinstance(inner, LRP):  # natively it writes all weights back
                 inner._restore_state = partial(_restore, originals, aliases)
         yield explainer
 
 
-def _give_gradients(explainers: tuple[Attribution, ...], function: Callable[..., Any]) -> None:
+def _set_gradients(explainers: tuple[Attribution, ...], function: Callable[..., Any]) -> None:
     for explainer in explainers:
         if explainer.__dict__.get("gradient_func") is compute_gradients:
             explainer.gradient_func = function
 
 
-def _only_replaces(native: type[Attribution], state: Mapping[str, Any], originals: tuple[nn.Module, ...]) -> bool:
-    """Whether all that is written are data put in place of a parameter's, as by the rules that Captum has for LRP."""
+def _only_replaces_data(native: type[Attribution], state: Mapping[str, Any], originals: tuple[nn.Module, ...]) -> bool:
+    """Whether the explainer only replaces parameters' data, as Captum's own rules for LRP do."""
     kinds = {kind for kind in (native, *map(type, explainers_in(state))) if _TOUCH.get(kind) is not Touch.CALLS}
     if not kinds or not kinds <= {LRP, LayerLRP}:
         return False
@@ -135,7 +139,7 @@ def _only_replaces(native: type[Attribution], state: Mapping[str, Any], original
 
 
 def _aliases(modules: tuple[nn.Module, ...]) -> dict[int, nn.Parameter]:
-    """New parameters in the memory of the modules' own, by the identities of these."""
+    """New parameters in the memory of the original ones, by the identities of these."""
     own = {id(p): p for module in modules for p in module.parameters() if type(p) is nn.Parameter}
     return {key: nn.Parameter(p.data, requires_grad=p.requires_grad) for key, p in own.items() if not p.is_inference()}
 
@@ -149,8 +153,8 @@ def _restore(modules: tuple[nn.Module, ...], aliases: Mapping[int, nn.Parameter]
 
 @contextmanager
 def one_at_a_time(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """No other explanation that asks for the same runs on these modules, outermost ones as `modules_of` gives them,
-    meanwhile, and their buffers stay as they are."""
+    """Lock these modules (outermost, as `modules_of` gives them) against other explanations, and restore their
+    buffers."""
     with ExitStack() as stack:
         for lock in _locks_of(modules):
             stack.enter_context(lock)
@@ -165,20 +169,20 @@ def one_at_a_time(modules: tuple[nn.Module, ...]) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def own_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same attributes with what a call changes in them made anew: lists, without the handles of hooks that are long
-    removed; surrogate models, which each call fits; and explainers inside."""
-    return {k: _own(v) if isinstance(v, _CHANGED) else v for k, v in state.items()}
+def fresh_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The same attributes, with new copies of whatever a call changes: lists (without the handles of removed hooks),
+    surrogate models that are fitted, and inner explainers."""
+    return {k: _fresh(v) if isinstance(v, _CHANGED) else v for k, v in state.items()}
 
 
-def _own(value: Any) -> Any:
+def _fresh(value: Any) -> Any:
     if type(value) is list:
         return [item for item in value if not isinstance(item, RemovableHandle)]
     if isinstance(value, Model):
         return copy.deepcopy(value)
     if isinstance(value, Attribution):
         inner = object.__new__(type(value))
-        inner.__dict__.update(own_state(vars(value)))
+        inner.__dict__.update(fresh_state(vars(value)))
         return inner
     return value
 
@@ -190,23 +194,23 @@ def private_copy(
     share_parameters: bool,
     parameters: Mapping[int, nn.Parameter] | None = None,
 ) -> dict[str, Any] | None:
-    """A deep copy of `state` that reaches none of the `originals`, or None where that cannot be had.
+    """A deep copy of `state` that reaches none of the `originals`, or None if that is impossible.
 
-    For methods that only set hooks it shares the parameters; for methods that may write to them it has copies, or those
-    that are given by the identities of the original ones.
+    Methods that only set hooks share the parameters (`share_parameters`); others get copies, or the `parameters` that
+    are given by the identities of the original ones.
     """
     parts = {id(part): part for module in originals for part in module.modules()}
     memo: dict[int, Any] = dict(parameters or {})
     try:
         _copy_modules(parts, memo, share_parameters)
-        private = copy.deepcopy(own_state(state), memo)
+        private = copy.deepcopy(fresh_state(state), memo)
     except Exception:
-        return None  # whatever deepcopy meets: locks, handles, generators
-    return None if any(_reaches(module, parts) for module in modules_in(private)) else private
+        return None  # locks, handles, generators
+    return None if any(_reaches_any(module, parts) for module in modules_in(private)) else private
 
 
 def _copy_modules(parts: Mapping[int, nn.Module], memo: dict[int, Any], share_parameters: bool) -> None:
-    """Put a copy of every module into `memo`, where deepcopy finds it."""
+    """Put a copy of every module into `memo`, which deepcopy reads."""
     simple = {key: module for key, module in parts.items() if _copies_by_attributes(type(module))}
     memo.update([(key, module.__new__(type(module))) for key, module in simple.items()])
     if share_parameters:
@@ -234,12 +238,12 @@ def _copy_modules(parts: Mapping[int, nn.Module], memo: dict[int, Any], share_pa
             else:
                 attributes[name] = copy.deepcopy(value, memo)
                 others.append(attributes[name])
-    if any(_reaches(value, parts) for value in others):
+    if any(_reaches_any(value, parts) for value in others):
         raise TypeError("an attribute of a module keeps a module of the original")
 
 
 def _copies_by_attributes(kind: type[nn.Module]) -> bool:
-    """True for modules that Python would copy by their __dict__: they do not say how they are copied."""
+    """Whether Python copies these modules by their __dict__: they do not define how they are copied."""
     return (kind.__reduce__, kind.__reduce_ex__, kind.__getstate__) == _RULES and not hasattr(kind, "__deepcopy__")
 
 
@@ -249,18 +253,18 @@ def _copy_tensor(tensor: Tensor | None, memo: dict[int, Any]) -> Tensor | None:
     if id(tensor) not in memo:
         if isinstance(tensor, nn.Parameter):
             return copy.deepcopy(tensor, memo)
-        # deepcopy refuses tensors that a graph made, as old weight_norm keeps
+        # deepcopy refuses non-leaf tensors, as old weight_norm keeps
         memo[id(tensor)] = tensor.detach().clone()
     copied: Tensor = memo[id(tensor)]
     return copied
 
 
-def _reaches(value: object, parts: Mapping[int, nn.Module]) -> bool:
+def _reaches_any(value: object, parts: Mapping[int, nn.Module]) -> bool:
     return any(not parts.keys().isdisjoint(map(id, module.modules())) for module in modules_of(value))
 
 
 def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:
-    """One lock a network, whatever wraps it, always in the same order, so that two calls cannot wait for each other."""
+    """One lock for each network, whatever wraps it, in a fixed order so that calls cannot deadlock."""
     networks = {id(network): network for module in modules for network in [network_of(module) or module]}
     with _guard:
         locks = [_locks.setdefault(networks[key], threading.RLock()) for key in sorted(networks)]
@@ -270,11 +274,12 @@ def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:
 # Gradients, in place of `compute_gradients`
 
 ROWS, ROWS_ON_DEVICE = 1_024, 16_384
-"""Rows of a block, at most: on a CPU, and on a GPU or another device. Each has at least half as many, since matrix
-products of few rows (fewer than 16, as measured) are rounded in another way."""
+"""Most rows of a block: on a CPU, and on a GPU or another device. Each block has at least half as many, because matrix
+products of fewer than 16 rows were measured to round differently.
+"""
 
 _FEWER, _NUMBERS = 256, 2**18
-"""On a CPU, rows of a block of images, which have more than `_NUMBERS` numbers in more rows than that."""
+"""Least rows of a block on a CPU, and about the most numbers in a larger one."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -282,17 +287,17 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 def gradients(
     forward_fn: Callable[..., Any], inputs: Any, target_ind: Any = None, additional_forward_args: Any = None
 ) -> tuple[Tensor, ...]:
-    """Gradients of the explained outputs, as `compute_gradients` gives them; it has the same arguments and errors."""
+    """Gradients of the explained outputs; same arguments, results and errors as `compute_gradients`."""
     return _gradients(forward_fn, inputs, target_ind, additional_forward_args)[0]
 
 
 def gradients_in_blocks(
     forward_fn: Callable[..., Any], inputs: Any, target_ind: Any = None, additional_forward_args: Any = None
 ) -> tuple[Tensor, ...]:
-    """The same, one block of rows after another, for models whose outputs for a row depend on that row alone.
+    """The same in blocks of rows, for models whose outputs for a row depend on that row alone.
 
-    All rows are taken at once where it is not clear which part of an argument belongs to which row, and where there are
-    not as many outputs as rows.
+    All rows are taken at once if it is unclear which part of an argument belongs to which row, or if there are not as
+    many outputs as rows.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     rows = len(tensors[0])
@@ -318,14 +323,14 @@ def gradients_in_blocks(
 
 
 def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: Any) -> tuple[tuple[Tensor, ...], int]:
-    """And how many outputs they are of."""
+    """The gradients, and the number of outputs."""
     with torch.enable_grad():
         if not isinstance(forward_fn, nn.Module):
             outputs = _run_forward(forward_fn, inputs, target, extra)
-        else:  # as `_run_forward` does, which first reads the signature
+        else:  # like `_run_forward`, which first reads the signature
             given = inputs if isinstance(inputs, tuple) else (inputs,)
             found = forward_fn(*given, *(_format_additional_forward_args(extra) or ()))
-            if (chosen := _chosen(found, target)) is not None:
+            if (chosen := _one_hot(found, target)) is not None:
                 return torch.autograd.grad(found, inputs, chosen), found.shape[0]
             outputs = _select_targets(found, target)
         if outputs[0].numel() != 1:
@@ -338,9 +343,9 @@ def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: 
         return torch.autograd.grad(torch.unbind(outputs), inputs), len(outputs)
 
 
-def _chosen(outputs: Any, target: Any) -> Tensor | None:
-    """(rows, classes) ones where the explained outputs stand, which is what arrives at a classifier's outputs from
-    them; None where that is not plain to see."""
+def _one_hot(outputs: Any, target: Any) -> Tensor | None:
+    """(rows, classes) with ones at the explained outputs: the gradient that arrives at a classifier's outputs from
+    them. None unless this is certain."""
     if type(outputs) is not Tensor or outputs.dim() != 2 or not outputs.is_floating_point() or not outputs.numel():
         return None
     rows, classes = outputs.shape
@@ -354,10 +359,10 @@ def _chosen(outputs: Any, target: Any) -> Tensor | None:
 
 
 def _is_shared(value: Any) -> bool:
-    """Whether an argument of a model, or a target, is the same for all rows."""
+    """Whether a model's argument, or a target, is the same for all rows."""
     return value.dim() == 0 if isinstance(value, Tensor) else is_plain(value)
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is a number, a text or None, or a tuple of such."""
+    """Whether a value is a number, a text, None, or a tuple of these."""
     return isinstance(value, _PLAIN) or (type(value) is tuple and all(isinstance(v, _PLAIN) for v in value))

@@ -1,12 +1,13 @@
-"""Importing alibi, AIX360, lime and shap when they are needed, and keeping the calls of alibi apart from each other.
+"""Imports of alibi, AIX360, lime and shap on first use, isolation of alibi's calls, and the modules named after
+libraries.
 
-AIX360's ProtoDash module imports `xport` and alibi imports ray, both for things that nobody asks for here; where they
-are missing, the libraries are imported around them.
+AIX360's ProtoDash module imports `xport` and alibi imports ray, both for functions that are not used here; if these are
+missing, empty modules stand in for them during the import.
 
 Alibi's explainers keep state in attributes while they run, and draw from NumPy's global generator. So each call gets a
-copy of the explainer's own objects (arrays, predictors and pipelines stay shared: nothing writes to them), and
-`np.random` in the modules of alibi is the generator of the hardened call that runs, if one runs: NumPy's own is neither
-read nor moved.
+copy of the explainer's own objects (arrays, predictors and pipelines, to which nothing writes, are shared), and
+`np.random` in the modules of alibi is the generator of the running hardened call: NumPy's own is neither read nor
+moved.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from safexplain.errors import NotHardenedError, needs_extra
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 
-ONE_AT_A_TIME = threading.RLock()
-"""Held by calls that share an object which cannot be copied, as spaCy pipelines."""
+SHARED_PIPELINE_LOCK = threading.RLock()
+"""Held by calls that share an object that cannot be copied, such as a spaCy pipeline."""
 
 _generator: ContextVar[np.random.RandomState | None] = ContextVar("safexplain_alibi_generator", default=None)
 
 
 class _Numpy(ModuleType):
-    """NumPy for the modules of alibi: all as ever, but `random` is the running call's generator."""
+    """NumPy for the modules of alibi, in which `random` is the running call's generator."""
 
     @property
     def random(self) -> Any:
@@ -54,20 +55,20 @@ _numpy = _Numpy("numpy")
 _numpy.__dict__.update({name: value for name, value in vars(np).items() if name != "random"})
 
 
-def _give_own_generators() -> None:
-    """Let every loaded module of alibi, and shap's kernel method, draw from the running call's generator; again does no
-    harm."""
+def _redirect_generators() -> None:
+    """Make every loaded module of alibi, and shap's kernel method, draw from the running call's generator;
+    idempotent."""
     for name, module in list(sys.modules.items()):
         ours = name.partition(".")[0] == "alibi" or name == "shap.explainers._kernel"
         if ours and getattr(module, "np", None) is np:
             module.np = _numpy  # type: ignore[attr-defined]
-        if name == "alibi.explainers.anchors.anchor_tabular":  # which prints in which bins an instance lies
+        if name == "alibi.explainers.anchors.anchor_tabular":  # it prints the bins of an instance
             vars(module)["print"] = lambda *args, **kwargs: print(*args, **kwargs) if _generator.get() is None else None
 
 
 @contextmanager
 def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
-    """Within, this thread's calls of alibi draw from `generator`; None: from NumPy's global one, as natively."""
+    """Make this thread's calls of alibi draw from `generator`; None: from NumPy's global one, as natively."""
     token = _generator.set(generator)
     try:
         yield
@@ -78,8 +79,8 @@ def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
 def seeded_generators(
     hardening: Hardening, inputs: tuple[Tensor, ...], model_digest: bytes, method: str
 ) -> list[np.random.RandomState]:
-    """A generator for each example of `inputs`: a function of the noise key (of none, where there is no noise), the
-    model, the method, the configuration and the example."""
+    """A generator for each example of `inputs`, seeded by the noise key (if there is noise), the model, the method, the
+    configuration and the example."""
     noise = hardening.noise
     seeds = query_seeds(
         b"no noise, no key" if noise is None else resolve_key(noise.key),
@@ -94,8 +95,8 @@ def seeded_generators(
 
 @contextmanager
 def global_generators(tensors: tuple[Tensor, ...], seed: bytes | None = None) -> Iterator[None]:
-    """Torch's global generators, those of the tensors' devices too, and NumPy's, as they are or from a seed of 32
-    bytes; afterwards they are as before."""
+    """Seed torch's global generators (also of the tensors' devices) and NumPy's with 32 bytes (None: not at all), and
+    restore them afterwards."""
     state = np.random.get_state()  # noqa: NPY002 - what Captum's GradientShap draws from
     try:
         with torch.random.fork_rng(sorted({x.get_device() for x in tensors if x.is_cuda})):
@@ -108,7 +109,7 @@ def global_generators(tensors: tuple[Tensor, ...], seed: bytes | None = None) ->
 
 
 def private_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A copy of an explainer in which alibi's own objects and plain containers are new, and all else is shared."""
+    """A copy of an explainer in which alibi's objects and plain containers are new, and all else is shared."""
     memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)]
@@ -127,15 +128,15 @@ def private_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def defined_in(kind: type, *libraries: str) -> bool:
-    """Whether a class, or one that it derives from, is of one of these libraries; imports none of them."""
+    """Whether a class or one of its bases is of one of these libraries; imports none of them."""
     return any((base.__module__ or "").partition(".")[0] in libraries for base in kind.__mro__)
 
 
 @contextmanager
-def no_failed_searches() -> Iterator[None]:
-    """Anchors that are not precise enough are not logged, once for each of thousands of rows of an audit.
+def quiet_failed_searches() -> Iterator[None]:
+    """Do not log this thread's anchors that are not precise enough, of which an audit may find thousands.
 
-    Their precision is a part of the answer. What else Alibi logs, and what other threads and callers log, is left.
+    Their precision is part of the answer. Other messages of Alibi, and those of other threads, are logged.
     """
     log, thread = logging.getLogger("alibi.explainers.anchors.anchor_base"), threading.get_ident()
 
@@ -150,25 +151,25 @@ def no_failed_searches() -> Iterator[None]:
 
 
 _NOT_NEEDED = {"alibi": "ray", "aix360": "xport"}
-"""Library -> what it imports and only needs for things that nobody asks it for here."""
+"""Library -> a module that it imports and does not need for what is used here."""
 
 _PARTS = {"alibi": "alibi.explainers", "shap": "shap.explainers._tree"}
-"""Library -> a module of it that is imported with it."""
+"""Library -> a module of it to import too."""
 
 _LAST_APACHE = (0, 9, 4)
 _importing = threading.RLock()
 
 
 class AlibiLicenceWarning(UserWarning):
-    """The installed alibi is under the Business Source Licence 1.1, which is no open-source licence."""
+    """The installed alibi is under the Business Source Licence 1.1, not an open-source licence."""
 
 
 @cache
 def load(name: str) -> Any:
-    """Import a module of alibi, aix360, lime or shap; what of it draws random numbers draws the running call's.
+    """Import a module of alibi, aix360, lime or shap, and make it draw from the running call's generator.
 
     Raises:
-        MissingExtraError: it, or something that it needs, is not installed. Any other failure stays as it is.
+        MissingExtraError: it, or a dependency, is not installed. Other import errors are not changed.
 
     Warns:
         AlibiLicenceWarning: once a process, for releases of alibi after 0.9.4.
@@ -177,12 +178,12 @@ def load(name: str) -> Any:
     with (
         _importing,
         needs_extra("aix360" if library == "lime" else library),
-        _without(_NOT_NEEDED.get(library), library),
+        _stand_in_for(_NOT_NEEDED.get(library), library),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", DeprecationWarning)
         module, last = import_module(name), import_module(_PARTS.get(name, name))
-    _give_own_generators()
+    _redirect_generators()
     if name == "alibi" and tuple(map(int, re.findall(r"\d+", module.__version__)[:3])) > _LAST_APACHE:
         warnings.warn(
             f"alibi {module.__version__} is under the Business Source Licence 1.1: production use needs a licence from"
@@ -197,8 +198,8 @@ def load(name: str) -> Any:
 
 
 @contextmanager
-def _without(name: str | None, library: str) -> Iterator[None]:
-    """Let `import name` succeed within a library where there is none; afterwards nothing is left of what it got."""
+def _stand_in_for(name: str | None, library: str) -> Iterator[None]:
+    """Let a library import an empty module in place of a missing one, and remove it afterwards."""
     if name is None or name in sys.modules or find_spec(name) is not None:
         yield
         return
@@ -216,8 +217,8 @@ def _without(name: str | None, library: str) -> Iterator[None]:
 def _with_one_base_score(model: Any) -> Any:
     """XGBoost's own format with a base score that shap 0.49 can read.
 
-    XGBoost 3.1 and later write a list of them, "[5E-1]", of which shap 0.50 and later take the first. It moves the base
-    value, which does not leave, and no Shapley value.
+    XGBoost 3.1 and later write a list, "[5E-1]", of which shap 0.50 and later take the first. It only moves the base
+    value, which is not released.
     """
     parameters = model.get("learner", {}).get("learner_model_param", {})
     if isinstance(score := parameters.get("base_score"), str) and score.startswith("["):
@@ -234,12 +235,16 @@ def drop_in(
     others: Callable[[str], Any] | None = None,
     refused: Mapping[str, str] = _NONE,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a module named after a library.
+    """The `__getattr__` and `__dir__` of a module named after a library, so that users only change the import.
 
-    For a name that is not there, the first raises AttributeError, which says that it is not hardened and what is.
-    Python replaces such an error in `from safexplain.alibi import CEM` by one that says nothing, so that there it is
-    `NotHardenedError`, which is an ImportError. `classes` are by the library's names, `others` gives what stands there
-    beside explainers, or None, and `refused` says why an explainer cannot be hardened.
+    For a missing name, the first raises AttributeError with a list of the hardened names. `from safexplain.alibi import
+    CEM` would replace this error by an empty one, so there it is `NotHardenedError`, an ImportError.
+
+    Args:
+        module: name of the module.
+        classes: hardened classes by the library's names.
+        others: finds other objects of the library; None if there is no such name.
+        refused: name -> why an explainer cannot be hardened.
     """
 
     def find(name: str) -> Any:
@@ -250,14 +255,14 @@ def drop_in(
         if others is not None and (found := others(name)) is not None:
             return found
         why = f": {refused[name]}" if name in refused else ""
-        message = f"{module}.{name} is not hardened{why}. Hardened are {', '.join(sorted(classes))}"
-        if _imports_from(sys._getframe(1)):
+        message = f"{module}.{name} is not hardened{why}. The hardened explainers are {', '.join(sorted(classes))}"
+        if _is_from_import(sys._getframe(1)):
             raise NotHardenedError(message, name=name)
         raise AttributeError(message, name=name)
 
     return find, lambda: list(sys.modules[module].__all__)
 
 
-def _imports_from(frame: FrameType) -> bool:
-    """Whether a frame is at the import of a name from a module."""
+def _is_from_import(frame: FrameType) -> bool:
+    """Whether a frame is at a `from ... import`."""
     return frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]

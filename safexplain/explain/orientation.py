@@ -1,9 +1,9 @@
-"""Which decision an explanation speaks for: the predicted class, in every library, decided here.
+"""Which class an explanation is for: the predicted one, in every library, decided here.
 
-Natively, a model with one output for two classes is explained in favour of class 1, whatever it predicts: the values of
-shap's boosters and linear models add up to the log odds of class 1. The largest of them are then reasons *for* approval
-of somebody who was turned down. What speaks for class 0 are the negatives, and they must be taken before a hardening
-picks the features that count most.
+Natively, a model with one output for two classes is explained for class 1, whatever it predicts: the values of shap's
+boosters and linear models add up to the log odds of class 1. For an applicant who was turned down, the largest of them
+are reasons *for* approval. The reasons for class 0 are the negatives, and the sign must change before a hardening picks
+the features that count most.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.selection import TopKSet
 
 Direction = Literal["up", "down"]
-"""Of reasons for a number: why it is as high as it is, or as low."""
+"""Whether reasons explain why a number is as high as it is, or as low."""
 
 LOG_ODDS, PROBABILITY = 0.0, 0.5
-"""Above which one output for two classes predicts class 1."""
+"""Thresholds above which a single output predicts class 1."""
 
 Values = TypeVar("Values", NDArray[Any], Tensor)
 
@@ -32,22 +32,22 @@ _warned: set[str] = set()
 
 
 def threshold_of_trees(native: Any, model: Any) -> float | None:
-    """What the one output of a `shap.TreeExplainer` made from a model predicts class 1 above; None: it is a number."""
+    """The threshold of a `shap.TreeExplainer` made from a model with one output; None: the output is a number."""
     if "probability" in (native.model_output, native.model.tree_output):
         return PROBABILITY
     return LOG_ODDS if native.model.tree_output == "log_odds" or has_two_classes(model) else None
 
 
 def threshold_of_linear(model: Any) -> float | None:
-    """What the one output of a linear model predicts class 1 above; None: it is a number."""
+    """The threshold of a linear model's one output; None: the output is a number."""
     return LOG_ODDS if has_two_classes(model) else None
 
 
 def threshold_of_function(native: Any) -> float | None:
-    """What the one output of the function in a `shap.KernelExplainer` predicts class 1 above; None: it is a number.
+    """The threshold of a `shap.KernelExplainer`'s function with one output; None: the output is a number.
 
-    It is about classes with the link "logit", where it is a method of a classifier, or where it gives numbers from 0 to
-    1 for all of the background.
+    It has two classes with the link "logit", if it is a method of a classifier, or if its outputs for the background
+    are all from 0 to 1.
     """
     if str(native.link) == "logit":
         return LOG_ODDS
@@ -62,65 +62,66 @@ def threshold_of_function(native: Any) -> float | None:
 
 
 def has_two_classes(model: Any) -> bool:
-    """Whether a fitted model of scikit-learn's kind tells two classes apart."""
+    """Whether a fitted scikit-learn model is a classifier of two classes."""
     return len(getattr(model, "classes_", ())) == 2
 
 
-def speaking_for(values: Values, classes: Any) -> Values:
-    """Native values (n, ...) in favour of class 1, in favour of the class of each row, (n,): of 0 their negatives."""
+def oriented(values: Values, classes: Any) -> Values:
+    """Native values (n, ...) for class 1, turned towards the class of each row, (n,): negated for class 0."""
     signs = 2 * np.asarray(classes, dtype=np.int64) - 1
     if isinstance(values, Tensor):
         return values * torch.as_tensor(signs, device=values.device).view(-1, *[1] * (values.dim() - 1))
     return np.asarray(values * signs.reshape(-1, *[1] * (values.ndim - 1)))
 
 
-def turns_first(hardening: Hardening) -> bool:
-    """Whether values are turned towards the class before they are hardened, as a set of reasons must be.
+def orients_first(hardening: Hardening) -> bool:
+    """Whether values are turned towards the class before they are hardened, as for a set of reasons.
 
-    Where there is noise, what is hardened is turned instead: answers about both classes then share one noise, which
-    two of them would average.
+    If there is noise, the hardened values are turned instead: then answers about both classes share one noise, and two
+    of them cannot average it.
     """
     return hardening.noise is None or isinstance(hardening.clip, TopKSet)
 
 
-def decided(
+def explained_classes(
     scores: Any, threshold: float | None, *, target: Any = None, direction: Direction | None = None, by: str = ""
 ) -> NDArray[np.int64]:
-    """Of each row, the class that one output is explained in favour of; of a number, 1 for "up" and 0 for "down".
+    """The class that each row's single output is explained for; for a number, 1 for "up" and 0 for "down".
 
     Args:
         scores: (n,) outputs.
-        threshold: above it, class 1 is predicted; None: the output is a number, and there are no classes.
+        threshold: above it, class 1 is predicted; None: the output is a number without classes.
         target: the class, 0 or 1, or (n,) of them; None: the predicted ones.
-        direction: of a number; None: "up".
-        by: name of the explainer, for a warning where it decides.
+        direction: for a number; None: "up".
+        by: name of the explainer for the warning; "" for no warning.
 
     Raises:
-        ConfigurationError: a direction of classes, a class of a number, or a target that is neither 0 nor 1.
+        ConfigurationError: a direction for classes, a class for a number, or a target that is neither 0 nor 1.
 
     Warns:
-        PredictedClassWarning: once for each explainer, where nobody has named a class.
+        PredictedClassWarning: once for each explainer, if no class was named.
     """
     scores = np.asarray(scores, dtype=np.float64).reshape(-1)
     if threshold is None:
         if target is not None or direction not in (None, "up", "down"):
             raise ConfigurationError(
-                'this model gives a number, and no classes: direction="up" (why it is as high) or "down", no target'
+                'expected direction="up" (why the number is as high as it is) or "down", and no target: this model'
+                " returns a number and has no classes"
             )
         return np.full(len(scores), int(direction != "down"))
     if direction is not None:
-        raise ConfigurationError("direction is for models that give a number; name a class by target=0 or target=1")
+        raise ConfigurationError("expected no direction: this model has two classes; name one by target=0 or target=1")
     if target is None:
         if by and by not in _warned:
             _warned.add(by)
             warnings.warn(
-                f"{by}: the model has one output for two classes. Each row's values speak for the class that is"
-                " predicted for it; natively all speak for class 1. Name a class by target=",
+                f"{by}: the model has one output for two classes. Each row's values explain its predicted class;"
+                " natively all explain class 1. Name a class by target=",
                 PredictedClassWarning,
                 stacklevel=4,
             )
         return np.where(scores > threshold, 1, 0)
     given = target.detach().cpu().numpy() if isinstance(target, Tensor) else np.asarray(target)
     if given.size not in (1, len(scores)) or not np.isin(given, (0, 1)).all():
-        raise ConfigurationError(f"target: expected 0 or 1, or one of them for each of {len(scores)} rows")
+        raise ConfigurationError(f"target: expected 0 or 1, or one for each of {len(scores)} rows")
     return np.broadcast_to(given.reshape(-1), len(scores)).astype(np.int64)

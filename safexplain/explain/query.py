@@ -1,12 +1,13 @@
-"""What the noise on an explanation is a function of, beside key and configuration: the query, read from a call.
+"""The query that the noise on an explanation is a function of, beside key and configuration, as read from a call.
 
-Whatever asks another question has other noise. Whatever only estimates the same answer again has the same, and so has
-every other way of writing the same question: what leaves the native answer as it is, bit for bit, leaves the noise.
+A different question has different noise. A call that only estimates the same answer again has the same noise, and so
+has every other way of writing the same question: a change that leaves the native answer the same, bit for bit, leaves
+the noise the same.
 
-The same numbers can be sent in many shapes, too. A model that begins by flattening them gives one explanation for all
-shapes, so that all must have one noise, or asking in 400 shapes averages it away. A model that can tell shapes apart
-gives different explanations, whose differences would be free of noise under one noise, so there each shape has its own.
-Which of the two holds the model is asked, once for each shape, with numbers that nobody outside chooses.
+The same numbers can be sent in many shapes. A model that first flattens them gives one explanation for all shapes, so
+all must share one noise, or asking in 400 shapes averages it away. A model that distinguishes shapes gives different
+explanations, whose differences would be free of noise if they shared it, so there each shape has its own. The model is
+probed for this once for each shape, with random numbers from a fixed seed.
 """
 
 from __future__ import annotations
@@ -32,81 +33,86 @@ from safexplain.explain.captum.explainers import GradCAM, Gradient
 from safexplain.explain.isolation import Lend, explainers_in
 from safexplain.hardening.noise import as_hashed, targets_of
 
-__all__ = ["NUMBERS", "SELECTS", "as_asked", "look", "query_of"]
+__all__ = ["NUMBERS", "SELECTS", "probe", "query_of", "round_as_hashed"]
 
 SELECTS = frozenset(
     {"abs", "nt_type", "neuron_selector", "attribute_to_layer_input", "attribute_to_neuron_input"}
     | {"relu_attributions", "attr_dim_summation", "custom_attribution_func", "interpolate_mode"}
 )
-"""Arguments that select what is explained, among few choices: each choice has its own noise. All others
-say how well the same thing is estimated, and share the noise, which could be averaged away otherwise."""
+"""Arguments that select what is explained, among few choices: each choice has its own noise. All others are options of
+the estimation and share the noise, which could be averaged away otherwise."""
 
 NUMBERS = ("baselines", "layer_baselines", "additional_forward_args")
-"""Arguments that hold numbers which the noise is a function of, beside the inputs."""
+"""Arguments, beside the inputs, whose numbers the noise is a function of."""
 
 ROWS = 2
-"""Examples of a question to the model; batch normalisation in training mode refuses a single one."""
+"""Examples in a probe; batch normalisation in training mode refuses a single one."""
 
-MOST_MERGES = 32
-MOST_KEPT = 4096
+MAX_MERGES = 32
+MAX_REMEMBERED = 4096
 
 _OF_SETS = (
     *(attr.GradientShap, attr.LayerGradientShap, attr.NeuronGradientShap),
     *(attr.DeepLiftShap, attr.LayerDeepLiftShap, attr.NeuronDeepLiftShap),
 )
-"""Methods that draw baselines from a set, or average over one."""
+"""Methods that draw baselines from a set, or average over it."""
 
 Tensors = tuple[Tensor, ...]
 Shape = tuple[int, ...]
 
 
-def as_asked(value: Any) -> Any:
-    """An argument with its numbers as they are hashed, see `as_hashed`: tensors, arrays, floats, also in containers."""
+def round_as_hashed(value: Any) -> Any:
+    """An argument with its numbers rounded by `as_hashed`: tensors, arrays, floats, also in containers."""
     if isinstance(value, Tensor):
         return as_hashed(value)
     if hasattr(value, "toarray") and isinstance(getattr(value, "data", None), np.ndarray):
         sparse = value.copy()
-        sparse.data = as_asked(value.data)
+        sparse.data = round_as_hashed(value.data)
         return sparse
     if isinstance(value, float | np.ndarray | np.generic) and np.asarray(value).dtype.kind in "fc":
         rounded = as_hashed(torch.from_numpy(np.array(value))).numpy()
         return rounded if isinstance(value, np.ndarray) else type(value)(rounded.item())
     if type(value) in (tuple, list):
-        return type(value)(map(as_asked, value))
-    return {key: as_asked(part) for key, part in value.items()} if type(value) is dict else value
+        return type(value)(map(round_as_hashed, value))
+    return {key: round_as_hashed(part) for key, part in value.items()} if type(value) is dict else value
 
 
 def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any], lend: Lend) -> dict[str, Any]:
-    """Arguments of `Hardening.__call__` for a call of a hardened explainer with these options, numbers in them as
-    `as_asked` gives them; `lend` gives the native explainer with a model that may be run.
+    """Arguments of `Hardening.__call__` for a call of a hardened explainer.
 
-    Inputs on a GPU are copied from there now, so that they are hashed while it works on the explanation.
+    They do not change with anything that leaves the native answer the same: the shape of the inputs if the model
+    ignores it, the sign or type of a target that names the same output, truthy values, explicit defaults, the order of
+    a set of baselines. Inputs on a GPU are copied to the CPU now, so that they are hashed while the GPU explains.
 
-    Whatever leaves the native answer as it is leaves them as they are: the shape of the inputs where the model does not
-    notice it, the sign or type of a target that is the same output, values that only count as true, defaults spelled
-    out, the order of a set of baselines.
+    Args:
+        explainer: the hardened explainer.
+        inputs: (batch, ...) each.
+        options: of the call, numbers rounded by `round_as_hashed`.
+        lend: lends the native explainer, with a model that may be run.
 
     Raises:
-        RefusedError: baselines are a function, so that nobody can say which ones are asked for.
+        RefusedError: baselines are a function, so the noise cannot be tied to their values.
     """
     explainers = (explainer, *explainers_in(vars(explainer)))
     digest = explained_digest(explainer.forward_func, getattr(explainer, "_model_digest", None))
     method, batch = _method(explainer), len(inputs[0])
     extra = _with_defaults(explainer.forward_func, inputs, options.get("additional_forward_args"))
-    seen = look(lend, digest, method, inputs, extra)
+    probed = probe(lend, digest, method, inputs, extra)
     rows, words = _references(explainers, inputs, options)
     more, others = _rows_of(extra, batch)
-    axes = [f"axes {seen.shapes}"] if any(seen.shapes) else []
+    axes = [f"axes {probed.shapes}"] if any(probed.shapes) else []
     return {
         "inputs": tuple(t if t.device.type == "cpu" else as_hashed(t).cpu() for t in (*inputs, *rows, *more)),
-        "target": _targets(options["target"], batch, seen.outputs) if "target" in options else None,
+        "target": _targets(options["target"], batch, probed.outputs) if "target" in options else None,
         "model_digest": digest,
-        "method": " ".join([method, *_selected(explainers, options, seen), *axes, *words, *others]),
+        "method": " ".join([method, *_selecting_options(explainers, options, probed), *axes, *words, *others]),
     }
 
 
-def _selected(explainers: tuple[Attribution, ...], options: Mapping[str, Any], seen: Seen) -> list[str]:
-    """The arguments that select what is explained, and their values, given or by default."""
+def _selecting_options(
+    explainers: tuple[Attribution, ...], options: Mapping[str, Any], probed: ModelShapes
+) -> list[str]:
+    """The arguments that select what is explained, with their values or defaults."""
     after = {"interpolate_mode"} if hasattr(explainers[0], "enlarge") else set()  # enlarging comes after the noise
     defaults: dict[str, Any] = {}
     for explainer in reversed(explainers):
@@ -115,7 +121,7 @@ def _selected(explainers: tuple[Attribution, ...], options: Mapping[str, Any], s
     chosen = {**defaults, **{name: options[name] for name in (SELECTS - after) & options.keys()}}
     selector = chosen.get("neuron_selector")
     if selector is not None and not callable(selector):
-        shape = seen.neurons[0 if chosen.get("attribute_to_neuron_input") else 1]
+        shape = probed.neurons[0 if chosen.get("attribute_to_neuron_input") else 1]
         chosen["neuron_selector"] = _positions(selector, shape) or selector
     words = []
     for name, value in sorted(chosen.items()):
@@ -125,14 +131,14 @@ def _selected(explainers: tuple[Attribution, ...], options: Mapping[str, Any], s
 
 
 def _targets(target: Any, batch: int, outputs: Shape | None) -> Any:
-    """The explained outputs of each example as positions among its outputs, however they were written."""
+    """The explained outputs of each example as positions among its outputs."""
     labels = targets_of(target, batch)
     positions = {label: _positions(label, outputs) for label in set(labels)}
     return labels if None in positions.values() else [positions[label] for label in labels]
 
 
 def _positions(index: Any, shape: Shape | None) -> tuple[int, ...] | None:
-    """Which of the numbers of a shape an index selects, counted in order; None where it selects none.
+    """The positions that an index selects in a tensor of this shape, counted in order; None if it selects none.
 
     >>> _positions(-1, (10,)), _positions((1, -1), (2, 3)), _positions((), (1,)), _positions(3, (2,))
     ((9,), (5,), (0,), None)
@@ -149,11 +155,10 @@ def _positions(index: Any, shape: Shape | None) -> tuple[int, ...] | None:
 def _references(
     explainers: tuple[Attribution, ...], inputs: Tensors, options: Mapping[str, Any]
 ) -> tuple[Tensors, list[str]]:
-    """Baselines that are not zero, one row for each example, or in words: another baseline asks another question.
+    """Baselines that are not zero, as one row for each example or as words: another baseline is another question.
 
-    Under shared noise, a baseline for which the map is known (the input itself) would show the noise. A set from which
-    baselines are drawn, or over which they are averaged, is named by its rows and how many of them are alike: another
-    order, or every row twice, asks the same.
+    With shared noise, a baseline whose map is known (the input itself) would reveal the noise. A set of baselines is
+    named by its rows and their relative counts: another order, or every row twice, is the same question.
     """
     of_set = any(isinstance(e, _OF_SETS) for e in explainers) or bool(options.get("draw_baseline_from_distrib"))
     rows: Tensors = ()
@@ -162,8 +167,8 @@ def _references(
         value = options.get(name)
         if callable(value):
             raise RefusedError(
-                f"{name} is a function, whose answers may be others each time: call it, and pass the tensors that it"
-                " gives, so that the noise can be tied to them"
+                f"{name}: expected tensors, got a function, which may return other values each time: call it and pass"
+                " its result, so that the noise can be tied to it"
             )
         given = value if isinstance(value, tuple) else (value,)
         if value is None or not any(bool(torch.as_tensor(b).any()) for b in given):
@@ -175,13 +180,13 @@ def _references(
                 words.append(f"baselines {_digest_of_set(tensors, inputs)}")
             else:
                 rows = tuple(t.expand_as(x) for t, x in zip(tensors, inputs, strict=True))
-        except (RuntimeError, ValueError):  # they are a layer's, or of a shape that the method will refuse
+        except (RuntimeError, ValueError):  # a layer's, or of a shape that the method will refuse
             words.append(f"{name} {_digest_of(given)}")
     return rows, words
 
 
 def _with_defaults(forward_func: Any, inputs: Tensors, extra: Any) -> tuple[Any, ...]:
-    """Additional forward arguments, and after them what the model's function takes where they end."""
+    """Additional forward arguments, followed by the defaults of those that are left out."""
     given = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
     try:
         signature = inspect.signature(forward_func.forward if isinstance(forward_func, nn.Module) else forward_func)
@@ -193,7 +198,7 @@ def _with_defaults(forward_func: Any, inputs: Tensors, extra: Any) -> tuple[Any,
 
 
 def _rows_of(values: tuple[Any, ...], batch: int) -> tuple[Tensors, list[str]]:
-    """Numbers as one row for each example, and all else in words, which also say what stands where."""
+    """Numbers as one row for each example, and all else in words, which also state the order."""
     rows: list[Tensor] = []
 
     def read(value: Any) -> str:
@@ -203,11 +208,11 @@ def _rows_of(values: tuple[Any, ...], batch: int) -> tuple[Tensors, list[str]]:
             return f"[{', '.join(map(read, value))}]"
         try:
             numbers = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or one past 64 bits
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # not numbers, or over 64 bits
             plain = value is None or isinstance(value, int | str | bytes | np.ndarray | np.generic)
             return repr(value) if plain else f"{getattr(value, '__qualname__', type(value).__qualname__)}"
-        own = isinstance(value, Tensor) and numbers.dim() > 0 and len(numbers) == batch
-        numbers = numbers if own else numbers[None]
+        batched = isinstance(value, Tensor) and numbers.dim() > 0 and len(numbers) == batch
+        numbers = numbers if batched else numbers[None]
         rows.append(numbers.expand(batch, *numbers.shape[1:]))
         return f"{tuple(n for n in numbers.shape[1:] if n != 1)[1:]}"
 
@@ -216,14 +221,14 @@ def _rows_of(values: tuple[Any, ...], batch: int) -> tuple[Tensors, list[str]]:
 
 
 def _digest_of(values: tuple[Any, ...]) -> str:
-    """Of numbers for all examples alike; equal ones are as one."""
+    """Digest of numbers that all examples share; equal numbers count as one."""
     numbers = [torch.as_tensor(value).detach().double().cpu().flatten() for value in values]
     once = [n[:1] if len(n) and bool((n == n[0]).all()) else n for n in numbers]
     return hashlib.blake2b(b"".join(n.numpy().tobytes() for n in once)).hexdigest()
 
 
 def _digest_of_set(tensors: list[Tensor], inputs: Tensors) -> str:
-    """Of rows in any order, each as often as it is there among all."""
+    """Digest of rows in any order, with their relative counts."""
     count = max(len(t) if t.dim() == x.dim() else 1 for t, x in zip(tensors, inputs, strict=True))
     parts = [t.detach().expand(count, *x.shape[1:]) for t, x in zip(tensors, inputs, strict=True)]
     flat = torch.cat([as_hashed(p).reshape(count, -1).to("cpu", torch.float32) for p in parts], 1).numpy()
@@ -233,32 +238,32 @@ def _digest_of_set(tensors: list[Tensor], inputs: Tensors) -> str:
 
 
 def _method(explainer: Attribution) -> str:
-    """Name of the method, those inside it and its layer; a native and a hardened explainer have the same."""
+    """Name of the method, of its inner methods and of its layer; the same for a native and a hardened explainer."""
     native = getattr(explainer, "_native", type(explainer))
-    name = _SAME.get(native, native).__name__
+    name = _SAME_ANSWERS.get(native, native).__name__
     inner = [_method(value) for value in vars(explainer).values() if isinstance(value, Attribution)]
     layers = getattr(explainer, "layer", None)
     for layer in layers if isinstance(layers, list) else [layers]:
         if isinstance(layer, nn.Module):
             for i, module in enumerate(modules_of(explainer.forward_func)):
-                net = network_of(module) or module  # its layers have one name, whatever wraps it
+                net = network_of(module) or module  # layer names do not depend on wrappers
                 inner += [f"{i or ''}{path}" for path, part in net.named_modules() if part is layer]
     local = "" if explainer.multiplies_by_inputs else " local"
     return f"{name}({', '.join(inner)}){local}"
 
 
-_SAME: dict[Any, Any] = {Gradient: attr.Saliency, GradCAM: attr.LayerGradCam}
-"""Classes whose answers are those of another class, whose options tell the rest."""
+_SAME_ANSWERS: dict[Any, Any] = {Gradient: attr.Saliency, GradCAM: attr.LayerGradCam}
+"""Class -> a class that gives the same answers; options identify the rest."""
 
 
-class Seen(NamedTuple):
-    """What a model showed for inputs of certain shapes.
+class ModelShapes(NamedTuple):
+    """What a probe of a model with inputs of certain shapes found.
 
     Args:
-        shapes: for each input its axes, neighbours merged as far as the model does not notice, without axes of size 1
-            and without the first, which the count of numbers tells; empty where the model flattens it.
-        outputs: shape of the output for one example; None where the model gives no tensor with a row for each.
-        neurons: the same of the input and the output of the explained layer, where there is one.
+        shapes: for each input its axes, with neighbours merged as far as the model ignores it, without axes of size 1
+            and without the first (which follows from the count of numbers); empty if the model flattens the input.
+        outputs: shape of one example's output; None if the model returns no tensor with a row for each example.
+        neurons: shapes of the input and the output of the explained layer, if there is one.
     """
 
     shapes: tuple[Shape, ...]
@@ -266,61 +271,61 @@ class Seen(NamedTuple):
     neurons: tuple[Shape | None, Shape | None] = (None, None)
 
 
-_seen: dict[Any, Seen] = {}
+_shapes: dict[Any, ModelShapes] = {}
 
 
-def look(lend: Lend, digest: bytes, method: str, inputs: Tensors, extra: tuple[Any, ...]) -> Seen:
-    """Ask the model of this digest about inputs, (batch, ...) each, and additional forward arguments, or remember what
-    it answered; `lend` gives the native explainer, with a model that may be run and hooked."""
+def probe(lend: Lend, digest: bytes, method: str, inputs: Tensors, extra: tuple[Any, ...]) -> ModelShapes:
+    """Probe the model with this digest about inputs, (batch, ...) each, and additional forward arguments, or return the
+    remembered result; `lend` lends the native explainer, with a model that may be run and hooked."""
     if digest == OPAQUE_DIGEST or any(x.dim() == 0 or len(x) == 0 for x in inputs):
-        return Seen(((),) * len(inputs))
+        return ModelShapes(((),) * len(inputs))
     others = tuple((tuple(v.shape[1:]), v.dtype) if isinstance(v, Tensor) else type(v) for v in extra)
     key = (digest, method, tuple((tuple(x.shape[1:]), x.dtype) for x in inputs), others)
-    if (found := _seen.get(key)) is None:
+    if (found := _shapes.get(key)) is None:
         with lend() as explainer:
-            found = _look(explainer, inputs, extra)
-        if len(_seen) >= MOST_KEPT:
-            _seen.clear()
-        _seen[key] = found
+            found = _probe_model(explainer, inputs, extra)
+        if len(_shapes) >= MAX_REMEMBERED:
+            _shapes.clear()
+        _shapes[key] = found
     return found
 
 
-def _look(explainer: Attribution, inputs: Tensors, extra: tuple[Any, ...]) -> Seen:
+def _probe_model(explainer: Attribution, inputs: Tensors, extra: tuple[Any, ...]) -> ModelShapes:
     batch = len(inputs[0])
     extra = tuple(_repeated(v) if isinstance(v, Tensor) and v.dim() and len(v) == batch else v for v in extra)
     layer, neurons = getattr(explainer, "layer", None), list[tuple[Shape | None, Shape | None]]()
 
-    def ask(rows: Tensors) -> Tensor | None:
+    def run(rows: Tensors) -> Tensor | None:
         try:
             devices = sorted({x.get_device() for x in rows if x.is_cuda})
             with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices):
-                torch.manual_seed(0)  # dropout, where it is on, drops the same
+                torch.manual_seed(0)  # so that dropout repeats itself
                 answer = explainer.forward_func(*(x.clone() for x in rows), *extra)
-        except Exception:  # whatever a model raises for a shape or numbers that it does not take
+        except Exception:  # raised for a shape or numbers that it does not take
             return None
         return answer if isinstance(answer, Tensor) and answer.dim() and len(answer) == ROWS else None
 
-    def keep(module: nn.Module, given: Any, output: Any) -> None:
+    def record(module: nn.Module, given: Any, output: Any) -> None:
         neurons.append((_shape_of(given), _shape_of(output)))
 
-    handle = layer.register_forward_hook(keep) if isinstance(layer, nn.Module) else None
-    rows = tuple(map(_probe, inputs))
+    handle = layer.register_forward_hook(record) if isinstance(layer, nn.Module) else None
+    rows = tuple(map(_probe_rows, inputs))
     try:
-        answer = ask(rows)
-        outputs = ask(tuple(map(_repeated, inputs))) if answer is None else answer
+        answer = run(rows)
+        outputs = run(tuple(map(_repeated, inputs))) if answer is None else answer
     finally:
         if handle is not None:
             handle.remove()
     of_one = None if outputs is None else tuple(outputs.shape[1:])
     of_layer = neurons[0] if neurons else (None, None)
     if answer is None:
-        return Seen(((),) * len(rows), of_one, of_layer)
+        return ModelShapes(((),) * len(rows), of_one, of_layer)
     shapes = []
     for i, x in enumerate(rows):
-        asked = ((s, ask((*rows[:i], x.reshape(ROWS, *s), *rows[i + 1 :]))) for s in _merges(tuple(x.shape[1:])))
-        shape = next((s for s, other in asked if _alike(answer, other)), tuple(x.shape[1:]))
+        answers = ((s, run((*rows[:i], x.reshape(ROWS, *s), *rows[i + 1 :]))) for s in _merges(tuple(x.shape[1:])))
+        shape = next((s for s, other in answers if _is_close(answer, other)), tuple(x.shape[1:]))
         shapes.append(tuple(n for n in shape if n != 1)[1:])
-    return Seen(tuple(shapes), of_one, of_layer)
+    return ModelShapes(tuple(shapes), of_one, of_layer)
 
 
 def _shape_of(value: Any) -> Shape | None:
@@ -328,8 +333,8 @@ def _shape_of(value: Any) -> Shape | None:
     return tuple(value.shape[1:]) if isinstance(value, Tensor) else None
 
 
-def _probe(x: Tensor) -> Tensor:
-    """Two examples of an input's shape, the same for the same count of numbers: normal, or zeros and ones."""
+def _probe_rows(x: Tensor) -> Tensor:
+    """Two examples of an input's shape, fixed by the count of numbers: normal, or zeros and ones for integers."""
     shape, generator = (ROWS, *x.shape[1:]), torch.Generator().manual_seed(0)
     count = math.prod(shape)
     normal = x.is_floating_point() or x.is_complex()
@@ -342,18 +347,18 @@ def _repeated(x: Tensor) -> Tensor:
 
 
 def _merges(shape: Shape) -> Iterator[Shape]:
-    """A shape with runs of neighbouring axes made one, fewest axes first, without the shape itself.
+    """A shape with neighbouring axes merged, fewest axes first, without the shape itself.
 
     >>> list(_merges((2, 3, 4)))
     [(24,), (2, 12), (6, 4)]
     """
     n = len(shape)
     cuts = itertools.chain.from_iterable(itertools.combinations(range(1, n), k) for k in range(n - 1))
-    for cut in itertools.islice(cuts, MOST_MERGES):
+    for cut in itertools.islice(cuts, MAX_MERGES):
         edges = (0, *cut, n)
         yield tuple(math.prod(shape[a:b]) for a, b in itertools.pairwise(edges))
 
 
-def _alike(one: Tensor, other: Tensor | None) -> bool:
-    """Whether two answers of a model are the same numbers, up to the rounding of another order of sums."""
+def _is_close(one: Tensor, other: Tensor | None) -> bool:
+    """Whether two outputs of a model are equal up to rounding."""
     return other is not None and one.shape == other.shape and torch.allclose(one, other, 1e-4, 0.0, equal_nan=True)

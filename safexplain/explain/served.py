@@ -1,8 +1,7 @@
-"""What a service serves: the release that a certificate is about, and the only way to it.
+"""What a service releases: the explanations that a certificate is about.
 
-`load_release` checks the certificate as `from_certificate` does and makes every explainer that was audited, each with
-its audited options. What comes out of a `Release` are arrays of released maps, or plain JSON values; nothing else that
-an explainer knows.
+`load_release` checks the certificate like `from_certificate` and makes every audited explainer with its audited
+options. A `Release` returns only arrays of released maps, or plain JSON values.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from safexplain.explain.alibi import HardenedAnchorTabular
 from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, HardenedTreeShap
 from safexplain.explain.captum.model_checks import is_estimator
 from safexplain.explain.catalog import CATALOG, Row, find_row
-from safexplain.explain.certified import at, check_unchanged, checked_model, keyed, load_audited, pin
-from safexplain.explain.hardened import HARDENED, Asked
+from safexplain.explain.certified import at, check_unchanged, checked_model, load_audited, pin, with_service_key
+from safexplain.explain.hardened import HARDENED, AuditExplainer
 from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.libraries import global_generators
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
-from safexplain.explain.tables import OfTables, load_pinned
+from safexplain.explain.tables import TableExplainer, load_pinned
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.outputs import EstimatorModule, Probability, are_probabilities, as_module
@@ -39,7 +38,7 @@ from safexplain.verdict.certificate.read import Certificate
 
 __all__ = ["Explanation", "Release", "default_hardening", "load_release"]
 
-OF_ROWS: Mapping[str, type[OfTables]] = {
+TABLE_METHODS: Mapping[str, type[TableExplainer]] = {
     kind._row.name: kind
     for kind in (
         *(HardenedAnchorTabular, HardenedProtoDash, HardenedLimeTabular, HardenedAlibiKernelShap),
@@ -47,31 +46,31 @@ OF_ROWS: Mapping[str, type[OfTables]] = {
     )
     if kind._row is not None
 }
-"""The methods of the catalog that are asked about rows of a table."""
+"""Name of a method that explains rows of a table -> its hardened class."""
 
 _drawing = threading.Lock()
-"""Held while the global generators stand where a question puts them."""
+"""Held while the global generators are seeded by a query."""
 
 Explanation = NDArray[np.float32] | list[dict[str, Any]]
-"""Of a batch: maps (n, ...), or one dictionary of plain JSON values for each example."""
+"""Explanation of a batch: maps (n, ...), or a dictionary of plain JSON values for each example."""
 
 
 @dataclass(frozen=True, eq=False)
 class Release:
     """A model's explanations as they were audited, for a service; threads may share it.
 
-    One method releases its maps as they are, or, as Anchors and ProtoDash, a dictionary for each example. Of several
-    that are released together, each example has a dictionary method -> map (as nested lists) or dictionary.
+    One method releases its maps, or (Anchors and ProtoDash) a dictionary for each example. Of several that are released
+    together, each example has a dictionary method -> map (as nested lists) or dictionary.
 
     Args:
-        certificate: what the audit found; None: there is none yet.
-        method: name in the catalog, or several with + between them.
+        certificate: of the audit; None: there is none yet.
+        method: name in the catalog, or several joined by "+".
         digest: hexadecimal SHA-256 of the certificate's file; without one, of model, method, background and hardening.
         model_digest: of the explained model.
         uncertified: whether no audit has certified this release.
-        shape: of one input, where the audit said so; None: it did not.
+        shape: of one input; None: the audit did not record it.
         mixes_batch: whether an example's answer depends on the others in its batch.
-        hardening: what is done to each explanation.
+        hardening: applied to each explanation.
     """
 
     certificate: Certificate | None
@@ -85,10 +84,10 @@ class Release:
     _model: nn.Module
     _answers: Mapping[str, Callable[[Tensor, Tensor], Explanation]]
     _alone: tuple[nn.Module, ...]
-    """Modules that plain predictions must not run on while an explanation does: those with hooks of their own."""
+    """Modules that cannot be copied, on which predictions must wait for explanations that set hooks."""
 
     def check(self) -> None:
-        """Raise RefusedError unless the model is still the audited one; `explain` looks by itself."""
+        """Raise RefusedError unless the model is still the audited one; `explain` checks it too."""
         check_unchanged(self._model, self.model_digest)
 
     def predict(self, x: Tensor) -> Tensor:
@@ -98,14 +97,14 @@ class Release:
             x: (n, ...) inputs.
 
         Raises:
-            RefusedError: it returns something else.
-            InputError: its scores of an input are NaN.
+            RefusedError: another shape.
+            InputError: NaN among its scores of an input.
         """
         with torch.no_grad(), one_at_a_time(self._alone) if self._alone else nullcontext():
             scores: Tensor = self._model(at(self._model, x).clone())  # some write into their input
         if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != len(x) or not scores.shape[1]:
             got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
-            raise RefusedError(f"expected a model that returns ({len(x)}, classes) scores of these inputs, got {got}")
+            raise RefusedError(f"expected scores of shape ({len(x)}, classes) from the model, got {got}")
         if bool(scores.isnan().any()):
             raise InputError("the model's scores of an input are NaN, so that it predicts no class")
         return scores.detach()
@@ -115,14 +114,14 @@ class Release:
 
         Args:
             x: (n, ...) inputs.
-            target: (n,) the explained class of each; the audit explained the predicted one. Methods that explain no
-                class, or always the predicted one, do not look at it.
+            target: (n,) the class of each that is explained; the audit explained the predicted one. Methods that
+                explain no class, or always the predicted one, ignore it.
 
         Returns:
             (n, ...) float32 maps, or n dictionaries of plain JSON values.
 
         Raises:
-            RefusedError: the model is no longer the audited one.
+            RefusedError: the model has changed.
         """
         x = at(self._model, x)
         answers = {name: answer(x, target.to(x.device)) for name, answer in self._answers.items()}
@@ -147,111 +146,120 @@ def load_release(
 ) -> Release:
     """The release that a certificate is about.
 
-    `model`, `path`, `file` and `public_key` are as of `Hardened.from_certificate`; guarantees by construction are
-    loaded by `PublicExplainer` and `StudentExplainer`, which need more than the model. `key` is the noise key, as
-    bytes, or the path of its file; None: the environment variable SAFEXPLAIN_NOISE_KEY. `public` are (rows, ...) public
-    rows, for methods that need some. With `uncertified`, another verdict than "certified" will do; all else is checked.
-
-    With `path=None` there is no certificate yet, which must be said by `uncertified`. Then `method` is the explainer's
-    name in the catalog, with the plain choice of options, `hardening` what is done to each explanation (None:
-    `default_hardening`), and `shape` that of one input. The probability is explained: by a softmax, unless the model is
-    seen to return probabilities, for which it is asked about random numbers of that shape.
+    Args:
+        model: as of `Hardened.from_certificate`.
+        path: of the certificate; None: there is none yet, which needs `uncertified=True`. Guarantees by construction
+            are loaded by `PublicExplainer` and `StudentExplainer` instead.
+        file: as of `Hardened.from_certificate`.
+        key: noise key, as bytes or the path of its file; None: the environment variable SAFEXPLAIN_NOISE_KEY.
+        public_key: as of `Hardened.from_certificate`.
+        public: (rows, ...) public rows, for methods that need a background.
+        uncertified: accept other verdicts than "certified"; everything else is still checked.
+        method: without a certificate, the explainer's name in the catalog; it runs with default options.
+        hardening: without a certificate, applied to each explanation; None: `default_hardening`.
+        shape: without a certificate, of one input. Random numbers of this shape test whether the model returns
+            probabilities; otherwise those of a softmax are explained.
 
     Raises:
         CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another model, file,
             kind or version.
-        RefusedError: there is noise and no key or a weak one.
+        RefusedError: there is noise, and no key or a weak one.
         InputError: a file cannot be read, or the model cannot be used.
-        ConfigurationError: without a certificate, something is missing; with one, something is given that it says.
+        ConfigurationError: something is missing without a certificate, or given although the certificate states it.
     """
     certificate = None
     if path is None:
         if not uncertified or method is None:
             raise ConfigurationError(
-                "expected a certificate; to serve without one, say so: uncertified=True, explainer=..."
+                "expected a certificate, got none; to serve without one, pass uncertified=True and explainer="
             )
         hardening = hardening or default_hardening([find_row(method)], model)
-        explainer, named = _before_audit(model, method, keyed(hardening, key), shape, public)
+        explainer, named = _before_audit(model, method, with_service_key(hardening, key), shape, public)
         explainers = [explainer]
     else:
         given = {"explainer": method, "hardening": hardening, "shape": shape}
-        if said := [name for name, value in given.items() if value is not None]:
-            raise ConfigurationError(f"{', '.join(said)}: the certificate says that; leave it out")
+        if repeated := [name for name, value in given.items() if value is not None]:
+            raise ConfigurationError(f"{', '.join(repeated)}: stated by the certificate; leave it out")
         named = file_sha256(path) if Path(path).is_file() else ""
         audited = load_audited(model, path, file=file, key=key, public_key=public_key, uncertified=uncertified)
         if file_sha256(path) != named:
-            raise CertificateError(f"{path} was changed while it was read; load it again")
+            raise CertificateError(f"{path} changed while it was read; load it again")
         certificate = audited.certificate
         shape, uncertified = certificate.shape, certificate.verdict != "certified"
         explainers = [
-            load_pinned(OF_ROWS[row.name], audited, public)
-            if row.name in OF_ROWS
+            load_pinned(TABLE_METHODS[row.name], audited, public)
+            if row.name in TABLE_METHODS
             else audited.explainer(HARDENED[row.name])
             for row in audited.rows
         ]
-    held = explainers[0]._pinned
+    pinned = explainers[0]._pinned
     rows = [CATALOG[explainer._pinned.method] for explainer in explainers]
-    alone = modules_of(held.model) if any(row.hooks or row.writes for row in rows) else ()
-    if alone and private_copy({"forward_func": held.model}, alone, share_parameters=True) is not None:
-        alone = ()
+    exclusive = modules_of(pinned.model) if any(row.hooks or row.writes for row in rows) else ()
+    if exclusive and private_copy({"forward_func": pinned.model}, exclusive, share_parameters=True) is not None:
+        exclusive = ()
     return Release(
         certificate,
         "+".join(row.name for row in rows),
         named,
-        held.digest,
+        pinned.digest,
         uncertified,
         None if shape is None else tuple(shape),
         any(row.mixes_batch for row in rows),
         explainers[0].hardening,
-        held.model,
-        {row.name: _asked(explainer) for row, explainer in zip(rows, explainers, strict=True)},
-        alone,
+        pinned.model,
+        {row.name: _explain_batch(explainer) for row, explainer in zip(rows, explainers, strict=True)},
+        exclusive,
     )
 
 
 def default_hardening(rows: Sequence[Row], model: Any) -> Hardening:
-    """The recommended hardening of methods that are released together, for tables with the order of reasons: where each
-    of them explains rows of tables alone, or the model is a scikit-learn classifier."""
+    """The recommended hardening of methods that are released together: with the order of reasons if all of them explain
+    rows of tables, or the model is a scikit-learn classifier."""
     table = is_estimator(as_module(model))
-    return Hardening.recommended(ordered=all(not OF_ROWS[r.name]._tells if r.name in OF_ROWS else table for r in rows))
+    return Hardening.recommended(
+        ordered=all(not TABLE_METHODS[r.name]._has_answers if r.name in TABLE_METHODS else table for r in rows)
+    )
 
 
 def _before_audit(
     model: Any, method: str, hardening: Hardening, shape: Sequence[int] | None, public: Any
 ) -> tuple[Any, str]:
-    """The explainer that a service runs before its audit, and what names it."""
+    """The explainer that a service runs before its audit, and the digest of the release."""
     row = find_row(method)
     model, named = checked_model(model)
     while isinstance(model, Probability):
         model = model.model
     forward = model if isinstance(model, EstimatorModule) or _gives_probabilities(model, shape) else Probability(model)
-    made: Any = OF_ROWS[row.name].catalogued(public) if row.name in OF_ROWS else HARDENED[row.name].catalogued()
-    stated = sorted(made.made_with.items()) if row.name in OF_ROWS else []
+    made: Any = (
+        TABLE_METHODS[row.name].catalogued(public) if row.name in TABLE_METHODS else HARDENED[row.name].catalogued()
+    )
+    stated = sorted(made.made_with.items()) if row.name in TABLE_METHODS else []
     return pin(made, forward, model, named, hardening, {}), digest(row.name, stated, hardening.to_json(), named)
 
 
-def _asked(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
-    """How a service asks a hardened class that has its certificate."""
-    held, row = explainer._pinned, CATALOG[explainer._pinned.method]
+def _explain_batch(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
+    """The function that explains a batch by a pinned explainer."""
+    pinned, row = explainer._pinned, CATALOG[explainer._pinned.method]
 
-    def numbers(x: Tensor, target: Tensor) -> Explanation:
-        """What an explainer of rows tells about each row."""
-        check_unchanged(held.model, held.digest)
-        found: NDArray[np.float32] = Asked(explainer).attribute(x, target=target, **held.options).cpu().numpy()
-        return [explainer._told(one) for one in found] if explainer._tells else found
+    def explain_rows(x: Tensor, target: Tensor) -> Explanation:
+        check_unchanged(pinned.model, pinned.digest)
+        found: NDArray[np.float32] = (
+            AuditExplainer(explainer).attribute(x, target=target, **pinned.options).cpu().numpy()
+        )
+        return [explainer._to_answer(one) for one in found] if explainer._has_answers else found
 
-    def maps(x: Tensor, target: Tensor) -> NDArray[np.float32]:
+    def explain_maps(x: Tensor, target: Tensor) -> NDArray[np.float32]:
         x = x.clone().requires_grad_(row.leaf_inputs and x.is_floating_point())
         answer = explainer.attribute(x, **({"target": target} if row.target else {}))
         if not isinstance(answer, Tensor):
-            raise RefusedError(f"{row.name} gave {type(answer).__name__} where the audit had one tensor")
+            raise RefusedError(f"expected one tensor from {row.name}, as in the audit, got {type(answer).__name__}")
         released: NDArray[np.float32] = answer.detach().to("cpu", torch.float32).numpy()
         return released
 
-    def drawn(x: Tensor, target: Tensor) -> NDArray[np.float32]:
-        """One by one, each with the random numbers of its question, so that asked again it gets the same answer."""
+    def explain_seeded(x: Tensor, target: Tensor) -> NDArray[np.float32]:
+        """One by one, each with generators seeded by the query, so that a repeated query gets the same answer."""
         if not len(x):
-            return maps(x, target)
+            return explain_maps(x, target)
         noise = explainer.hardening.noise
         key = b"" if noise is None else resolve_key(noise.key)
         seeds = query_seeds(key, inputs=x.detach().cpu(), method=f"{row.name} samples")
@@ -259,16 +267,16 @@ def _asked(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
             answers = []
             for i, seed in enumerate(seeds):
                 with global_generators((x,), seed):
-                    answers.append(maps(x[i : i + 1], target[i : i + 1]))
+                    answers.append(explain_maps(x[i : i + 1], target[i : i + 1]))
         return np.concatenate(answers)
 
-    if row.name in OF_ROWS:
-        return numbers
-    return drawn if row.stochastic and not row.mixes_batch else maps
+    if row.name in TABLE_METHODS:
+        return explain_rows
+    return explain_seeded if row.stochastic and not row.mixes_batch else explain_maps
 
 
 def _gives_probabilities(model: nn.Module, shape: Sequence[int] | None) -> bool:
-    """Whether a model's outputs, of numbers drawn at random, are probabilities already."""
+    """Whether a model's outputs for random inputs are probabilities."""
     if shape is None:
         return False
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
@@ -277,5 +285,5 @@ def _gives_probabilities(model: nn.Module, shape: Sequence[int] | None) -> bool:
             return are_probabilities(model(at(model, x)))
     except (RuntimeError, ValueError, TypeError) as error:
         raise InputError(
-            f"the model fails on inputs of shape {tuple(shape)}: {str(error).splitlines()[0]:.120}"
+            f"the model fails for inputs of shape {tuple(shape)}: {str(error).splitlines()[0]:.120}"
         ) from None

@@ -1,9 +1,9 @@
-"""Explanations by other models: of public data only, or a student of labels. All that leaves of private data is labels.
+"""Explanations by other models, trained on public data or as students of labels: only labels of private data leave.
 
-`PublicExplainer` asks the private model for its label, and explains that class by models of public data.
-`StudentExplainer` trains such a model first, on public inputs and the labels that the private model gives them. What
-comes out tells about the private records what the labels tell (post-processing): `guarantee` says so in words, and a
-certificate of its own kind carries it. They are explanations of other models: `measure` says what they are worth.
+`PublicExplainer` gets the private model's label, and explains that class by models of public data. `StudentExplainer`
+first trains such a model on public inputs and the private model's labels for them. By post-processing, an explanation
+reveals no more about the private records than the labels: `guarantee` states this, and a certificate of its own kind
+carries it. `measure` estimates the quality of these explanations by other models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from safexplain._versions import versions
 from safexplain.errors import CertificateError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.certified import check_subject, check_unchanged, checked_model, subject_of
-from safexplain.explain.hardened import Asked, Catalogued, Hardened, check_inputs
+from safexplain.explain.hardened import AuditExplainer, ExplainerFactory, Hardened, check_inputs
 from safexplain.explain.isolation import lend
 from safexplain.explain.wrap import harden
 from safexplain.faithfulness import faithfulness
@@ -51,34 +51,34 @@ class PublicExplainer:
         explainer = PublicExplainer(model, public_models, captum.attr.InputXGradient)
         explainer.attribute(x)
 
-    Takes the place of a hardened class, by whose rules it works in threads, under `torch.inference_mode` and on empty
-    batches. The private model is asked for its label, and for nothing else: another model with the same labels gives
-    the same explanations, bit for bit. One public model's map is released as it is; of several, the mean of their maps,
-    each scaled to L2 norm 1 (a map of zeros stays one). NaN and infinities come out as zeros.
+    Takes the place of a hardened class, with the same rules for threads, `torch.inference_mode` and empty batches. Only
+    the private model's label is used: another model with the same labels gives the same explanations, bit for bit. One
+    public model's map is released as it is; for several, the mean of their maps, each scaled to L2 norm 1 (a map of
+    zeros stays one). NaN and infinities are released as zeros.
 
     Args:
-        model: the private model, or any function that gives its answers: (batch, ...) -> scores (batch, classes), whose
-            largest is the label, or the labels (batch,) themselves as integers.
+        model: the private model, or any function that returns its answers: (batch, ...) -> scores (batch, classes),
+            whose largest is the label, or integer labels (batch,).
         public_models: one module or several, (batch, ...) -> scores (batch, classes), of the same classes, on the same
-            device. That their data is public, nobody can see in them: see `guarantee.assumes`.
-        explainer: what makes an explainer of a module: a class with Captum's interface, a function such as
-            `lambda m: captum.attr.NoiseTunnel(captum.attr.Saliency(m))`, a hardened class or a row's `catalogued()`
-            (both without hardening: there is nothing to hide; a function may choose one).
-        model_digest: 16 bytes or more that name the private model and its version, where nothing in it can be seen.
+            device. That their data is public cannot be checked: see `guarantee.assumes`.
+        explainer: makes an explainer of a module: a class with Captum's interface, a function such as `lambda m:
+            captum.attr.NoiseTunnel(captum.attr.Saliency(m))`, a hardened class or a row's `catalogued()` (both run
+            without hardening: there is nothing to hide; a function may choose one).
+        model_digest: at least 16 bytes that name the private model and its version, if no model can be found in it.
 
-    Its `guarantee` says what holds by construction, and under which assumptions; a frozen `Guarantee`.
+    Its `guarantee`, a frozen `Guarantee`, states what holds by construction and under which assumptions.
 
     Raises:
-        ConfigurationTypeError: not models, at least one, or not an explainer.
+        ConfigurationTypeError: `public_models` are not models, or `explainer` makes no explainer.
         RefusedError: a public model, or the explainer, holds the private model.
 
     Warns:
-        TrainingModeWarning: once for each model that is in training mode, here or when it is asked.
+        TrainingModeWarning: once for each model that is in training mode, here or in a call.
     """
 
     _source: ClassVar[Source] = "public models"
     _pinned: tuple[tuple[nn.Module, bytes], ...] = ()
-    """Of an explainer that a certificate names: the modules that it names, and their digests."""
+    """The modules that a certificate names, and their digests; empty without a certificate."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class PublicExplainer:
             check_mode(one, stacklevel=3)
         if any(_holds(m, model) for m in self.public_models):
             raise RefusedError(
-                "an explaining model is the private model, or holds it: its explanations would be native ones. Give"
-                " models that were trained on public data"
+                "expected models that were trained on public data, got the private model, or a model that holds it:"
+                " its explanations would be native ones"
             )
-        self._explainers = tuple(_made_of(explainer, one) for one in self.public_models)
+        self._explainers = tuple(_make_explainer(explainer, one) for one in self.public_models)
         if any(_holds(made, model) for made in self._explainers):
-            raise RefusedError("the explainer holds the private model: it must explain the model that it is given")
+            raise RefusedError("the explainer holds the private model: it must explain the model passed to it")
         made = self._explainers[0]
-        native = (made.explainer if isinstance(made, Asked) else made)._native
+        native = (made.explainer if isinstance(made, AuditExplainer) else made)._native
         digests = tuple(digest_of(one).hex() for one in self.public_models)
         self.guarantee = Guarantee("public models", native.__name__, digests)
 
@@ -121,11 +121,11 @@ class PublicExplainer:
         public_key: str | Path | bytes | None = None,
         model_digest: bytes | None = None,
     ) -> Self:
-        """The explainer that a certificate by construction is about, of the very models that it names.
+        """The explainer of a guarantee's certificate, for exactly the models that it names.
 
-        A model whose parameters change afterwards is refused when it is asked. `public_models` are of a
-        `StudentExplainer` its student; `path`, `file` and `public_key` are as of `Hardened.from_certificate`, the other
-        arguments as of the constructor.
+        A call raises if a model's parameters have changed since. `public_models` of a `StudentExplainer` is its
+        student; `path`, `file` and `public_key` are as of `Hardened.from_certificate`, the other arguments as of the
+        constructor.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, of an audit, or about other models, another
@@ -140,27 +140,27 @@ class PublicExplainer:
         several, made = _as_tuple(public_models), cls.__new__(cls)
         made._pinned = tuple(checked_model(one) for one in (model, *several) if isinstance(one, nn.Module))
         PublicExplainer.__init__(made, model, several, explainer, model_digest=model_digest)
-        check_subject(found, made._own_digest(), path, file)
-        own = made.guarantee
-        if (own.method, sorted(own.models)) != (stated.method, sorted(stated.models)):
-            expected, got = (f"{g.method} of {', '.join(d[:12] for d in sorted(g.models))}" for g in (stated, own))
+        check_subject(found, made._private_digest(), path, file)
+        actual = made.guarantee
+        if (actual.method, sorted(actual.models)) != (stated.method, sorted(stated.models)):
+            expected, got = (f"{g.method} of {', '.join(d[:12] for d in sorted(g.models))}" for g in (stated, actual))
             raise CertificateError(f"{path} is about other explaining models: expected {expected}, got {got}")
-        made.guarantee = replace(stated, models=own.models)
+        made.guarantee = replace(stated, models=actual.models)
         return made
 
     def attribute(self, inputs: Tensor | tuple[Tensor, ...], target: Any = None, **options: Any) -> Any:
-        """Explain, and release detached maps in the inputs' structure, on their device.
+        """Explain, and return detached maps in the inputs' structure, on their device.
 
         Args:
             inputs: (batch, ...), or a tuple of such.
-            target: the explained class, as Captum takes it; it is explained as given, and the private model is not
-                asked. None: the class that the private model predicts for each example.
+            target: the explained class, as Captum takes it; the private model is then not called. None: the class that
+                the private model predicts for each example.
             **options: of the explainer's `attribute`, the same for all public models. `additional_forward_args` go to
                 the private model too.
 
         Raises:
-            InputError: inputs or the private model's answers are none.
-            RefusedError: an explainer gave something else than maps, or the certificate is about other models.
+            InputError: the inputs, or the private model's answers, have the wrong form.
+            RefusedError: an explainer returned no maps, or the models have changed since the certificate was loaded.
         """
         tensors, batch = check_inputs(inputs)
         for one in (self.model, *self.public_models):
@@ -174,17 +174,17 @@ class PublicExplainer:
             if batch == 0:
                 return inputs
             if target is None:
-                target = _labels_in(_answers_of(self.model, asked, options.get("additional_forward_args")), batch)
+                target = _labels_in(_query_model(self.model, asked, options.get("additional_forward_args")), batch)
                 target = target.to(asked[0].device)
-            maps = [_maps_of(explainer, inputs, target, options) for explainer in self._explainers]
+            maps = [_finite_maps(explainer, inputs, target, options) for explainer in self._explainers]
             released = maps[0] if len(maps) == 1 else _mean_of_unit_maps(maps)
         return released if several else released[0]
 
     def measure(self, x: Tensor, *, fraction: float = 0.1, batch_size: int = 256, **options: Any) -> Measured:
-        """What these explanations are worth: whether the models agree, and what the named features carry.
+        """Quality of these explanations: agreement of the models, and faithfulness of the maps.
 
-        For your own eyes, or on inputs that are public: the figures are of the private model, and the guarantee is not
-        about them.
+        Use it internally, or on public inputs: the figures depend on the private model, and the guarantee does not
+        cover them.
 
         Args:
             x: (n, ...) examples like those that will be explained.
@@ -193,9 +193,9 @@ class PublicExplainer:
             **options: of the explainer's `attribute`.
 
         Returns:
-            Agreement: the public models together, by the mean of their probabilities. Deletion and insertion of these
-            and of native explanations (of the private model, by the same explainer); None where the private model is a
-            function that gives labels only. Each with a 95 % interval.
+            Agreement of the public models' mean probabilities with the private labels. Deletion and insertion of these
+                maps, and of native maps (of the private model, by the same explainer); None if the private model is a
+                function that returns labels only. Each with a 95 % interval.
 
         Raises:
             InputError: no examples.
@@ -207,16 +207,16 @@ class PublicExplainer:
         with torch.inference_mode(False):
             x = plain((x,))[0].clone()
             parts = torch.split(x, batch_size)
-            answers = [_answers_of(self.model, (part,)) for part in parts]
+            answers = [_query_model(self.model, (part,)) for part in parts]
             labels = [_labels_in(answer, len(part)) for answer, part in zip(answers, parts, strict=True)]
             questions = list(zip(parts, labels, strict=True))
             for part, label in questions:
-                scores = [_answers_of(m, (part,)).double() for m in self.public_models]
+                scores = [_query_model(m, (part,)).double() for m in self.public_models]
                 together = torch.stack([s if are_probabilities(s) else s.softmax(1) for s in scores]).sum(0)
                 agree += int((together.argmax(1) == label).sum())
             if _gives_scores(answers[0]):
-                made = _made_of(self._explainer, self.model)
-                native = torch.cat([_maps_of(made, *question, options)[0] for question in questions])
+                made = _make_explainer(self._explainer, self.model)
+                native = torch.cat([_finite_maps(made, *question, options)[0] for question in questions])
                 maps = torch.cat([self.attribute(*question, **options) for question in questions])
                 with lend(Saliency, {"forward_func": self.model}) as private:
                     of = partial(faithfulness, private.forward_func, x, torch.cat(labels), batch_size=batch_size)
@@ -239,28 +239,30 @@ class PublicExplainer:
         """Write the guarantee as a certificate, which `safexplain verify`, `sign` and `from_certificate` read.
 
         Args:
-            path: where to write.
+            path: of the new file.
             name: of the explained model in it.
-            file: the explained model's file, whose SHA-256 is written too: `safexplain verify --model` asks for it.
-            measured: what `measure` gave, to be published beside the guarantee.
+            file: the explained model's file, whose SHA-256 is recorded for `safexplain verify --model`.
+            measured: result of `measure`, published with the guarantee.
             notes: caveats.
 
         Raises:
-            RefusedError: nothing in the private model tells it from another: give its `model_digest`.
+            RefusedError: no model is found behind the private one: give its `model_digest`.
             InputError: a file cannot be read, or the certificate cannot be written.
         """
         when = {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-        subject, environment = {name: subject_of(self._own_digest(), file)}, {**versions(), **when}
+        subject, environment = {name: subject_of(self._private_digest(), file)}, {**versions(), **when}
         content = guarantee_statement(
             subject=subject, guarantee=self.guarantee, measured=measured, environment=environment, notes=notes
         )
         return write_json(path, content)
 
-    def _own_digest(self) -> bytes:
-        """Of the private model, or as it was given."""
+    def _private_digest(self) -> bytes:
+        """Digest of the private model, or the given one."""
         found = self._given_digest or digest_of(self.model)
         if found == OPAQUE_DIGEST:
-            raise RefusedError(f"nothing in {type(self.model).__name__} tells which model it is: give model_digest=")
+            raise RefusedError(
+                f"no model is found in {type(self.model).__name__} to take the digest of: give model_digest="
+            )
         return found
 
 
@@ -271,23 +273,23 @@ class StudentExplainer(PublicExplainer):
         torch.save(explainer.student.state_dict(), "student.pt")
         explainer.certificate("guarantee.json")
 
-    Train it once, offline, and load it where it serves: `StudentExplainer.from_certificate(model, student,
-    "guarantee.json", explainer)`. It learns from labels only, whatever the model answers: a student of probabilities
-    repeats its teacher and what that one remembers of its training records (measured in docs/surrogates.md).
+    Train it once, offline, and load it in the service by `StudentExplainer.from_certificate(model, student,
+    "guarantee.json", explainer)`. It learns from labels only, whatever the model returns: a student of probabilities
+    copies what its teacher remembers of its training records (measured in docs/surrogates.md).
 
     Args:
         model, explainer, model_digest: as of `PublicExplainer`.
-        public_x: (n, ...) inputs that are public, or whose labels anybody may ask for; they need no labels.
+        public_x: (n, ...) inputs that are public, or whose labels anybody may request; they need no labels.
         build: (seed) -> an untrained module, (batch, ...) -> scores (batch, classes), of all the private model's
-            classes. Not called where the recipe is a function.
+            classes. Unused if the recipe is a function.
         recipe: a `safexplain.audit.Recipe`, or a function `train(x, y, generator)` that returns a trained module.
-        seed: of the initial weights and of all that is drawn in training, together with the recipe's own.
-        progress: told about asking and training.
+        seed: of the initial weights and of training, together with the recipe's own.
+        progress: called while labelling and training.
 
     Raises:
         RefusedError: the student is, or holds, the private model.
         InputError: inputs or labels do not fit, all labels are one class, or training diverged.
-        ConfigurationError, ConfigurationTypeError: `build` or `recipe` is none.
+        ConfigurationError, ConfigurationTypeError: `build` or `recipe` has the wrong type.
     """
 
     _source: ClassVar[Source] = "student"
@@ -323,13 +325,13 @@ class StudentExplainer(PublicExplainer):
             device = next((p.device for m in modules_of(model) for p in m.parameters()), x.device)
             found: list[Tensor] = []
             for part in torch.split(x.to(device), 256):
-                found.append(_labels_in(_answers_of(model, (part,)), len(part)))
+                found.append(_labels_in(_query_model(model, (part,)), len(part)))
                 progress("asking for labels", sum(map(len, found)), len(x))
             y = torch.cat(found).cpu()
             if int(y.min()) == int(y.max()):
                 raise InputError(
-                    f"all {len(y):,} public inputs get the label {int(y[0])}: a student learns nothing from them; give"
-                    " inputs of which the model predicts all its classes"
+                    f"expected public inputs of all classes that the model predicts, got {len(y):,} with the label"
+                    f" {int(y[0])}: a student learns nothing from them"
                 )
             generator = torch.Generator().manual_seed(order)
             with torch.random.fork_rng([]):
@@ -337,8 +339,8 @@ class StudentExplainer(PublicExplainer):
                 student: Any = make(start) if by_recipe else make(x.to(device), y.to(device), generator)
             if not isinstance(student, nn.Module):
                 raise ConfigurationTypeError(f"expected a module as the student, got {type(student).__name__}")
-            if _holds(student, model):  # it would start from what its teacher remembers
-                raise RefusedError("the student is, copies or holds the private model: build an untrained one")
+            if _holds(student, model):  # it would start with what its teacher remembers
+                raise RefusedError("expected an untrained student, got one that is, copies or holds the private model")
             student = student.to(device)
             if by_recipe:
                 tick: Any = partial(progress, "training the student")
@@ -358,23 +360,23 @@ def _as_tuple(models: Any) -> tuple[Any, ...]:
 
 
 def _check_model(model: object) -> None:
-    """Raise unless it can be asked."""
+    """Raise unless it can be called."""
     if not callable(model):
         raise ConfigurationTypeError(
-            f"model: expected a module or a function of inputs, got {type(model).__name__}; of a scikit-learn"
-            " classifier give its method predict"
+            f"model: expected a module or a function of inputs, got {type(model).__name__}; for a scikit-learn"
+            " classifier pass its method predict"
         )
 
 
 def _holds(value: object, model: Callable[..., Any]) -> bool:
-    """Whether a value is the private model or a copy of it, or the private model can be reached from it."""
+    """Whether a value is, copies or holds the private model."""
     private = {id(m) for m in (model, network_of(model), *modules_of(model)) if m is not None}
     copy = isinstance(value, nn.Module) and bool(modules_of(model)) and digest_of(value) == digest_of(model)
     return copy or id(value) in private or any(id(p) in private for m in modules_of(value) for p in m.modules())
 
 
-def _answers_of(model: Callable[..., Any], asked: tuple[Tensor, ...], extra: Any = ()) -> Any:
-    """What a model says of a batch; one in training mode is asked as a private copy."""
+def _query_model(model: Callable[..., Any], asked: tuple[Tensor, ...], extra: Any = ()) -> Any:
+    """A model's answers for a batch, by a private copy if it is in training mode."""
     more = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
     with torch.no_grad(), lend(Saliency, {"forward_func": model}) as private:
         out = private.forward_func(*(x.clone() for x in asked), *more)
@@ -387,7 +389,7 @@ def _gives_scores(answers: Any) -> bool:
 
 
 def _labels_in(answers: Any, batch: int) -> Tensor:
-    """(batch,) int64 labels in the private model's answers."""
+    """(batch,) int64 labels from the private model's answers."""
     if _gives_scores(answers) and len(answers) == batch:
         return plain((answers,))[0].argmax(1)
     fractions = isinstance(answers, Tensor) and (answers.is_floating_point() or answers.is_complex())
@@ -395,35 +397,35 @@ def _labels_in(answers: Any, batch: int) -> Tensor:
         return plain((answers,))[0].long()
     got = f"{answers.dtype} of shape {tuple(answers.shape)}" if isinstance(answers, Tensor) else type(answers).__name__
     raise InputError(
-        "expected of the private model scores (batch, classes >= 2), or labels (batch,), whole numbers from 0 on, got"
-        f" {got} for {batch} inputs; of a single output make two: torch.stack([-z, z], 1) of a logit"
+        "expected scores (batch, classes >= 2) from the private model, or integer labels (batch,) from 0, got"
+        f" {got} for {batch} inputs; turn a single logit z into two: torch.stack([-z, z], 1)"
     )
 
 
-def _made_of(explainer: Any, model: Any) -> Any:
-    """The explainer of a model, by the rules of the hardened classes, without hardening."""
-    if isinstance(explainer, Catalogued) or (isinstance(explainer, type) and issubclass(explainer, Hardened)):
+def _make_explainer(explainer: Any, model: Any) -> Any:
+    """The explainer of a model: a hardened class without hardening."""
+    if isinstance(explainer, ExplainerFactory) or (isinstance(explainer, type) and issubclass(explainer, Hardened)):
         return explainer(model, hardening=Hardening.none())
     made = explainer(model) if callable(explainer) and not isinstance(explainer, nn.Module) else None
     if isinstance(made, Attribution) and not isinstance(made, Hardened):
         made = harden(made, Hardening.none())
-    if not isinstance(made, Hardened | Asked):
+    if not isinstance(made, Hardened | AuditExplainer):
         raise ConfigurationTypeError(
-            "explainer: expected a class or a function that makes an explainer of a model with Captum's interface, as"
-            f" captum.attr.InputXGradient or lambda m: IntegratedGradients(m), got {explainer!r:.80}; of an explainer"
-            " that exists already, give its class"
+            "explainer: expected a class or a function that makes a Captum explainer of a model, as"
+            f" captum.attr.InputXGradient or lambda m: IntegratedGradients(m), got {explainer!r:.80}; for an existing"
+            " explainer, pass its class"
         )
     return made
 
 
-def _maps_of(explainer: Any, inputs: Any, target: Any, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The maps of one model: detached, finite, one of each input."""
+def _finite_maps(explainer: Any, inputs: Any, target: Any, options: dict[str, Any]) -> tuple[Tensor, ...]:
+    """One model's maps, detached and finite, one for each input."""
     maps = _as_tuple(explainer.attribute(inputs, target=target, **options))
     return tuple(torch.nan_to_num(t, nan=0.0, posinf=0.0, neginf=0.0) for t in plain(maps))
 
 
 def _mean_of_unit_maps(maps: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Mean over models of maps of L2 norm 1, each over all its tensors; a map of zeros counts as it is."""
+    """Mean over models of their maps, each scaled to L2 norm 1 over all its tensors unless it is zero."""
     total = sum(UnitNorm()(torch.cat([t.reshape(len(t), -1).double() for t in one], 1)) for one in maps) / len(maps)
     parts = total.split([t[0].numel() for t in maps[0]], 1)  # type: ignore[union-attr]
     return tuple(p.reshape(t.shape).to(t.dtype) for p, t in zip(parts, maps[0], strict=True))

@@ -1,6 +1,4 @@
-"""From rows to classes: `build` makes a hardened class of every row of the catalog, which `safexplain.captum` has under
-Captum's name, and `harden` wraps an explainer that exists already.
-"""
+"""`harden`, which wraps an explainer that exists already."""
 
 from __future__ import annotations
 
@@ -16,19 +14,19 @@ from safexplain.explain.aix360 import harden_aix360
 from safexplain.explain.alibi import harden_alibi
 from safexplain.explain.alibi.explainers import HardenedAlibi
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
-from safexplain.explain.hardened import HARDENED, Asked, Catalogued, Hardened, build
-from safexplain.explain.isolation import own_state
+from safexplain.explain.hardened import HARDENED, AuditExplainer, ExplainerFactory, Hardened, build
+from safexplain.explain.isolation import fresh_state
 from safexplain.explain.libraries import defined_in
 from safexplain.explain.orientation import Direction
 from safexplain.explain.shap import harden_shap
-from safexplain.explain.tables import OfTables
+from safexplain.explain.tables import TableExplainer
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["HARDENED", "Asked", "Catalogued", "build", "harden"]
+__all__ = ["HARDENED", "AuditExplainer", "ExplainerFactory", "build", "harden"]
 
 
 _NATIVES = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
-"""Native class -> its row; a NoiseTunnel may stand for several."""
+"""Native class -> its row, except NoiseTunnel, which has several."""
 
 
 def harden(
@@ -42,23 +40,22 @@ def harden(
     """A hardened version of an explainer of Captum, Alibi, AIX360, lime or shap.
 
     A hardened Captum explainer is an instance of a subclass of the native class. Captum classes outside the catalog run
-    on a private copy of the model, weights included, because nobody has read what they do to it. See `harden_alibi`,
+    on a private copy of the model, weights included, because they may write to it. See `harden_alibi`,
     `harden_aix360` and `harden_shap` for the other libraries.
 
     Args:
-        native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is left as it is.
-        hardening: None for the method's own default, `Hardening.recommended()` for all that give attributions,
-            with the order for tables.
-        model_digest: 16 bytes or more that name the model and its version, where nothing in it can be seen.
+        native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is not changed.
+        hardening: None for the method's own default: `Hardening.recommended()` for attributions, ordered for tables.
+        model_digest: at least 16 bytes that name the model and its version, where no model can be found in it.
         direction: of a Captum explainer, where the model's one output is a number: "up" or "down".
-        **options: what the hardened class takes beside, as `public=` for ProtoDash.
+        **options: further arguments of the hardened class, as `public=` for ProtoDash.
 
     Raises:
         ConfigurationTypeError: not an explainer of these libraries, or hardened already.
-        RefusedError: the method would silently be another one on this model, holds a hardened explainer, or gives
-            answers that no hardening makes fit to leave.
+        RefusedError: the model silently turns the method into another one, it holds a hardened explainer, or no
+            hardening makes its answers safe to release.
     """
-    if isinstance(native, Hardened | HardenedAlibi | OfTables):
+    if isinstance(native, Hardened | HardenedAlibi | TableExplainer):
         raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
     others = {"alibi": harden_alibi, "aix360": harden_aix360, "lime": harden_aix360, "shap": harden_shap}
     for library, harden_other in others.items():
@@ -82,7 +79,7 @@ def _harden_captum(native: Attribution, hardening: Hardening | None, model_diges
             f" got {kind.__name__}"
         )
     hardened = _blank(kind)
-    hardened.__dict__.update(own_state(vars(native)))
+    hardened.__dict__.update(fresh_state(vars(native)))
     hardened._adopt(hardening, model_digest)
     return hardened
 

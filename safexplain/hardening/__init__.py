@@ -1,6 +1,6 @@
-"""What happens to an attribution before it leaves: `clips` (or `formats`), `masks`, `noise`, joined by `hardening`.
+"""Transforms of an attribution before it is released: `clips`, `selection` (masks and formats) and `noise`.
 
-A new clip or mask is one class, and its name in `clips.CLIPS` or `masks.MASKS`.
+`hardening` joins them. A new clip or mask is one class, and its name in `clips.CLIPS` or `selection.MASKS`.
 """
 
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm

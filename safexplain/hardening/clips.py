@@ -1,7 +1,7 @@
-"""Clips, the first step of a `Hardening`: they bound the size of an explanation, or take it away; and amounts, which
-masks and noise have in the units of the attribution or relative to the clip.
+"""Clips, the first step of a `Hardening`, which bound or remove the size of an explanation; and amounts for masks and
+noise, in the units of the attribution or relative to the clip.
 
-Each is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
+Each clip is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from safexplain.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Relative:
-    """An amount in units of the clip's scale, where a plain float is absolute (in the units of the attribution).
+    """An amount in units of the clip's scale; a plain float is absolute (in the units of the attribution).
 
-    The scale is what one coordinate can be after the clip: the larger end of a `RangeClip`, or, for a `NormClip` or
-    `UnitNorm` of size c over d features, the root mean square c / sqrt(d) of an explanation that fills it.
+    The scale is the largest size of one coordinate after the clip: the larger end of a `RangeClip`, or for a `NormClip`
+    or `UnitNorm` of size c over d features the root mean square c / sqrt(d) at that norm.
 
     >>> from safexplain import UnitNorm
     >>> UnitNorm(1.0).scale(d=64) * Relative(0.4).factor
@@ -44,7 +44,7 @@ def absolute(amount: Amount, scale: float | None) -> float:
     """An amount in the units of the attribution."""
     if isinstance(amount, Relative):
         if scale is None:
-            raise ConfigurationError(f"{amount!r} needs a clip to be relative to; add one or give a plain float")
+            raise ConfigurationError(f"expected a clip for {amount!r} to be relative to; add one or give a plain float")
         return amount.factor * scale
     return float(amount)
 
@@ -77,7 +77,7 @@ class RangeClip:
         keep_number(self, "low")
         keep_number(self, "high")
         if self.low >= self.high:
-            raise ConfigurationError(f"RangeClip needs low < high, got low={self.low!r}, high={self.high!r}")
+            raise ConfigurationError(f"RangeClip: expected low < high, got low={self.low!r}, high={self.high!r}")
 
     def scale(self, d: int) -> float:
         """The larger end of the range."""
@@ -91,7 +91,7 @@ class RangeClip:
 
 @dataclass(frozen=True)
 class NormClip:
-    """Scale an explanation down to L2 norm `max_norm` where it is longer; shorter ones keep their length."""
+    """Scale explanations with a larger L2 norm than `max_norm` down to it."""
 
     max_norm: float
 
@@ -111,11 +111,11 @@ class NormClip:
 
 @dataclass(frozen=True)
 class UnitNorm:
-    """Scale every explanation to L2 norm `norm`: same direction and ranking, and nothing left to read from its size.
+    """Scale every explanation to L2 norm `norm`: same direction and ranking, and no size left to read.
 
-    Norms carry nearly all of what membership attacks find in gradient explanations, because training drives the
-    gradient at its members towards zero. An explanation that is exactly zero has no direction; where there is noise,
-    `Hardening` gives it a keyed random one, so that it does not stand out by its size.
+    Membership attacks on gradient explanations use almost only their norms, because training drives the gradient at
+    members towards zero. An explanation of zeros has no direction; if there is noise, `Hardening` gives it a keyed
+    random one, so that its size does not reveal it.
     """
 
     norm: float = 1.0
@@ -139,21 +139,20 @@ class RankNorm:
 
     The coordinate with the j-th smallest magnitude gets magnitude c (-log(1 - (j - 1/2) / d))^shape, the quantiles of a
     Weibull distribution, with c such that the L2 norm is `norm`; equal magnitudes share the mean of theirs. Then no
-    norm, sparsity or peak says anything about membership, where `UnitNorm` fixes the L2 norm only. Coordinates that are
-    exactly zero stay zero; where there is noise, `Hardening` gives them the lowest ranks, and keyed random signs unless
-    all others have one sign, so that their number does not show.
+    norm, sparsity or peak reveals membership, where `UnitNorm` fixes the L2 norm only. Zeros stay zero; if there is
+    noise, `Hardening` gives them the lowest ranks, and keyed random signs unless all others have one sign, so that
+    their number is hidden.
 
-    How far positive and negative entries balance still tells members of overfitted models. From `balanced_from`
-    features on, an explanation that has both signs is therefore ranked by its signed values: the larger half gets the
+    The balance of positive and negative entries still reveals members of overfitted models. From `balanced_from`
+    features on, an explanation with both signs is therefore ranked by its signed values: the larger half gets the
     magnitudes above (those of d/2 features) with a plus, the smaller half the same ones with a minus, and the middle
     one of an odd number zero. The price: small entries of the more frequent sign change theirs. On pixels, whose signs
-    nearly balance, that moves little; on few features it would tell users that something counted against them that
-    counted for them. Explanations of a single sign are ranked by magnitude.
+    nearly balance, few change; on few features it would tell users that a feature counted against them when it counted
+    for them. Explanations of a single sign are ranked by magnitude.
 
     Args:
         norm: L2 norm of every explanation.
-        shape: 1 exponential; larger values give fewer, taller peaks. 1.5 is close to what gradients of trained
-            networks show.
+        shape: 1 for exponential; larger values give fewer, taller peaks. 1.5 is close to gradients of trained networks.
         balanced_from: the least number of features that are balanced, at least 2; None: never.
 
     Raises:
@@ -191,10 +190,10 @@ class RankNorm:
         if self.balanced_from is not None and d >= self.balanced_from:
             low, high = torch.aminmax(rows, dim=1)
             both = (low < 0) & (high > 0)
-            rows[both] = _given_by_rank(rows[both], _totals(self, d, True, rows.device))
+            rows[both] = _values_by_rank(rows[both], _totals(self, d, True, rows.device))
             rows[~both] = replace(self, balanced_from=None)(rows[~both])
             return rows
-        released = _given_by_rank(rows.abs(), _totals(self, d, False, rows.device))
+        released = _values_by_rank(rows.abs(), _totals(self, d, False, rows.device))
         return released.copysign_(rows).masked_fill_(rows == 0, 0.0)
 
 
@@ -212,8 +211,8 @@ def _totals(clip: RankNorm, d: int, balanced: bool, device: torch.device) -> Ten
     return torch.cat([profile.new_zeros(1), profile.cumsum(0)]).to(device)
 
 
-def _given_by_rank(keys: Tensor, totals: Tensor) -> Tensor:
-    """The numbers of a profile, each row's in the order of its keys; equal keys share the mean of theirs.
+def _values_by_rank(keys: Tensor, totals: Tensor) -> Tensor:
+    """The profile's numbers in the order of each row's keys; equal keys share the mean of theirs.
 
     Args:
         keys: (rows, d) without NaN; changed in place.
@@ -231,7 +230,7 @@ def _given_by_rank(keys: Tensor, totals: Tensor) -> Tensor:
 
 
 def _size_and_norm(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest magnitude of each row, and the L2 norm of the row over it (1 and 1 where the row is zero).
+    """Largest magnitude of each row, and the L2 norm of the row divided by it (1 and 1 for a row of zeros).
 
     Dividing first keeps explanations of 1e-30 or 1e+30 from under- or overflowing when squared.
     """

@@ -1,9 +1,9 @@
-"""The columns of a table as the person knows them, and reasons in their names.
+"""The columns of a table as the applicant knows them, and reasons in their names.
 
-A model may take `home_owns` and `home_rents`; the applicant filled in `home`. Values of columns that mean one thing are
-added up before anything else happens, so that one reason is named once. Where a column that an adverse action may not
-rest on (`prohibited`) is among the reasons, there is no answer: the commentary on Regulation B, 12 CFR 1002.9(b)(2),
-asks for the factors that were scored, and none of the principal reasons may be missing.
+A model may take `home_owns` and `home_rents` where the applicant filled in `home`. Values of such columns are added up
+first, so that one reason is named once. If a column that an adverse action may not rest on (`prohibited`) is among the
+reasons, there is no answer: the commentary on Regulation B, 12 CFR 1002.9(b)(2), requires the factors that were scored,
+and none of the principal reasons may be missing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["Features", "Reason"]
 
 @dataclass(frozen=True)
 class Reason:
-    """A feature that speaks for the decision.
+    """A feature that counts for the decision.
 
     Args:
-        name: of the person's column.
-        value: what the person has there: a number; of a one-hot column, the label; of other groups, the numbers.
-        rank: 1 for the strongest; None, where the release does not tell the order.
-        text: how a notice says it.
+        name: of the applicant's column.
+        value: of the applicant: a number; for a one-hot column, the label; for other groups, the numbers.
+        rank: 1 for the strongest; None if the release has no order.
+        text: its wording in a notice.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Reason:
 
 @dataclass(frozen=True)
 class Features:
-    """What the features of an explanation are called, which belong together, and which may be no reason.
+    """Names of an explanation's features, groups of features, and features that may not be reasons.
 
     Args:
         names: of the d features, in their order.
-        groups: the person's column -> names of the features that are added up for it. The others stand for themselves.
+        groups: the applicant's column -> names of the features that are added up for it. Others are columns themselves.
         prohibited: columns (after grouping) that may not be among the reasons.
 
     Raises:
-        ConfigurationError: a name twice, an unknown one, or a feature in two groups.
+        ConfigurationError: a repeated or unknown name, or a feature in two groups.
 
     >>> form = Features(["income", "home_owns", "home_rents"], groups={"home": ["home_owns", "home_rents"]})
     >>> form.columns
@@ -79,60 +79,56 @@ class Features:
                 raise ConfigurationError(f"{what}: expected each name once, got {', '.join(listed)[:200]}")
         for what, listed, known in (("groups", parts, self.names), ("prohibited", self.prohibited, self.columns)):
             if unknown := [name for name in listed if name not in known]:
-                raise ConfigurationError(f"{what}: {unknown[0]!r} is none of {', '.join(known)[:200]}")
+                raise ConfigurationError(f"{what}: expected some of {', '.join(known)[:200]}; got {unknown[0]!r}")
 
     @cached_property
     def _owners(self) -> tuple[str, ...]:
-        """Of each feature, the name of the column."""
+        """Column name of each feature."""
         of = {part: name for name, parts in self.groups for part in parts}
         return tuple(of.get(name, name) for name in self.names)
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The person's, in the order of their first features."""
+        """The applicant's columns, in the order of their first features."""
         return tuple(dict.fromkeys(self._owners))
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Of each feature, the column."""
+        """Column number of each feature."""
         return tuple(map(self.columns.index, self._owners))
 
     def summed(self, rows: Tensor) -> Tensor:
-        """(n, columns) of (n, d): the values of the features of each column, added up.
-
-        Raises:
-            InputError: other features than were named.
-        """
+        """(n, columns) of (n, d): each column's values, added up; InputError for another number of features."""
         if rows.shape[1] != len(self.names):
-            raise InputError(f"expected explanations of {len(self.names)} features, as are named, got {rows.shape[1]}")
+            raise InputError(f"expected explanations of the {len(self.names)} named features, got {rows.shape[1]}")
         index = torch.tensor(self.places, device=rows.device)
         return rows.new_zeros(len(rows), len(self.columns)).index_add_(1, index, rows)
 
     def refused(self, released: Any) -> Any:
-        """(n, prohibited columns) bool: which of them are among the reasons of each of (n, d) released explanations."""
+        """(n, prohibited columns) bool: whether each is among the reasons of (n, d) released explanations."""
         return released[:, list(map(self._owners.index, self.prohibited))] != 0
 
     def check(self, released: Tensor) -> None:
-        """Raise ProhibitedReasonError where one of (n, d) released explanations names a prohibited column."""
+        """Raise ProhibitedReasonError if one of (n, d) released explanations names a prohibited column."""
         if found := [self.prohibited[i] for i in self.refused(released).any(0).nonzero().flatten().tolist()]:
             raise ProhibitedReasonError(
-                f"{', '.join(found)} is among the reasons for this decision, and was declared prohibited: the model may"
-                " not be used so. Train it without; leaving the reason out would hide what was scored"
+                f"{', '.join(found)}: prohibited, but among the reasons for this decision. Train the model without it;"
+                " leaving out the reason would hide what was scored"
             )
 
     def reasons(self, released: Any, rows: Any = None, *, describe: Mapping[str, str] | None = None) -> list[Any]:
-        """The reasons in a released set, the strongest first where it is ordered, else in the order of the columns.
+        """The reasons in a released set, the strongest first if it is ordered, else in the order of the columns.
 
         Args:
             released: (d,) or (n, d) of a `TopKSet`.
-            rows: what was explained, of the same shape; None: reasons have no values.
-            describe: column -> how a notice says it.
+            rows: the explained rows, of the same shape; None: reasons have no values.
+            describe: column -> its wording in a notice.
 
         Returns:
-            A list of `Reason` of one explanation, or for each of several a list of them.
+            A list of `Reason` for one explanation, or a list of such lists.
 
         Raises:
-            InputError: other shapes, or no released set.
+            InputError: other shapes, or not a released set.
 
         >>> form = Features(["income", "home=owns", "home=rents"], {"home": ["home=owns", "home=rents"]})
         >>> [reason] = form.reasons([0.0, 1.0, 1.0], [20.0, 0.0, 1.0], describe={"home": "type of residence"})
@@ -140,9 +136,9 @@ class Features:
         ('home', 'rents', 'type of residence')
         """
         maps = self._maps(released)
-        asked = None if rows is None else self._maps(rows)
-        if asked is not None and asked.shape != maps.shape:
-            raise InputError(f"rows: expected what was explained, of shape {maps.shape}, got {asked.shape}")
+        values = None if rows is None else self._maps(rows)
+        if values is not None and values.shape != maps.shape:
+            raise InputError(f"rows: expected the explained rows, of shape {maps.shape}, got {values.shape}")
         found = []
         for i, numbers in enumerate(np.atleast_2d(maps)[:, list(map(self._owners.index, self.columns))]):
             strength = numbers[numbers > 0]
@@ -150,14 +146,14 @@ class Features:
             twice = len(set(strength)) < len(strength)
             if not np.isin(numbers, range(len(numbers) + 1)).all() or (ordered and twice):
                 raise InputError(
-                    "expected a released TopKSet: this explanation was hardened differently, or is native."
-                    " Hardening(clip=TopKSet(k=4, ordered=True)) releases one"
+                    "expected a released TopKSet, as from Hardening(clip=TopKSet(k=4, ordered=True)), got another"
+                    " explanation"
                 )
             reasons = []
             for rank, place in enumerate(sorted(np.flatnonzero(numbers > 0), key=lambda at: -numbers[at]), 1):
                 name, value = self.columns[place], None
-                if asked is not None:
-                    value = self._value(place, np.atleast_2d(asked)[i])
+                if values is not None:
+                    value = self._value(place, np.atleast_2d(values)[i])
                 reasons.append(Reason(name, value, rank if ordered else None, (describe or {}).get(name, "")))
             found.append(reasons)
         return found[0] if maps.ndim == 1 else found

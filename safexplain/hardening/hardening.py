@@ -1,12 +1,12 @@
-"""Hardening: what happens to an attribution before it leaves. Clip, then mask, then noise, in no other order.
+"""Hardening: clip, then mask, then noise, always in this order, before an attribution is released.
 
     v -> NaN and infinities to 0 -> clip -> mask -> + noise on every coordinate, masked ones too -> round to a grid
 
-Of a table whose columns are described (`Features`), v are the values of the person's columns, added up.
+For a table whose columns are described (`Features`), v are the values of the applicant's columns, added up.
 
-The order is the one of DeepLeak's text (arXiv 2601.03429, section IV-B); its released code has another. Each example is
-treated on its own, over all of its tensors together, so that neither its batch nor its place there changes the answer.
-None of this is differential privacy: whether a hardening holds is what `safexplain-audit` measures.
+The order is that of DeepLeak's text (arXiv 2601.03429, section IV-B); its released code has another. Each example is
+hardened independently, over all of its tensors together, so its batch and its place there do not change the answer.
+This is not differential privacy: `safexplain-audit` measures whether a hardening prevents leaks.
 """
 
 from __future__ import annotations
@@ -39,22 +39,21 @@ SLOTS: dict[str, tuple[type, ...]] = {
     "mask": MASKS,
     "noise": (GaussianNoise,),
 }
-"""What may stand in each slot, in the order in which they are applied."""
+"""Classes of each slot, in the order in which they are applied."""
 
 RECOMMENDED = TopKSet(k=4, fraction=0.1)
 """The four features that count most, or a tenth of them where that is more.
 
-The rule: what a release adds to the labels of the same queries has an upper 95 % bound of at most one point of
-true-positive rate at 1 % false positives and .02 of AUC, at every level of patience; the explained probability drops,
-when the released top 10 % of the features is taken away, by at most .02 less than for the native map; and by more than
-for models of public data only. This format met it in ten of eleven measured cells (gradients, integrated gradients,
-perturbations and weights of MLPs, small CNNs and boosted trees, on HELOC, digits, CIFAR-10 and GTSRB); for Saliency on
-CIFAR-10 the bound was too wide to tell. Graded formats met it in fewer. `audit/suites/releases` measures it, and
-docs/evidence/releases.md has the figures."""
+The rule: the gain of attacks over the labels of the same queries has an upper 95 % bound of at most one point of
+true-positive rate at 1 % false positives and .02 of AUC, at every level of patience; without the released top 10 % of
+the features, the explained probability drops by at most .02 less than for the native map, and by more than for models
+of public data only. This format met it in ten of eleven measured cells (gradients, integrated gradients, perturbations
+and weights of MLPs, small CNNs and boosted trees, on HELOC, digits, CIFAR-10 and GTSRB); for Saliency on CIFAR-10 the
+bound was too wide to decide. Graded formats met it in fewer. docs/evidence/releases.md has the figures."""
 
 
 def to_plain(step: Any) -> dict[str, Any] | None:
-    """What stands in a slot as plain JSON types, without the key."""
+    """A slot's value as plain JSON types, without the key."""
     if step is None:
         return None
     values = {k: v for k, v in asdict(step).items() if k != "key" and (k, v) != ("ordered", False)}
@@ -65,7 +64,7 @@ def to_plain(step: Any) -> dict[str, Any] | None:
 
 
 def from_plain(slot: str, plain: Any) -> Any:
-    """Read what `to_plain` wrote for a slot; ConfigurationError: an unknown kind or field, a key, a wrong value."""
+    """Inverse of `to_plain`; ConfigurationError: an unknown kind or field, a key, or a wrong value."""
     if plain is None:
         return None
     kinds = {k.__name__: k for k in SLOTS[slot]}
@@ -77,33 +76,33 @@ def from_plain(slot: str, plain: Any) -> Any:
         if k != "kind"
     }
     if "key" in values:
-        raise ConfigurationError("a noise key does not belong into JSON; give it with Hardening.with_key(key)")
+        raise ConfigurationError("expected no noise key in JSON; pass it by Hardening.with_key(key)")
     return from_table(kinds[plain["kind"]], values, slot)
 
 
 Attributions = TypeVar("Attributions", bound=Tensor | tuple[Tensor, ...])
 
 CHUNK = 1 << 15
-"""Numbers worked on at a time."""
+"""Numbers hardened at a time."""
 
 
 @dataclass(frozen=True, repr=False)
 class Hardening:
-    """Three slots, one order: clip, mask, noise; then rounding to a grid.
+    """Three slots, applied in one order: clip, mask, noise; then rounding to a grid.
 
     Args:
         clip: `RangeClip`, `NormClip`, `UnitNorm`, `RankNorm`, a format (`TopKSet`, `Levels`) or None.
         mask: `ThresholdMask`, `TopKMask` or None.
         noise: `GaussianNoise` or None.
         grid: outputs are rounded to multiples of this. None: the largest power of two that is at most 1/16 of the
-            noise's std (no rounding without noise). Without it the low-order bits of value + noise tell which
-            coordinates were masked.
-        features: of a table: what its features are called, which of them are one column for the person, and which may
-            be no reason. Features of one column then have one number.
+            noise's std (no rounding without noise). Without it the low-order bits of value + noise reveal masked
+            coordinates.
+        features: of a table: names and groups of its features, and which may not be reasons. Features of one group then
+            have one number.
 
     Raises:
-        ConfigurationError, ConfigurationTypeError: a slot holds something else, a `Relative` has no clip, or features
-            are prohibited where no set of reasons is released.
+        ConfigurationError, ConfigurationTypeError: a slot holds another class, a `Relative` has no clip, or features
+            are prohibited without a set of reasons.
 
     >>> Hardening(clip=TopKSet(k=4))
     Hardening(clip=TopKSet(k=4, fraction=None, positive=True), mask=None, noise=None, grid=None)
@@ -119,7 +118,7 @@ class Hardening:
         if self.features is not None and not isinstance(self.features, Features):
             raise ConfigurationTypeError(f"features must be a Features or None, got {self.features!r:.80}")
         if self.features is not None and self.features.prohibited and not isinstance(self.clip, TopKSet):
-            raise ConfigurationError("prohibited features need a release that names reasons: clip=TopKSet(k=4)")
+            raise ConfigurationError("expected clip=TopKSet(k=4), which releases reasons, for prohibited features")
         for slot, kinds in SLOTS.items():
             value = getattr(self, slot)
             if value is not None and not isinstance(value, kinds):
@@ -139,11 +138,11 @@ class Hardening:
 
     @classmethod
     def recommended(cls, key: bytes | None = None, *, ordered: bool = False) -> Hardening:
-        """The default, chosen by measurement, see `RECOMMENDED`; it has no noise, so that it makes no use of a key.
+        """The default, chosen by measurement, see `RECOMMENDED`. It has no noise.
 
         Args:
-            key: checked and left unused.
-            ordered: tell the order of the features, too, which is the default for tables.
+            key: checked, but not used.
+            ordered: release the order of the features too, the default for tables.
 
         >>> Hardening.recommended().clip
         TopKSet(k=4, fraction=0.1, positive=True)
@@ -154,15 +153,15 @@ class Hardening:
     @classmethod
     def deepleak(cls, key: bytes | None = None) -> Hardening:
         """DeepLeak's own default, for comparison (arXiv 2601.03429: bounds, threshold and noise as released, in the
-        order of section IV-B); `docs/evidence/paper_d.md` shows what it leaves to attacks."""
+        order of section IV-B); `docs/evidence/paper_d.md` shows what it leaks."""
         return cls(clip=RangeClip(-1.0, 1.0), mask=ThresholdMask(1e-3), noise=GaussianNoise(0.01, key=key))
 
     @classmethod
     def ranked(cls, key: bytes | None = None) -> Hardening:
-        """Ranks with keyed noise: for curves and weights, of which a set of the largest numbers would say nothing.
+        """Ranks with keyed noise: for curves and weights, for which a set of the largest numbers is useless.
 
-        What keeps its order and its signs but for the noise keeps part of the leak too, and a patient client averages
-        the noise away: `audit/suites/releases` has the figures, for maps.
+        Order and signs are kept up to the noise, and with them part of the leak, and a patient client averages the
+        noise away: `audit/suites/releases` has the figures, for maps.
         """
         return cls(clip=RankNorm(), noise=GaussianNoise(Relative(0.3), key=key))
 
@@ -172,12 +171,12 @@ class Hardening:
 
     @property
     def is_recommended(self) -> bool:
-        """True for the default, in whatever columns and with or without the order."""
+        """True for the default, with any columns, ordered or not."""
         return replace(self, features=None) in (Hardening.recommended(), Hardening.recommended(ordered=True))
 
     @property
     def is_none(self) -> bool:
-        """True when values pass through unchanged."""
+        """True if values pass through unchanged."""
         return (self.clip, self.mask, self.noise, self.grid, self.features) == (None,) * 5
 
     def with_key(self, key: bytes) -> Hardening:
@@ -185,27 +184,27 @@ class Hardening:
         return self if self.noise is None else replace(self, noise=replace(self.noise, key=key))
 
     def naming_all(self) -> Hardening:
-        """The same without a refusal, as an audit asks it: it counts how often there would be one."""
+        """The same without prohibited features, for an audit, which counts refusals itself."""
         if self.features is None or not self.features.prohibited:
             return self
         return replace(self, features=Features(self.features.names, self.features.groups))
 
     def without_noise(self) -> Hardening:
-        """What is left when the noise is averaged away, as an attacker runs it on models of his own.
+        """The hardening with its noise averaged away, as an attacker simulates it.
 
-        The key stays, which exact zeros are filled by; rounding that noise smooths goes with it.
+        The key stays, because it fills exact zeros; the grid, which is smooth under noise, goes.
         """
         return self if self.noise is None else replace(self, noise=replace(self.noise, std=0.0), grid=None)
 
     def sign_error_rate(self, d: int, k: int | None = None) -> float:
-        """How often a released sign is wrong, for explanations of d features.
+        """Rate of wrong signs in releases of d features.
 
-        Found by hardening 64 explanations or more of normal numbers, as large as the clip's scale: the same ones each
-        time. Zeros have no sign.
+        Measured by hardening at least 64 explanations of normal numbers at the clip's scale, always the same. Zeros
+        have no sign.
 
         Args:
             d: number of features.
-            k: None: the share of the released signs that are not the native ones. A number: the share of explanations
+            k: None: the share of released signs that differ from the native ones. A number: the share of explanations
                 in which one of the k largest released numbers (by magnitude) has a wrong sign.
 
         Raises:
@@ -231,7 +230,7 @@ class Hardening:
         return 0.0 if self.noise is None else absolute(self.noise.std, self._scale(d))
 
     def grid_step(self, d: int) -> float | None:
-        """What outputs are multiples of, for explanations of d features; None: not rounded."""
+        """Step of the grid for explanations of d features; None: not rounded."""
         if self.grid is not None:
             return self.grid
         return math.ldexp(0.5, math.frexp(self.noise_std(d))[1] - 4) or None if self.noise_std(d) > 0 else None
@@ -245,11 +244,11 @@ class Hardening:
         model_digest: bytes = b"",
         method: str = "",
     ) -> Attributions:
-        """Harden the attributions of a batch.
+        """Harden the attributions of a batch. Without noise, the answer depends on the attributions only.
 
         Args:
             attributions: tensor of shape (batch, ...), or a tuple of such; floating point, any device.
-            inputs: the explained inputs, with the same batch size; noise is keyed by them.
+            inputs: the explained inputs, with the same batch size; the noise depends on them.
             target: the explained class of each, as Captum takes it.
             model_digest: of the explained model, see `safexplain._digest`.
             method: name of the explanation method.
@@ -257,10 +256,8 @@ class Hardening:
         Returns:
             New tensors of the same structure, shapes, dtypes and devices, detached from any graph.
 
-        Without noise, the answer depends on the attributions only, and no key is asked for.
-
         Raises:
-            InputError: there is noise and `inputs` is missing, or shapes disagree.
+            InputError: there is noise and no `inputs`, or shapes disagree.
             ProhibitedReasonError: a prohibited column is among the reasons.
         """
         tensors = cast("tuple[Tensor, ...]", attributions if isinstance(attributions, tuple) else (attributions,))
@@ -286,7 +283,7 @@ class Hardening:
 
     @classmethod
     def from_json(cls, text: str | Mapping[str, Any]) -> Hardening:
-        """Read what `to_json` or `to_dict` wrote; ConfigurationError: not JSON, unknown names, or a wrong value."""
+        """Inverse of `to_json` and `to_dict`; ConfigurationError: not JSON, unknown names, or a wrong value."""
         try:
             plain = json.loads(text) if isinstance(text, str) else dict(text)
         except (ValueError, TypeError, RecursionError) as error:
@@ -309,9 +306,9 @@ class Hardening:
     ) -> list[bytes] | None:
         batch = tensors[0].shape[0]
         if any(t.shape[0] != batch for t in tensors):
-            raise InputError(f"attributions disagree about the batch: {[tuple(t.shape) for t in tensors]}")
+            raise InputError(f"expected attributions of one batch size, got {[tuple(t.shape) for t in tensors]}")
         if inputs is None and self.noise is not None:
-            raise InputError("noise is a function of the query: pass inputs= (and target=, model_digest=)")
+            raise InputError("expected inputs= (and target=, model_digest=): the noise is a function of the query")
         first = inputs[0] if isinstance(inputs, tuple) else inputs
         if first is not None and first.shape[0] != batch:
             raise InputError(f"expected {batch} inputs, one for each attribution, got {first.shape[0]}")
@@ -323,9 +320,9 @@ class Hardening:
     def _apply(self, tensors: tuple[Tensor, ...], seeds: list[bytes] | None) -> list[Tensor]:
         one = tensors[0]
         if len(tensors) == 1 and 0 < one.numel() <= 8 * CHUNK and one.dtype in (torch.float32, torch.float64):
-            alone = torch.empty_like(one, memory_format=torch.contiguous_format, requires_grad=False)  # no one's view
-            alone.view(len(one), -1).copy_(self._harden_rows(one.reshape(len(one), -1), seeds))
-            return [alone]
+            single = torch.empty_like(one, memory_format=torch.contiguous_format, requires_grad=False)  # not a view
+            single.view(len(one), -1).copy_(self._harden_rows(one.reshape(len(one), -1), seeds))
+            return [single]
         released = [torch.empty_like(t, memory_format=torch.contiguous_format, requires_grad=False) for t in tensors]
         widths = [t[0].numel() if len(t) else math.prod(t.shape[1:]) for t in tensors]
         batch, d = tensors[0].shape[0], sum(widths)
@@ -352,7 +349,7 @@ class Hardening:
             rows = self.clip(rows)
             others = (self.mask, self.noise, self.grid, self.features)
             if isinstance(self.clip, TopKSet) and others == (None,) * 4:
-                return rows  # which holds nothing but numbers of the format
+                return rows  # numbers of the format only
         if self.mask is not None:
             rows = self.mask(rows, self._scale(d))
         std = self.noise_std(d)
@@ -360,10 +357,10 @@ class Hardening:
             rows += keyed_normal(seeds, d, b"noise", rows).mul_(std)
         if (step := self.grid_step(d)) is not None:
             rows = _rounded(rows, step)
-        rows = rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 takes the sign from -0
+        rows = rows.nan_to_num_(nan=0.0).add_(0.0)  # adding 0 turns -0 into 0
         if self.features is None:
             return rows
-        rows = rows[:, list(self.features.places)]  # each feature has the number of its column
+        rows = rows[:, list(self.features.places)]  # each feature gets the number of its column
         self.features.check(rows)
         return rows
 
@@ -371,11 +368,8 @@ class Hardening:
 def hardening_or_default(
     hardening: object, default: Callable[[], Hardening] | None = None, *, ordered: bool = False
 ) -> Hardening:
-    """The hardening that was given; for None the default, or `Hardening.recommended(ordered=...)`.
-
-    Raises:
-        ConfigurationTypeError: something else was given.
-    """
+    """The given hardening; for None the default, or `Hardening.recommended(ordered=...)`. ConfigurationTypeError: not a
+    hardening."""
     if hardening is None:
         return Hardening.recommended(ordered=ordered) if default is None else default()
     if not isinstance(hardening, Hardening):
@@ -384,13 +378,13 @@ def hardening_or_default(
 
 
 def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same numbers, detached, as tensors of the base class: a subclass may carry anything along."""
+    """The same numbers, detached, as tensors of the base class: a subclass may carry other data."""
     with torch._C.DisableTorchFunctionSubclass():
         return tuple(t.detach().as_subclass(Tensor) for t in tensors)
 
 
 def _rounded(rows: Tensor, step: float) -> Tensor:
-    """Multiples of `step`; numbers so large that their quotient overflows are multiples of it already."""
+    """Multiples of `step`; numbers whose quotient overflows are multiples already."""
     step = min(step, torch.finfo(rows.dtype).max)
     out = (rows / step).round_().mul_(step)
     if bool(out.sum().isfinite()):

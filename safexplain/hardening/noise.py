@@ -1,10 +1,10 @@
-"""Keyed noise: the same query always meets the same noise, and nobody without the key can tell what it was.
+"""Keyed noise: the same query always gets the same noise, which cannot be computed without the key.
 
-Fresh noise on each call can be averaged away by asking again. Here the noise of one example is a function of
+Fresh noise in each call can be averaged away by repeating the query. Here the noise of one example is a function of
 
     (key, model digest, method, hardening configuration, the example's input numbers, its target)
 
-and of nothing else: not of the batch around it, the process, the device, or options that only re-estimate the same
+and of nothing else: not of the rest of its batch, the process, the device, or options that only re-estimate the same
 quantity (`n_steps`, `n_samples`, ...). It is a keyed BLAKE2b hash (RFC 7693) of these fields; the input's numbers enter
 in one canonical form (`as_hashed`) by their keyed AES-GMAC (NIST SP 800-38D), twenty times as fast. Its 32 bytes are
 the key of AES-256 in counter mode (NIST SP 800-38A), whose stream gives each coordinate two words of 16 bits.
@@ -16,11 +16,10 @@ device. By enumeration of all 2^32 pairs, which the tests repeat:
 - odd moments are 0, the variance 1 to within 4e-11, the kurtosis 3 - 4e-4, the largest value 6.12;
 - the distribution function is that of a normal number Z to within 7.7e-6; P(S > 4) is .984 P(Z > 4), and .83 at 5;
 - rounded to any grid of 1/32 or coarser, the squared Hellinger distance between S + v and Z + v is at most 1.1e-8,
-  whatever v is. So a release of d numbers tells no more than exact normal noise on the same grid would, but for a
-  total variation of at most sqrt(2.2e-8 d): .006 for a table of 1,600 numbers, .06 for 3 x 224 x 224.
+  for every v. So a release of d numbers reveals no more than with exact normal noise on the same grid, up to a total
+  variation of sqrt(2.2e-8 d): .006 for a table of 1,600 numbers, .06 for 3 x 224 x 224.
 
-Unrounded, v + S would tell v modulo 2^-28; the grid of `Hardening`, never finer than 1/32 of the noise unless somebody
-asks for that, leaves nothing of it.
+Unrounded, v + S would reveal v modulo 2^-28; the grid of `Hardening`, by default at least 1/32 of the noise, hides it.
 """
 
 from __future__ import annotations
@@ -49,16 +48,16 @@ KEY_VARIABLE = "SAFEXPLAIN_NOISE_KEY"
 """Environment variable that supplies the noise key (as text) where the configuration carries none."""
 
 SHORTEST_STRONG_KEY = 16
-"""Bytes: a shorter key can be found by trying all of them."""
+"""Bytes: a shorter key can be found by exhaustive search."""
 
 SMALLEST = torch.finfo(torch.float32).tiny
-"""The smallest normal number of float32: what is nearer to zero is explained and hashed as zero."""
+"""The smallest normal number of float32: smaller magnitudes are explained and hashed as zero."""
 
 STREAM = "aes256ctr-normal2x16-v3"
-"""How seeds are made and become noise: part of each seed, and named by certificates. Other noise has another name."""
+"""Version of the noise: part of each seed, and named by certificates; changed whenever the noise changes."""
 
 UNIT = 2.0**-28
-"""What the normal numbers are multiples of."""
+"""The normal numbers are multiples of this."""
 
 _DOMAIN = f"safexplain noise {STREAM}".encode()
 _process_key: bytes | None = None
@@ -66,11 +65,11 @@ _process_key: bytes | None = None
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Keyed Gaussian noise on every coordinate; see `safexplain.hardening.noise` for what it is a function of.
+    """Keyed Gaussian noise on every coordinate; see `safexplain.hardening.noise`.
 
     Args:
         std: standard deviation: a float in the units of the attribution, or `Relative` to the clip's scale.
-        key: secret bytes (os.urandom(32)), no part of `repr`, equality or JSON; None: see `resolve_key`.
+        key: secret bytes (os.urandom(32)), not part of `repr`, equality or JSON; None: see `resolve_key`.
 
     Raises:
         ConfigurationError: std is negative or not finite, or the key is empty.
@@ -85,12 +84,12 @@ class GaussianNoise:
 
     @property
     def stream(self) -> str:
-        """Which noise stream this version makes; certificates name it."""
+        """Version of the noise, which certificates name."""
         return STREAM
 
 
 def check_key(key: bytes | None) -> None:
-    """Raise unless `key` is None or non-empty bytes; warn when it is short enough to be guessed.
+    """Raise unless `key` is None or non-empty bytes; warn if it is short enough to be guessed.
 
     Raises:
         ConfigurationTypeError: the key is not bytes, or is empty.
@@ -98,15 +97,18 @@ def check_key(key: bytes | None) -> None:
     if key is None:
         return
     if not isinstance(key, bytes) or not key:
-        kind = type(key).__name__  # and not what it is: it may be a secret
-        raise ConfigurationTypeError(f"the noise key must be non-empty bytes, as of os.urandom(32), got {kind}")
+        kind = type(key).__name__  # not its value, which may be a secret
+        raise ConfigurationTypeError(f"the noise key must be non-empty bytes, as os.urandom(32), got {kind}")
     if len(key) < SHORTEST_STRONG_KEY:
-        said = f"a noise key of {len(key)} bytes can be guessed, and the noise subtracted; use os.urandom(32)"
-        warnings.warn(said, WeakKeyWarning, stacklevel=4)
+        warnings.warn(
+            f"a noise key of {len(key)} bytes can be guessed, and the noise subtracted; use os.urandom(32)",
+            WeakKeyWarning,
+            stacklevel=4,
+        )
 
 
 def resolve_key(key: bytes | None) -> bytes:
-    """`key`, else the environment variable SAFEXPLAIN_NOISE_KEY, else one drawn for this process, with one warning."""
+    """`key`, else the environment variable SAFEXPLAIN_NOISE_KEY, else a random key for this process, with a warning."""
     global _process_key
     if key is not None:
         return key
@@ -117,8 +119,8 @@ def resolve_key(key: bytes | None) -> bytes:
     if _process_key is None:
         _process_key = os.urandom(32)
         warnings.warn(
-            "no noise key: this process drew its own. After a restart, or on another replica, the same query gets"
-            " other noise, and averaging those answers removes it. Pass GaussianNoise(std, key=...) or set"
+            "no noise key: this process uses a random one. After a restart, or on another replica, the same query"
+            " gets other noise, and averaging the answers removes it. Pass GaussianNoise(std, key=...) or set"
             f" {KEY_VARIABLE}.",
             NoKeyWarning,
             stacklevel=2,
@@ -135,20 +137,20 @@ def query_seeds(
     method: str = "",
     configuration: str = "",
 ) -> list[bytes]:
-    """One 32-byte seed per example, from the key and everything that makes the query what it is.
+    """One 32-byte seed for each example, from the key and the query.
 
     Args:
         key: secret bytes of any length.
         inputs: tensor of shape (batch, ...), or a tuple of such; each example is hashed as its float32 numbers in order
-            (see `as_hashed`), without its shape and without the zeros at its end. Where a model can tell shapes apart,
-            `method` has to say the shape.
-        target: what Captum accepts: None, int, tuple of ints, tensor (batch,) or (1,), list of ints or of tuples.
+            (see `as_hashed`), without its shape and trailing zeros. If a model distinguishes shapes, `method` has to
+            state the shape.
+        target: as in Captum: None, int, tuple of ints, tensor (batch,) or (1,), list of ints or of tuples.
         model_digest: digest of the explained model's parameters.
         method: name of the explanation method.
         configuration: canonical text of the hardening configuration, without the key.
 
     Raises:
-        InputError: the inputs disagree about the batch size, or the target does not fit it.
+        InputError: the inputs have different batch sizes, or the target does not fit.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     batch = tensors[0].shape[0]
@@ -173,9 +175,9 @@ def query_seeds(
 
 
 def as_hashed(tensor: Tensor) -> Tensor:
-    """The numbers that the noise is a function of, in the tensor's own type: rounded to float32, and zero, without a
-    sign, what is nearer to zero than `SMALLEST`. Whole numbers stay as they are. An explainer that is given these
-    numbers can answer no two questions that the noise takes for one.
+    """The numbers that the noise is a function of, in the tensor's own type: rounded to float32, and unsigned zero for
+    magnitudes below `SMALLEST`. Whole numbers are not changed. An explainer of these numbers can never answer two
+    queries that share their noise.
 
     >>> as_hashed(torch.tensor([1e-310, -0.0, 1.0 + 1e-12, 2.5], dtype=torch.float64)).tolist()
     [0.0, 0.0, 1.0, 2.5]
@@ -190,9 +192,9 @@ def as_hashed(tensor: Tensor) -> Tensor:
 
 
 def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
-    """(len(seeds), d) keyed standard normal numbers of the type and on the device of `like`: the same on all devices.
+    """(len(seeds), d) keyed standard normal numbers of the type and on the device of `like`, the same on all devices.
 
-    Words are made on the CPU; the table is read on the device.
+    Words are made on the CPU, and the table is read on the device.
     """
     words = _words(seeds, d, purpose).to(like.device).flatten()
     table = _table_on(like.device)
@@ -201,9 +203,9 @@ def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Te
 
 
 def _words(seeds: list[bytes], d: int, purpose: bytes) -> Tensor:
-    """(len(seeds), d) integers of 32 bits: AES-256-CTR with each seed as the key; half of the counter says what for."""
+    """(len(seeds), d) integers of 32 bits: AES-256-CTR keyed by each seed; half of the counter is the purpose."""
     start, zeros = hashlib.blake2b(purpose, digest_size=8).digest() + bytes(8), bytes(4 * d)
-    stream = np.empty(4 * d * len(seeds) + 15, np.uint8)  # OpenSSL asks for room for one more block
+    stream = np.empty(4 * d * len(seeds) + 15, np.uint8)  # OpenSSL needs room for one more block
     view = memoryview(stream.data)
     for i, seed in enumerate(seeds):
         key = seed if len(seed) == 32 else hashlib.blake2b(seed, digest_size=32).digest()
@@ -216,8 +218,8 @@ def _words(seeds: list[bytes], d: int, purpose: bytes) -> Tensor:
 def normal_table() -> NDArray[np.int32]:
     """65,536 quantiles of the normal distribution with variance 1/2, in units of 2^-28, in increasing order.
 
-    No entry is nearer to the middle between two whole numbers than 3.8e-6, twenty times what `ndtri` may be off by, so
-    that every machine rounds to the same table.
+    No entry is nearer to the middle between two whole numbers than 3.8e-6, twenty times the error of `ndtri`, so every
+    machine rounds to the same table.
     """
     upper = -ndtri((np.arange(32_768)[::-1] + 0.5) / 65_536)
     scaled = np.rint(upper / (UNIT * math.sqrt(2.0 * np.mean(upper**2)))).astype(np.int32)
@@ -235,10 +237,10 @@ def _update(digest: Any, part: bytes) -> None:
 
 
 def _tag(gmac: AESGCM, row: NDArray[Any]) -> bytes:
-    """Length and GMAC of a row up to its last number that is not zero.
+    """Length and GMAC of a row up to its last nonzero number.
 
-    Under a secret key, two given rows of n bytes share their tag with probability n / 16 * 2^-128 at most (GHASH is
-    almost universal). The nonce may always be the same, since no tag leaves but inside of a keyed hash.
+    Under a secret key, two given rows of n bytes share their tag with probability at most n / 16 * 2^-128 (GHASH is
+    almost universal). The nonce can be constant, because tags only enter a keyed hash.
     """
     if len(row) and row[-1] == 0:
         row = row[: int((row.nonzero()[0][-1:] + 1).sum())]
@@ -247,8 +249,8 @@ def _tag(gmac: AESGCM, row: NDArray[Any]) -> bytes:
 
 
 def _numbers(tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
-    """(batch, d) float32 numbers with one zero and one NaN; of whole numbers also the exact ones, as float64 holds 2^53
-    of them and float32 only 2^24."""
+    """(batch, d) float32 numbers with one zero and one NaN; for whole numbers also the exact ones: float32 holds
+    them only up to 2^24."""
     t = as_hashed(tensor)
     if t.is_complex():
         t = torch.view_as_real(t)
@@ -261,7 +263,7 @@ def _numbers(tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.int64] | N
 
 
 def targets_of(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
-    """The target of each example as a tuple of ints, however it was written."""
+    """The target of each example as a tuple of ints."""
     if target is None:
         return [()] * batch
     if isinstance(target, Tensor | np.ndarray):
@@ -275,22 +277,21 @@ def targets_of(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
     try:
         labels = [tuple(int(v) for v in t) if isinstance(t, tuple | list) else (int(t),) for t in target]
     except (TypeError, ValueError):
-        raise InputError(f"expected class indices as the target, as Captum takes them, got {target!r:.80}") from None
+        raise InputError(f"target: expected class indices, as Captum takes them, got {target!r:.80}") from None
     if len(labels) != batch:
         raise InputError(f"expected one target for each of the {batch} examples, got {len(labels)}")
     return labels
 
 
 def fill_zeros(rows: Tensor, seeds: list[bytes], *, whole_rows_only: bool) -> Tensor:
-    """Put keyed random numbers where a clip could not hide that a coordinate is zero.
-
-    It takes as long for maps without zeros: time does not tell either.
+    """Put keyed random numbers where a clip could not hide a zero. It takes as long without zeros, which hides them
+    too.
 
     Args:
         rows: (rows, d) finite numbers; may be changed in place.
         seeds: of each row.
-        whole_rows_only: True gives rows of zeros a random direction. False puts numbers smaller than all others where
-            one is zero, of random signs, or of the sign that all others share; sizes then count by their ranks only.
+        whole_rows_only: True gives rows of zeros a random direction. False replaces each zero by a number smaller than
+            all others, of random sign, or of the sign that all others share; sizes then count by their ranks only.
     """
     zero, d = rows == 0, rows.shape[1]
     if whole_rows_only:

@@ -23,7 +23,7 @@ from safexplain.hardening.features import Features, Reason
 
 _numpy: Any = np
 _SORTS = "AVX512_SKX" in _numpy.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", ())
-"""Whether NumPy sorts by vector instructions, which takes half the time, or less, of a partition."""
+"""Whether NumPy sorts by vector instructions, in half the time of a partition or less."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def keep_fraction(step: Any) -> None:
 
 
 def largest(keys: Tensor, k: int, cut: Tensor | None = None) -> Tensor:
-    """Where the k largest numbers of each row of (rows, d) stand, 1 <= k <= d, bool; among equals, the first.
+    """Where the k largest numbers of each row of (rows, d) are, 1 <= k <= d, bool; among equals, the first.
 
-    `cut` is (rows, 1) the k-th largest of each, where that is known.
+    `cut` is (rows, 1) the k-th largest of each, if known.
     """
     if cut is None:
         cut = kth_largest(keys, [k])
@@ -96,18 +96,16 @@ def kth_largest(keys: Tensor, ks: Sequence[int]) -> Tensor:
 class TopKSet:
     """Name the features that count most for the explained class: 1 for each of them, 0 for all others.
 
-    Of d features, the max(k, fraction * d) with the largest values are named, but none whose value is not above zero:
-    a feature that counts against the class, or not at all, is never named. Among equals, the first. All named features
-    have the same number, so that their order is not told; ordered, the strongest has the number k, the next k - 1, and
-    so on.
+    Of d features, those with the max(k, fraction * d) largest values are named, but only values above zero: a feature
+    that counts against the class, or not at all, is never named. Among equals, the first. All named features have the
+    same number, which hides their order; ordered, the strongest has the number k, the next k - 1, and so on.
 
     Args:
-        k: how many features are named; None: by `fraction` alone.
-        fraction: share of the features that are named, at least one; None: by `k` alone. Where both are given, the
+        k: number of named features; None: by `fraction` alone.
+        fraction: share of the features that is named, at least one feature; None: by `k` alone. If both are given, the
             larger number counts.
-        positive: True: the largest values. False: the largest magnitudes, of both signs; the numbers then say that a
-            feature counts, and nothing about its sign.
-        ordered: tell the order too, as the reasons for a credit score must be listed (15 USC 1681g(f)).
+        positive: True: the largest values. False: the largest magnitudes, of both signs, without the signs.
+        ordered: release the order too, as the reasons for a credit score must be listed (15 USC 1681g(f)).
 
     Raises:
         ConfigurationError, ConfigurationTypeError: neither `k` nor `fraction`, or one out of range.
@@ -125,7 +123,7 @@ class TopKSet:
 
     def __post_init__(self) -> None:
         if self.k is None and self.fraction is None:
-            raise ConfigurationError("TopKSet: how many features? Give k, as TopKSet(k=4), or fraction, or both")
+            raise ConfigurationError("TopKSet: expected k, as TopKSet(k=4), or fraction, or both, got neither")
         if self.k is not None:
             object.__setattr__(self, "k", check_whole("TopKSet k", self.k, 1))
         if self.fraction is not None:
@@ -135,7 +133,7 @@ class TopKSet:
                 raise ConfigurationTypeError(f"TopKSet {name} must be True or False, got {value!r}")
 
     def named(self, d: int) -> int:
-        """The most features that are named, of d."""
+        """The most features of d that are named."""
         return min(d, max(1, self.k or 0, round((self.fraction or 0.0) * d)))
 
     def scale(self, d: int) -> float:
@@ -157,9 +155,9 @@ class TopKSet:
 
     @staticmethod
     def reasons(released: Any, names: Sequence[str]) -> list[Any]:
-        """The names alone of the reasons in what was released, (d,) or (n, d), by the names of the d features.
+        """The names of the reasons in a released set, (d,) or (n, d), from the names of the d features.
 
-        See `Features.reasons`, which has the person's own columns and values.
+        See `Features.reasons` for the applicant's columns and values.
 
         >>> TopKSet.reasons(torch.tensor([[1.0, 0.0, 1.0]]), ["income", "age", "debt"])
         [['income', 'debt']]
@@ -171,13 +169,13 @@ class TopKSet:
 
 @dataclass(frozen=True)
 class Levels:
-    """Say in n steps how much each feature counts: j/n or -j/n for step j, 0 for the half that counts least.
+    """Release in n steps how much each feature counts: j/n or -j/n for step j, 0 for the half that counts least.
 
     Step j and those above it hold a 2^-j share of the features, and at least one: of 64 features with n = 3, 16, 8, 8
-    have the magnitudes 1/3, 2/3, 1 (in that order). Balanced, each step has as many features that count for the class
-    as against it, so that neither sizes nor the balance of signs is told; a feature never gets a sign that is not its
-    own, and where one sign is too rare, its steps are filled as far as it goes. An explanation of one sign, or one that
-    is not balanced, gets its steps by magnitude. Among equals, the first.
+    have the magnitudes 1/3, 2/3, 1 (in that order). Balanced, each step has as many features for the class as against
+    it, which hides sizes and the balance of signs; a feature never gets the wrong sign, and if one sign is rare, only
+    as many steps are filled as it has features. Explanations of one sign, and unbalanced ones, get their steps by
+    magnitude. Among equals, the first.
 
     Args:
         n: number of steps, 1 to 16.
@@ -217,7 +215,7 @@ class Levels:
 
 
 def _steps(keys: Tensor, counts: Sequence[int]) -> Tensor:
-    """At how many of the counts each number that is above zero is among so many largest of its row."""
+    """For how many of the counts each positive number is among that many largest of its row."""
     out, cuts, some = torch.zeros_like(keys), kth_largest(keys, counts), keys > 0
     for i, count in enumerate(counts):
         out += largest(keys, count, cuts[:, i : i + 1]) & some

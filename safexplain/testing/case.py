@@ -22,7 +22,7 @@ from captum.attr import Attribution
 from torch import Tensor
 
 from safexplain._digest import modules_of
-from safexplain.explain.isolation import own_state
+from safexplain.explain.isolation import fresh_state
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.testing.markers import as_tuple, parts_of
@@ -212,7 +212,7 @@ class Case:
             raise Skip("there is no native explainer to compare with: pass native_factory=")
         native = object.__new__(self.native_class)
         state = {name: value for name, value in vars(explainer).items() if name != "hardening"}
-        native.__dict__.update(own_state(state))
+        native.__dict__.update(fresh_state(state))
         return native
 
     def ask(self, explainer: Any, query: Query | None = None, *, seed: int = 0, **more: Any) -> Any:

@@ -36,7 +36,7 @@ from safexplain.audit.report.outcome import AuditRun
 from safexplain.audit.run import Models, judge, trained
 from safexplain.audit.store import Store
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError, SafexplainError
-from safexplain.explain.hardened import Catalogued
+from safexplain.explain.hardened import ExplainerFactory
 from safexplain.explain.surrogate import PublicExplainer
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
@@ -423,7 +423,7 @@ class Search:
         place = next((p.device for p in models[0].parameters()), natives.x.device)
         for method in natives.methods:
             make = method.make
-            make = make if isinstance(make, Catalogued) else partial(make, hardening=Hardening.none())
+            make = make if isinstance(make, ExplainerFactory) else partial(make, hardening=Hardening.none())
             explainer = PublicExplainer(natives.models[0], explaining, make)
             maps = [
                 explainer.attribute(natives.x[i].to(place), target=label.to(place), **method.arguments).float().cpu()

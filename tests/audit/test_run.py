@@ -185,7 +185,7 @@ def test_native_maps_are_hardened_again_and_give_what_explaining_again_gives(run
     asked = []
     for again in (True, False):
         if not again:
-            monkeypatch.setattr("safexplain.explain.hardened.Asked.hardens_again", False)
+            monkeypatch.setattr("safexplain.explain.hardened.AuditExplainer.hardens_again", False)
         found = run(explainer=HardenedIG, arguments={"n_steps": 4}, policy=replace(POLICY, suite=()))
         asked.append({name: signals.attributions for name, signals in found.signals.items()})
         asked[-1] |= {"l1": found.signals["custom"].values["l1@3"], "bound": found.result.bound}

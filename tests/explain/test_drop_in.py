@@ -82,7 +82,7 @@ def test_every_alibi_explainer_with_a_rule_can_be_imported() -> None:
 
 def test_alibis_explanations_of_a_whole_data_set_say_why_they_are_not_hardened() -> None:
     for name in REFUSED:
-        with pytest.raises(NotHardenedError, match="it describes the model over a whole data set, not one decision"):
+        with pytest.raises(NotHardenedError, match="it describes the model over a data set, not one decision"):
             exec(f"from safexplain.alibi import {name}")
 
 

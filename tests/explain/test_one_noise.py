@@ -19,7 +19,7 @@ from safexplain._digest import model_digest
 from safexplain.errors import RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
 from safexplain.explain.hardened import HARDENED
-from safexplain.explain.query import look
+from safexplain.explain.query import probe
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 
@@ -334,7 +334,7 @@ class FlatPlaces(nn.Module):
 
 def seen_by(model, *shape):
     explainer = CATALOG["Saliency"].explainer(model)
-    return look(lambda: nullcontext(explainer), model_digest(model), "Saliency", (torch.ones(1, *shape),), ())
+    return probe(lambda: nullcontext(explainer), model_digest(model), "Saliency", (torch.ones(1, *shape),), ())
 
 
 def test_axes_are_merged_as_far_as_the_model_does_not_notice():

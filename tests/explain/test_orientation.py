@@ -27,8 +27,8 @@ from safexplain.errors import ConfigurationError, InputError, PredictedClassWarn
 from safexplain.explain import orientation
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.hardened import HARDENED
-from safexplain.explain.orientation import decided, speaking_for
-from safexplain.explain.served import OF_ROWS, load_release
+from safexplain.explain.orientation import explained_classes, oriented
+from safexplain.explain.served import TABLE_METHODS, load_release
 from safexplain.explain.wrap import harden
 from safexplain.outputs import EstimatorModule
 
@@ -123,7 +123,7 @@ def dropped_in(name: str, of: str) -> np.ndarray:
     """(n, d) what somebody gets who asks as the library's documentation does, about the predicted class."""
     fitted, x = model(of), rows_of(of)
     predicted = fitted.predict(x).astype(int)
-    kind = OF_ROWS[name]
+    kind = TABLE_METHODS[name]
     if name == "LimeTabular":
         explainer = kind(BACKGROUND, feature_selection="none", hardening=HARDENING)
         found = [dict(explainer.explain_instance(row, fitted.predict_proba).local_exp[c])
@@ -157,8 +157,8 @@ def test_drop_in_service_and_audit_name_the_right_reasons_for_both_classes(name,
     fitted, x = model(of), torch.from_numpy(rows_of(of))
     predicted = torch.from_numpy(fitted.predict(x.numpy()).astype(int))
     assert set(predicted.tolist()) == {0, 1}
-    public = BACKGROUND if OF_ROWS[name]._needs else None
-    audited = OF_ROWS[name].catalogued(public)(EstimatorModule(fitted), hardening=HARDENING)
+    public = BACKGROUND if TABLE_METHODS[name]._needs_background else None
+    audited = TABLE_METHODS[name].catalogued(public)(EstimatorModule(fitted), hardening=HARDENING)
     asked = audited.attribute(x, target=predicted).numpy()
     assert is_right(asked, name, of)
     options = {"uncertified": True, "explainer": name, "hardening": HARDENING, "public": public, "input_shape": (4,)}
@@ -185,7 +185,7 @@ def test_reasons_of_tables_come_in_their_order_by_default():
     pytest.importorskip("shap")
     fitted, x = model("linear"), torch.from_numpy(rows_of("linear"))
     ordered = Hardening.recommended(ordered=True)
-    values = OF_ROWS["LinearExplainer"](fitted, BACKGROUND).shap_values(x.numpy())
+    values = TABLE_METHODS["LinearExplainer"](fitted, BACKGROUND).shap_values(x.numpy())
     assert values.tolist() == [[4, 0, 3, 0], [4, 3, 2, 0]]
     captums = HARDENED["FeatureAblation"](EstimatorModule(fitted))
     assert (captums.hardening, HARDENED["IG"](nn.Linear(4, 2)).hardening) == (ordered, Hardening.recommended())
@@ -236,7 +236,7 @@ def test_the_base_value_counts_in_which_class_is_predicted():
 
 def test_it_is_said_once_that_the_predicted_class_decides(monkeypatch):
     monkeypatch.setattr(orientation, "_warned", set())
-    with pytest.warns(PredictedClassWarning, match="speak for the class that is predicted"):
+    with pytest.warns(PredictedClassWarning, match="explain its predicted class"):
         boosted().shap_values(rows_of("boosting"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -291,17 +291,19 @@ def test_lime_is_about_the_predicted_class_where_no_label_is_named():
 
 def test_of_two_classes_with_one_output_those_of_class_0_are_the_negatives():
     values = np.arange(6.0).reshape(2, 3)
-    assert speaking_for(values, [0, 1]).tolist() == [[0, -1, -2], [3, 4, 5]]
-    assert torch.equal(
-        speaking_for(torch.from_numpy(values), [0, 1]), torch.tensor([[0.0, -1, -2], [3, 4, 5]]).double()
+    assert oriented(values, [0, 1]).tolist() == [[0, -1, -2], [3, 4, 5]]
+    assert torch.equal(oriented(torch.from_numpy(values), [0, 1]), torch.tensor([[0.0, -1, -2], [3, 4, 5]]).double())
+    assert explained_classes([0.2, -0.2], 0.0).tolist() == [1, 0]
+    assert explained_classes([0.2, 0.8], 0.5).tolist() == [0, 1]
+    assert explained_classes([0.5, 0.5], 0.5).tolist() == [0, 0]  # a tie is no more than the threshold
+    assert (
+        explained_classes([5.0, 6.0], None).tolist()
+        == explained_classes([5.0, 6.0], None, direction="up").tolist()
+        == [1, 1]
     )
-    assert decided([0.2, -0.2], 0.0).tolist() == [1, 0]
-    assert decided([0.2, 0.8], 0.5).tolist() == [0, 1]
-    assert decided([0.5, 0.5], 0.5).tolist() == [0, 0]  # a tie is no more than the threshold
-    assert decided([5.0, 6.0], None).tolist() == decided([5.0, 6.0], None, direction="up").tolist() == [1, 1]
-    assert decided([5.0], None, direction="down").tolist() == [0]
-    assert decided([0.2, 0.8], 0.5, target=1).tolist() == [1, 1]
-    assert decided([0.2, 0.8], 0.5, target=torch.tensor([1, 0])).tolist() == [1, 0]
+    assert explained_classes([5.0], None, direction="down").tolist() == [0]
+    assert explained_classes([0.2, 0.8], 0.5, target=1).tolist() == [1, 1]
+    assert explained_classes([0.2, 0.8], 0.5, target=torch.tensor([1, 0])).tolist() == [1, 0]
 
 
 # against whom

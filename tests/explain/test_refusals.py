@@ -43,7 +43,7 @@ def test_a_convergence_delta_is_refused_by_position(name):
     arguments = [given.get(name, parameters[name].default) for name in names]
     native = row.explainer(image_net()).attribute(*arguments)
     assert isinstance(native, tuple)
-    with pytest.raises(RefusedError, match="f\\(baseline\\)"):
+    with pytest.raises(RefusedError, match="reveals the noise on the map"):
         hardened_class(row)(image_net(), hardening=NOISY).attribute(*arguments)
 
 
@@ -97,7 +97,7 @@ def test_a_model_without_relu_modules_is_refused_when_the_explainer_is_made(nati
     x = torch.randn(2, 3, 2, 2)
     plain = Saliency(model).attribute(x, target=1, abs=False)
     assert torch.equal(native(model).attribute(x, target=1), plain)  # what would come out silently
-    with pytest.raises(RefusedError, match=r"has no nn\.ReLU module"):
+    with pytest.raises(RefusedError, match=r"has none:"):
         hardened_class(CATALOG[native.__name__])(model)
     for explainer in (native(model), NoiseTunnel(native(model))):
         with pytest.raises(RefusedError, match="plain gradient"):
@@ -106,7 +106,7 @@ def test_a_model_without_relu_modules_is_refused_when_the_explainer_is_made(nati
 
 def test_a_model_whose_relu_modules_never_run_is_refused_at_the_call():
     explainer = HardenedGuidedBackprop(FunctionalReLU(with_idle_module=True), hardening=NOISY)
-    with pytest.raises(RefusedError, match=r"called none of its nn\.ReLU modules"):
+    with pytest.raises(RefusedError, match=r"calls none of its own"):
         explainer.attribute(torch.randn(2, 3, 2, 2), target=1)
 
 
@@ -123,7 +123,7 @@ def test_more_tensors_than_inputs_are_refused():
         def attribute(self, inputs, target=None):
             return super().attribute(inputs, target=target), torch.ones(len(inputs))
 
-    with pytest.raises(RefusedError, match="where 1 attributions were expected"):
+    with pytest.raises(RefusedError, match="expected 1 attributions from the native explainer"):
         harden(Chatty(image_net()), NOISY).attribute(images(), target=1)
 
 

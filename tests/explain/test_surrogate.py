@@ -341,9 +341,9 @@ def test_the_private_model_is_no_public_one() -> None:
         nn.DataParallel(copied(PRIVATE)),
         [PUBLIC[0], PRIVATE],
     ):
-        with pytest.raises(RefusedError, match="is the private model, or holds it"):
+        with pytest.raises(RefusedError, match="got the private model, or a model that holds it"):
             PublicExplainer(PRIVATE, public, IXG)
-    with pytest.raises(RefusedError, match="is the private model, or holds it"):
+    with pytest.raises(RefusedError, match="got the private model, or a model that holds it"):
         PublicExplainer(lambda x: PRIVATE(x).argmax(1), PRIVATE, IXG)
 
 
@@ -356,7 +356,7 @@ UNUSABLE = [
     ((PRIVATE, [], IXG), ConfigurationTypeError, "torch modules, got none"),
     ((PRIVATE, [PUBLIC[0], lambda x: x], IXG), ConfigurationTypeError, "torch modules, got function"),
     ((None, PUBLIC, IXG), ConfigurationTypeError, "module or a function"),
-    ((PRIVATE, PUBLIC, IXG(PUBLIC[0])), ConfigurationTypeError, "give its class"),
+    ((PRIVATE, PUBLIC, IXG(PUBLIC[0])), ConfigurationTypeError, "pass its class"),
     ((PRIVATE, PUBLIC, "IG"), ConfigurationTypeError, "expected a class or a function"),
     ((PRIVATE, PUBLIC, lambda m: m), ConfigurationTypeError, "with Captum's interface"),
 ]
@@ -370,7 +370,7 @@ def test_what_cannot_be_used_is_said() -> None:
 
 NO_LABELS = [
     (lambda x: torch.zeros(len(x)), r"got torch.float32 of shape \(12,\) for 12 inputs"),
-    (lambda x: torch.zeros(len(x), 1), "of a single output make two"),
+    (lambda x: torch.zeros(len(x), 1), "turn a single logit z into two"),
     (lambda x: "yes", "got str"),
     (lambda x: torch.full((len(x),), -1), "whole numbers from 0 on"),
 ]
@@ -397,7 +397,7 @@ def test_a_scikit_learn_classifier_gives_its_labels_by_predict() -> None:
     labels = torch.from_numpy(forest.predict(X.numpy()))
     assert torch.equal(found.attribute(X), found.attribute(X, target=labels))
     assert student(forest.predict).measure(X).deletion is None
-    with pytest.raises(ConfigurationTypeError, match="give its method predict"):
+    with pytest.raises(ConfigurationTypeError, match="pass its method predict"):
         PublicExplainer(forest, PUBLIC, IXG)
     with pytest.raises(InputError, match="got ndarray"):
         PublicExplainer(lambda x: np.array(["yes"] * len(x)), PUBLIC, IXG).attribute(X)
@@ -452,7 +452,7 @@ def test_students_may_be_trained_by_any_function_and_made_under_inference_mode()
 NOTHING_TO_LEARN = [
     ({"x": rows(1)}, InputError, "at least 2"),
     ({"x": torch.zeros(5)}, InputError, r"inputs \(n, ...\)"),
-    ({"x": torch.zeros(9, 8)}, InputError, "all 9 public inputs get the label"),
+    ({"x": torch.zeros(9, 8)}, InputError, "got 9 with the label"),
     ({"recipe": "adam"}, ConfigurationTypeError, r"Recipe and build\(seed\), or a function"),
     ({"recipe": lambda x, y, g: None}, ConfigurationTypeError, "module as the student, got NoneType"),
     ({"recipe": lambda x, y, g: copied(PRIVATE)}, RefusedError, "the student is, copies or holds"),
@@ -469,7 +469,7 @@ def test_what_no_student_learns_from_is_said() -> None:
 def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher() -> None:
     with pytest.raises(ConfigurationTypeError, match=r"build\(seed\), or a function"):
         StudentExplainer(PRIVATE, rows(80), None, Recipe(epochs=1), IXG)
-    with pytest.raises(RefusedError, match="build an untrained one"):
+    with pytest.raises(RefusedError, match="expected an untrained student"):
         StudentExplainer(PRIVATE, rows(80), lambda seed: copied(PRIVATE), Recipe(epochs=1), IXG)
     with pytest.raises(InputError, match="diverged"):
         student(recipe=Recipe(optimizer="sgd", lr=1e30, epochs=2))
@@ -592,7 +592,7 @@ def test_a_loaded_explainer_refuses_models_that_change(tmp_path: Path) -> None:
         explainer.attribute(X)
         with torch.no_grad():
             models[changing][0].weight += 1
-        with pytest.raises(RefusedError, match="no longer the one"):
+        with pytest.raises(RefusedError, match="model has changed"):
             explainer.attribute(X)
 
 

@@ -98,7 +98,7 @@ def test_rows_are_ranked_whatever_their_number_and_length(n, d, dtype):
     rows[:, 1::50], rows[:, 2::50] = -0.0, math.inf
     profile = RankNorm().profile(d) if d else torch.empty(0)
     totals = torch.cat([torch.zeros(1, dtype=torch.float64), profile.cumsum(0)])
-    found = clips._given_by_rank(rows.clone(), totals)
+    found = clips._values_by_rank(rows.clone(), totals)
     order = rows.argsort(dim=1, stable=True)
     for row, key, at in list(zip(found, rows, order, strict=True))[:: max(1, n // 20)]:
         expected = torch.empty(d, dtype=torch.float64)
@@ -221,7 +221,7 @@ def test_what_is_no_finite_number_is_refused_by_name():
 
 
 OUT_OF_RANGE = [
-    (lambda: absolute(Relative(0.5), None), "needs a clip"),
+    (lambda: absolute(Relative(0.5), None), "expected a clip"),
     (lambda: RangeClip(1.0, 1.0), "low < high"),
     (lambda: RangeClip(0.0, -0.0), "low < high"),
     (lambda: NormClip(0.0), "greater than 0"),

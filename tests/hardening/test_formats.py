@@ -99,7 +99,7 @@ def test_reasons_of_what_is_no_set_are_refused():
 
 
 NOTHING_NAMED = [
-    (TopKSet, ConfigurationError, "Give k"),
+    (TopKSet, ConfigurationError, "expected k, as TopKSet"),
     (lambda: TopKSet(k=0), ConfigurationError, "at least 1"),
     (lambda: TopKSet(k=True), ConfigurationError, "whole number"),
     (lambda: TopKSet(fraction=0.0), ConfigurationError, "greater than 0"),

@@ -518,8 +518,8 @@ NO_CONFIGURATIONS = [
     (lambda: Hardening(mask=0.5), ConfigurationTypeError, "mask must be one of ThresholdMask, TopKMask"),
     (lambda: Hardening(noise=0.5), ConfigurationTypeError, "noise must be one of GaussianNoise"),
     (lambda: Hardening(grid=0.0), ConfigurationError, "grid must be greater than 0"),
-    (lambda: Hardening(noise=GaussianNoise(Relative(0.1))), ConfigurationError, "needs a clip"),
-    (lambda: Hardening(mask=ThresholdMask(Relative(0.1))), ConfigurationError, "needs a clip"),
+    (lambda: Hardening(noise=GaussianNoise(Relative(0.1))), ConfigurationError, "expected a clip"),
+    (lambda: Hardening(mask=ThresholdMask(Relative(0.1))), ConfigurationError, "expected a clip"),
 ]
 
 
@@ -557,9 +557,9 @@ NOISY = Hardening(noise=GaussianNoise(0.1, key=KEY))
 
 
 NO_CALLS = [
-    (lambda: NOISY(torch.zeros(2, 3)), "pass inputs="),
+    (lambda: NOISY(torch.zeros(2, 3)), "expected inputs="),
     (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(3, 3)), "expected 2 inputs"),
-    (lambda: NOISY((torch.zeros(2, 3), torch.zeros(3, 3)), inputs=torch.zeros(2, 3)), "disagree about the batch"),
+    (lambda: NOISY((torch.zeros(2, 3), torch.zeros(3, 3)), inputs=torch.zeros(2, 3)), "of one batch size, got"),
     (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(2, 3), target=[1]), "one target for each"),
     (lambda: NOISY(torch.tensor(1.0), inputs=torch.zeros(2, 3)), "batch"),
     (lambda: NOISY((), inputs=torch.zeros(2, 3)), "batch"),

@@ -328,5 +328,5 @@ def test_a_text_without_a_code_is_refused_an_empty_one_too(asked: str) -> None:
 
 def test_a_category_has_one_code() -> None:
     text = Columns.of(FRAME).to_json()
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="is repeated"):
         Columns.from_json(text.replace('"boss"', '"clerk"'))

@@ -160,7 +160,7 @@ def test_without_a_certificate_nothing_is_served_unless_that_is_said(made):
 
 def test_noise_needs_a_strong_key(noisy, monkeypatch, tmp_path):
     monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
-    with pytest.raises(RefusedError, match="no noise key"):
+    with pytest.raises(RefusedError, match="expected a noise key"):
         Service.load(noisy.model, noisy.certificate)
     with pytest.raises(RefusedError, match="bytes"):
         Service.load(noisy.model, noisy.certificate, key=b"short")

@@ -14,7 +14,7 @@ from safexplain.errors import MissingExtraError
 from safexplain.explain import CATALOG
 from safexplain.explain.catalog import EXTRAS, Row
 from safexplain.explain.hardened import HARDENED, build
-from safexplain.explain.served import OF_ROWS
+from safexplain.explain.served import TABLE_METHODS
 
 from ...shared.run import markdown
 from .parts import ReferencePage, cited, facts, in_points, percent, picture, pictures, result, signature, with_interval
@@ -45,7 +45,7 @@ def page(row: Row) -> str:
     """The page of a row."""
     parts = [
         f"# {row.hardened_name}",
-        f"{row.summary} {OF[row.of]}" if row.name not in OF_ROWS else f"{row.summary} Explains rows of a table.",
+        f"{row.summary} {OF[row.of]}" if row.name not in TABLE_METHODS else f"{row.summary} Explains rows of a table.",
         _picture(row),
         "## Use it",
         _imports(row),
@@ -91,7 +91,7 @@ def _colours(row: Row) -> str:
 def _class(row: Row) -> Any:
     """The hardened class; None where its library is not installed."""
     try:
-        found = getattr(safexplain, row.hardened_name, None) or HARDENED.get(row.name) or OF_ROWS.get(row.name)
+        found = getattr(safexplain, row.hardened_name, None) or HARDENED.get(row.name) or TABLE_METHODS.get(row.name)
         native = row.native
     except MissingExtraError:
         return None
@@ -133,13 +133,13 @@ def _calls(row: Row) -> str:
     native = row.native
     entry = getattr(kind, row.entry)
     parts = [signature(kind.__init__, kind.__name__)]
-    if row.name in OF_ROWS and _passes_on(kind.__init__):
+    if row.name in TABLE_METHODS and _passes_on(kind.__init__):
         parts.append(f"The arguments are those of {LIBRARIES[row.library]}'s class:")
         parts.append(signature(native.__init__, native.__name__))
     parts.append(signature(entry if not _passes_on(entry) else getattr(native, row.entry), f"explainer.{row.entry}"))
-    if row.name in OF_ROWS:
+    if row.name in TABLE_METHODS:
         parts += ["For an audit or a service, with a background of public rows:",
-                  signature(OF_ROWS[row.name].catalogued, f"{kind.__name__}.catalogued")]  # fmt: skip
+                  signature(TABLE_METHODS[row.name].catalogued, f"{kind.__name__}.catalogued")]  # fmt: skip
     parts.append("`hardening=None` is the default hardening. Everything else is as in the native class.")
     return "\n\n".join(parts)
 
@@ -235,7 +235,7 @@ def _refused(row: Row) -> list[str]:
         lines.append(f"Any `nt_type` but `{row.nt_type!r}`; `harden(NoiseTunnel(...))` takes every one.")
     if row.name == "KernelShap":
         lines.append("A `feature_mask` with fewer than two groups.")
-    if row.name in OF_ROWS:
+    if row.name in TABLE_METHODS:
         lines.append("Rows with another number of features than the public background.")
         lines.append("Once loaded from a certificate: any option, background or model that was not audited.")
     else:
@@ -271,9 +271,9 @@ def _text(name: str) -> str:
 def _overview() -> ReferencePage:
     measured = result("explainers").get("results", {}).get("methods", {})
     groups = {
-        "For inputs": [r for r in CATALOG.values() if r.of == "input" and r.name not in OF_ROWS],
-        "For rows of a table": [r for r in CATALOG.values() if r.name in OF_ROWS],
-        "For layers": [r for r in CATALOG.values() if r.of == "layer" and r.name not in OF_ROWS],
+        "For inputs": [r for r in CATALOG.values() if r.of == "input" and r.name not in TABLE_METHODS],
+        "For rows of a table": [r for r in CATALOG.values() if r.name in TABLE_METHODS],
+        "For layers": [r for r in CATALOG.values() if r.of == "layer" and r.name not in TABLE_METHODS],
         "For neurons": [r for r in CATALOG.values() if r.of == "neuron"],
     }
     seen: set[str] = set()

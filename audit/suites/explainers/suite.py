@@ -62,7 +62,7 @@ from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.catalog import Row
 from safexplain.explain.feature_groups import find_groups
 from safexplain.explain.hardened import HARDENED
-from safexplain.explain.served import OF_ROWS
+from safexplain.explain.served import TABLE_METHODS
 from safexplain.outputs import EstimatorModule, are_probabilities
 
 from ...shared.resampling import weights_of
@@ -325,8 +325,8 @@ def _places(row: Row, k: int, groups: Tensor | None) -> NDArray[np.int64] | None
 def of_rows(row: Row, trained: Trained, progress: Progress) -> Answers:
     """Numbers of a method for rows of a table, asked natively and hardened; each model's noise has its own key."""
     pool, public = trained.task.pool, trained.task.public.x[:BACKGROUND].numpy()
-    kind = OF_ROWS[row.name]
-    make = kind.catalogued(public=public if kind._needs else None)
+    kind = TABLE_METHODS[row.name]
+    make = kind.catalogued(public=public if kind._needs_background else None)
     options = dict(OPTIONS.get(row.name, {}))
     both: tuple[list[Floats], list[Floats]] = ([], [])
     said = ""
@@ -417,7 +417,7 @@ def measure(row: Row, tasks: Callable[[str], Trained], progress: Progress) -> di
     """Everything about one method, or why it cannot be measured."""
     start = time.process_time()
     reasons = []
-    names = ("digits",) if row.entry == "attribute" and row.name not in OF_ROWS else ("heloc", "trees", "linear")
+    names = ("digits",) if row.entry == "attribute" and row.name not in TABLE_METHODS else ("heloc", "trees", "linear")
     for name in names:
         trained = tasks(name)
         try:

@@ -19,9 +19,9 @@ from safexplain.cli.options import Options
 from safexplain.cli.run.recipes import WEAKER, RecipeFile, TrainingFunction
 from safexplain.errors import ConfigurationError, MissingExtraError
 from safexplain.explain import CATALOG
-from safexplain.explain.served import OF_ROWS
+from safexplain.explain.served import TABLE_METHODS
 from safexplain.explain.shap.pipelines import MixedColumnsError
-from safexplain.explain.tables import MadeOf
+from safexplain.explain.tables import TableExplainerFactory
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data.checks import check_model_fits
 from safexplain.loading.data.frames import ClassifierData, load_for_classifier
@@ -143,9 +143,9 @@ class Tabular:
         fitting = [
             row.name
             for row in CATALOG.values()
-            if row.name in OF_ROWS or (row.of == "input" and row.family in ("perturbation", "approximation"))
+            if row.name in TABLE_METHODS or (row.of == "input" and row.family in ("perturbation", "approximation"))
         ]
-        names = [make.method if isinstance(make, MadeOf) else make._row.name for make in makers]
+        names = [make.method if isinstance(make, TableExplainerFactory) else make._row.name for make in makers]
         if refused := [name for name in names if name not in fitting]:
             raise ConfigurationError(
                 f"{refused[0]} needs gradients, which a {type(self.found.estimator).__name__} does not have; expected"
@@ -162,7 +162,7 @@ def is_classifier_file(path: Path | None) -> bool:
 def adds_up(name: str, model: nn.Module, x: NDArray[np.float32]) -> bool:
     """Whether a method that reads the model is right: on a few rows of x (n, d), the attributions of the two most
     likely classes differ as the outputs do, up to a constant. Raises if it cannot read the model at all."""
-    explainer = OF_ROWS[name].catalogued()
+    explainer = TABLE_METHODS[name].catalogued()
     hardened, rows = explainer(model, hardening=Hardening.none()), torch.from_numpy(x[:64])
     p = model(rows).double()
     order = p.mean(0).argsort(descending=True)

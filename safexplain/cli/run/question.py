@@ -48,7 +48,7 @@ from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, InputError, did_you_mean
 from safexplain.explain import find_row
 from safexplain.explain.hardened import HARDENED
-from safexplain.explain.served import OF_ROWS, default_hardening
+from safexplain.explain.served import TABLE_METHODS, default_hardening
 from safexplain.hardening.features import Features
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.selection import TopKSet
@@ -437,8 +437,8 @@ def explainers_of(
         if row.entry == "attribute":
             makers.append(HARDENED[row.name])
             continue
-        kind, of_rows = OF_ROWS[row.name], True
-        if public is None and kind._needs:
+        kind, of_rows = TABLE_METHODS[row.name], True
+        if public is None and kind._needs_background:
             raise ConfigurationError(
                 f"{row.name} is made from public rows: give --public FILE, with rows that are no secret and were not"
                 " trained on, in the form of --data without label and member"
@@ -448,7 +448,7 @@ def explainers_of(
         calls[row.name] = {key: value for key, value in own.items() if key not in kind._makes}
     if public is not None and not of_rows:
         raise ConfigurationError(
-            f"--public only works with explainers made from public rows ({', '.join(OF_ROWS)}); leave it out"
+            f"--public only works with explainers made from public rows ({', '.join(TABLE_METHODS)}); leave it out"
         )
     (only, *others) = calls.values()
     return makers, {name: own for name, own in calls.items() if own} if others else only
@@ -480,7 +480,7 @@ def _with_form_columns(
     `default_hardening`.
     """
     kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
-    maps = all(kind._row.of == "input" and not getattr(kind, "_tells", False) for kind in kinds)
+    maps = all(kind._row.of == "input" and not getattr(kind, "_has_answers", False) for kind in kinds)
     hardening = hardening or default_hardening([kind._row for kind in kinds], model)
     named = names is not None and maps and isinstance(hardening.clip, TopKSet) and hardening.features is None
     if form and not named:

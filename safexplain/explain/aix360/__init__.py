@@ -1,6 +1,6 @@
 """Hardened AIX360: ProtoDash over public rows, and LIME whose answers hold only weights.
 
-`protodash` and `lime` run the native explainers and fill answers made anew; here they are by AIX360's names.
+`protodash` and `lime` run the native explainers and fill new answers; here they have AIX360's names.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360.lime import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.aix360.protodash import HardenedProtoDash
 from safexplain.explain.libraries import defined_in
-from safexplain.explain.tables import OfTables
+from safexplain.explain.tables import TableExplainer
 from safexplain.hardening.hardening import Hardening
 
 __all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText", "HardenedProtoDash"]
 
-LIME: Mapping[str, type[OfTables]] = MappingProxyType(
+LIME: Mapping[str, type[TableExplainer]] = MappingProxyType(
     {
         "LimeTabularExplainer": HardenedLimeTabular,
         "LimeImageExplainer": HardenedLimeImage,
@@ -27,17 +27,17 @@ LIME: Mapping[str, type[OfTables]] = MappingProxyType(
 )
 """lime's name of an explainer -> the hardened class."""
 
-AIX360: Mapping[str, type[OfTables]] = MappingProxyType({"ProtodashExplainer": HardenedProtoDash, **LIME})
+AIX360: Mapping[str, type[TableExplainer]] = MappingProxyType({"ProtodashExplainer": HardenedProtoDash, **LIME})
 """AIX360's name of an explainer -> the hardened class."""
 
 
-def harden_aix360(native: object, hardening: Hardening | None = None, **options: Any) -> OfTables:
-    """A hardened version of an AIX360 explainer, or of one of the `lime` package; `native` is left as it is.
+def harden_aix360(native: object, hardening: Hardening | None = None, **options: Any) -> TableExplainer:
+    """A hardened version of an AIX360 explainer, or of one of the `lime` package; `native` is not changed.
 
     Args:
         native: a `ProtodashExplainer` or a LIME explainer for tables, texts or images.
-        hardening: None for `Hardening.recommended()`, of tables with the order, or `Hardening.ranked()` for ProtoDash.
-        **options: what the hardened class takes beside `hardening`: `public` (needed) for ProtoDash, `bins` for tables.
+        hardening: None for `Hardening.recommended()`, ordered for tables, or `Hardening.ranked()` for ProtoDash.
+        **options: further arguments of the hardened class: `public` (required) for ProtoDash, `bins` for tables.
 
     Raises:
         RefusedError: another explainer.
@@ -49,7 +49,7 @@ def harden_aix360(native: object, hardening: Hardening | None = None, **options:
     hardened: Any = AIX360.get(kind.__name__)
     if hardened is None or kind.__module__.partition(".")[0] not in ("aix360", "lime"):
         raise RefusedError(
-            f"{kind.__name__} is not supported: ProtoDash, and LIME for tables, texts and images, give answers that"
-            " hardening makes fit to leave. docs/libraries.md gives the reason for each of the others"
+            f"expected ProtoDash, or LIME for tables, texts or images, got {kind.__name__}, which cannot be hardened:"
+            " docs/libraries.md gives the reason"
         )
-    return cast("OfTables", hardened.around(native, hardening, **options))
+    return cast("TableExplainer", hardened.around(native, hardening, **options))

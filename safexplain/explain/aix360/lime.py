@@ -1,8 +1,8 @@
-"""LIME whose answers hold hardened weights and nothing else that was computed from the model or the training set.
+"""LIME whose answers hold hardened weights, and nothing else that was computed from the model or the training set.
 
-Natively an answer of LIME (arXiv 1602.04938) also carries the intercept and the quality of its linear fit, predicted
-probabilities, and, for tables, training quartiles in the names of features and the instance scaled by training means.
-Here it is a new object, filled from a list: weights, names, labels, and what the client sent. All else is NaN.
+A native answer of LIME (arXiv 1602.04938) also carries the intercept and the quality of its linear fit, predicted
+probabilities, and for tables training quartiles in the names of features and the instance scaled by training means.
+Here a new object is filled from a list: weights, names, labels, and the client's input. Everything else is NaN.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from safexplain.errors import InputError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.libraries import load
-from safexplain.explain.orientation import PROBABILITY, Direction, decided
-from safexplain.explain.query import as_asked
-from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
+from safexplain.explain.orientation import PROBABILITY, Direction, explained_classes
+from safexplain.explain.query import round_as_hashed
+from safexplain.explain.tables import Predict, TableExplainer, TableExplainerFactory, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.native_maps import watch
 
 __all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText"]
 
-_NUMPYS_OWN = np.random.mtrand._rand  # what LIME draws from when it is given no random_state
+_NUMPYS_OWN = np.random.mtrand._rand  # LIME's generator if random_state is not given
 
 Weights = list[tuple[int, float]]
 
 
 def _private_copy(explainer: Any, generator: np.random.RandomState | None) -> Any:
-    """A shallow copy of a LIME explainer that draws from copies of its generators, so that those never move; from
-    `generator` where the caller gave none."""
+    """A shallow copy of a LIME explainer that draws from copies of its generators, so that those never move, or from
+    `generator` if the caller gave none."""
     mine = copy.copy(explainer)
     parts, copies = [mine], dict[int, Any]()
     for name in ("base", "discretizer"):
@@ -56,17 +56,17 @@ def _private_copy(explainer: Any, generator: np.random.RandomState | None) -> An
 
 @cache
 def _explanation() -> Any:
-    """The class of what is released of tables and texts."""
+    """The class of released explanations of tables and texts."""
     native: Any = load("lime.explanation").Explanation
 
     class LimeExplanation(native):  # type: ignore[misc]
-        """LIME's, of hardened weights, about the explained class where no label is given, without predictions."""
+        """LIME's, with hardened weights, by default for the explained class, without predictions."""
 
         def as_list(self, label: int | None = None, **kwargs: Any) -> Any:
-            return super().as_list(self._own(label), **kwargs)
+            return super().as_list(self._default(label), **kwargs)
 
         def as_pyplot_figure(self, label: int | None = None, **kwargs: Any) -> Any:
-            return super().as_pyplot_figure(self._own(label), **kwargs)
+            return super().as_pyplot_figure(self._default(label), **kwargs)
 
         def as_html(self, labels: Any = None, *_: Any, **kwargs: Any) -> Any:
             withheld = {"predict_proba": False, "show_predicted_value": False}
@@ -76,7 +76,7 @@ def _explanation() -> Any:
             display = import_module("IPython.display")
             display.display(display.HTML(self.as_html(labels, **kwargs)))
 
-        def _own(self, label: int | None) -> int:
+        def _default(self, label: int | None) -> int:
             return label if label is not None else 1 if 1 in self.local_exp else min(self.local_exp)
 
     LimeExplanation.__qualname__ = "LimeExplanation"  # where pickle looks for it
@@ -89,18 +89,18 @@ def __getattr__(name: str) -> Any:
     return _explanation()
 
 
-class _HardenedLime(OfTables):
+class _HardenedLime(TableExplainer):
     """What the hardened LIME explainers share.
 
-    Asked again, an explainer gives the same answer: each call runs on a copy that starts from the state that
-    `random_state` had at construction, and without one from a seed made from the key and the instance.
+    A repeated query gets the same answer: each call runs on a copy that starts from the state of `random_state` at
+    construction, or without one from a seed made from the key and the instance.
 
-    Weights speak for the class that is predicted, unless `labels` or `top_labels` name others; natively for class 1.
-    Of a number, `direction` says whether they tell why it is as high as it is ("up") or as low. With
-    `Hardening.none()` the labels are the native ones.
+    Weights are for the predicted class, unless `labels` or `top_labels` name others; natively for class 1. If the
+    output is a number, `direction` selects why it is as high as it is ("up") or as low. With `Hardening.none()` the
+    labels are the native ones.
 
-    Which features are named is exact where `num_features` is less than there are; their order is that of the
-    hardened weights. Labels come in increasing order, not in that of the prediction.
+    With `num_features` below the number of features, the set of named features is exact; their order is that of the
+    hardened weights. Labels are in increasing order, not in that of the prediction.
     """
 
     _entry = "explain_instance"
@@ -114,7 +114,7 @@ class _HardenedLime(OfTables):
 
     @classmethod
     def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
-        """The hardened version of a native explainer, AIX360's or LIME's own; `native` is left as it is."""
+        """The hardened version of a native explainer of AIX360 or LIME; `native` is not changed."""
         self = cls.__new__(cls)
         self._adopt(native, hardening, **options)
         return self
@@ -125,42 +125,42 @@ class _HardenedLime(OfTables):
         self._native, self._model_digest = type(self._explainer), checked_digest(model_digest)
 
     def explain_instance(self, *args: Any, direction: Direction | None = None, **kwargs: Any) -> Any:
-        """Explain one instance; arguments as natively.
+        """Explain one instance.
 
         Args:
             *args: as natively: the instance, the prediction function, ...
-            direction: of a number, "up" or "down"; None: "up".
+            direction: for a number, "up" or "down"; None: "up".
             **kwargs: as natively.
 
         Returns:
-            A new native explanation, whose `local_exp`, `as_list`, `as_map`, `available_labels` and plots work as
-            natively on hardened weights. NaN, or nothing, stands for predictions, intercepts and scores.
+            A new native explanation, whose `local_exp`, `as_list`, `as_map`, `available_labels` and plots have hardened
+                weights. Predictions, intercepts and scores are NaN or absent.
 
         Raises:
-            ConfigurationError: a direction, where there are classes.
+            ConfigurationError: a direction for a classifier.
 
         Warns:
-            TrainingModeWarning: once for each torch model behind it that is in training mode.
-            OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so that the
-                noise does not change when the model does.
+            TrainingModeWarning: once for each torch model behind it in training mode.
+            OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so the noise
+                does not change when the model does.
         """
         entry, noise = inspect.signature(self._explainer.explain_instance), self.hardening.noise
         given = entry.bind(*args, **kwargs).arguments
         number, side = getattr(self._explainer, "mode", "") == "regression", 1
         if number or direction is not None:
-            (side,) = decided([0.0], None if number else PROBABILITY, direction=direction)
+            (side,) = explained_classes([0.0], None if number else PROBABILITY, direction=direction)
         usual = entry.parameters["top_labels"].default  # of an image, five classes
         if not (number or usual or self.hardening.is_none or given.keys() & {"labels", "top_labels"}):
             given["top_labels"] = 1
-        if given.get("model_regressor") is not None:  # LIME fits it, and natively leaves it for all to see
+        if given.get("model_regressor") is not None:  # LIME fits it, and natively exposes it
             given["model_regressor"] = copy.deepcopy(given["model_regressor"])
         (what, instance), (by, predict) = list(given.items())[:2]
         check_mode(predict)
         if not self.hardening.is_none:
-            instance = as_asked(instance)
+            instance = round_as_hashed(instance)
         classes: list[int] = []
 
-        def asked(samples: Any) -> Any:
+        def predict_and_count(samples: Any) -> Any:
             answer = predict(samples)
             classes[:] = np.shape(answer)[1:]
             return answer
@@ -170,7 +170,7 @@ class _HardenedLime(OfTables):
         seed = query_seeds(key, inputs=inputs, method=f"{self._name} samples")[0]
         mine = _private_copy(self._explainer, np.random.RandomState(np.frombuffer(seed, dtype="<u4")))
         mine.base.verbose = False  # prints the intercept and predictions
-        bound = inspect.BoundArguments(entry, {**given, what: instance, by: asked})
+        bound = inspect.BoundArguments(entry, {**given, what: instance, by: predict_and_count})
         raw = mine.explain_instance(*bound.args, **bound.kwargs)
         query = {}
         if noise is not None:
@@ -179,9 +179,9 @@ class _HardenedLime(OfTables):
         for label in sorted(raw.local_exp):
             weights = [[float(weight) for _, weight in raw.local_exp[label]]]
             watch().add(predict, self._name, (torch.tensor(weights, dtype=torch.float64),))
-            own = int(label) % classes[0] if classes else int(label)  # -1 is the last class
+            target = int(label) % classes[0] if classes else int(label)  # -1 is the last class
             found = [(feature, weight if side else -weight) for feature, weight in raw.local_exp[label]]
-            released.local_exp[int(label)] = self._harden(found, own, query)
+            released.local_exp[int(label)] = self._harden(found, target, query)
             released.intercept[int(label)] = np.nan
         released.score, released.local_pred = np.nan, np.array([np.nan])
         if number:  # natively label 0 is the negative of label 1, not a second answer
@@ -193,16 +193,16 @@ class _HardenedLime(OfTables):
         raise NotImplementedError
 
     def _blank(self, raw: Any, explainer: Any, instance: Any) -> Any:
-        """A native explanation that holds what is on the list, without weights."""
+        """A native explanation with the listed fields, without weights."""
         raise NotImplementedError
 
     def _harden(self, raw: Weights, label: int, query: dict[str, Any]) -> Weights:
         if self.hardening.is_none:
             return [(int(feature), float(weight)) for feature, weight in raw]
         raw = sorted((int(feature), float(weight)) for feature, weight in raw)
-        features, whole = [feature for feature, _ in raw], self.hardening.features  # which are all of the row's
-        places = features if whole is not None else list(range(len(features)))
-        weights = torch.zeros(1, len(features if whole is None else whole.names), dtype=torch.float64)
+        features, columns = [feature for feature, _ in raw], self.hardening.features  # these are all of the row's
+        places = features if columns is not None else list(range(len(features)))
+        weights = torch.zeros(1, len(features if columns is None else columns.names), dtype=torch.float64)
         weights[0, places] = torch.tensor([weight for _, weight in raw], dtype=torch.float64)
         hardened = self.hardening(weights, target=label, method=f"{self._name} {features}", **query)[0, places]
         return sorted(zip(features, hardened.tolist(), strict=True), key=lambda pair: abs(pair[1]), reverse=True)
@@ -211,28 +211,28 @@ class _HardenedLime(OfTables):
 class HardenedLimeTabular(_HardenedLime):
     """The `LimeTabularExplainer` of lime and AIX360, hardened.
 
-    Audited and certified (`catalogued`, `from_certificate`) with public rows in the place of the training set, from
-    which LIME takes the bins and the spread of its samples: the numbers of a row are the weights of all its features
-    for the predicted class, and they are what a service releases. A certificate knows `feature_names`, `class_names`,
-    `categorical_features`, `categorical_names`, `kernel_width`, `feature_selection` ("none" unless said, for no feature
-    is left out), `discretize_continuous`, `discretizer`, `sample_around_instance` and a whole number as `random_state`,
-    and the options `num_samples` and `distance_metric`.
+    Audited and certified (`catalogued`, `from_certificate`) with public rows in place of the training set, which give
+    LIME's bins and the spread of its samples: the numbers of a row are the weights of all features for the predicted
+    class, which a service releases. A certificate states `feature_names`, `class_names`, `categorical_features`,
+    `categorical_names`, `kernel_width`, `feature_selection` ("none" by default, so that no feature is left out),
+    `discretize_continuous`, `discretizer`, `sample_around_instance` and an integer `random_state`, and the options
+    `num_samples` and `distance_metric`.
 
     Args:
         *args: as natively.
         hardening: of the weights of each label; None for `Hardening.recommended(ordered=True)`.
-        bins: name features as natively, "0.10 < age <= 0.50", when they are discretised. The numbers are quartiles of
-            the training set (or other statistics of it) and are only released when asked for; else "age".
+        bins: name discretised features as natively, "0.10 < age <= 0.50"; False: "age". The numbers are statistics of
+            the training set, such as quartiles.
         **kwargs: as natively.
     """
 
     _module, _name = "lime.lime_tabular", "LimeTabularExplainer"
     _row, _libraries = CATALOG["LimeTabular"], ("lime",)
-    _makes = frozenset(
+    _init_options = frozenset(
         {"feature_names", "class_names", "categorical_features", "categorical_names", "kernel_width"}
         | {"feature_selection", "discretize_continuous", "discretizer", "sample_around_instance", "random_state"}
     )
-    _fixed = frozenset({"data_row", "predict_fn", "labels", "top_labels", "num_features", "model_regressor"})
+    _no_options = frozenset({"data_row", "predict_fn", "labels", "top_labels", "num_features", "model_regressor"})
     _predict: Predict
     bins = False
 
@@ -247,7 +247,7 @@ class HardenedLimeTabular(_HardenedLime):
         self.bins = bins
 
     def explain_instance(self, *args: Any, **kwargs: Any) -> Any:
-        """As natively; of a certified explainer, the prediction function may be left out, and so may `labels`."""
+        """As natively; a certified explainer needs no prediction function and no `labels`."""
         if self._pinned is None:
             return super().explain_instance(*args, **kwargs)
         given = self._signature().bind_partial(self, *args, **kwargs).arguments
@@ -258,7 +258,7 @@ class HardenedLimeTabular(_HardenedLime):
         return super().explain_instance(row, self._pinned.predict, **options)
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+    def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
         assert made.background is not None
         given: dict[str, Any] = {"feature_selection": "none", **made.made}
         if given.get("feature_names") is not None:

@@ -1,8 +1,8 @@
-"""ProtoDash over rows that may leave: prototypes from a declared public set, weights hardened.
+"""ProtoDash over public rows: prototypes from a declared public set, with hardened weights.
 
-Natively ProtoDash (arXiv 1707.01212) explains instances by rows of the data set that it is given, usually the training
-set, and returns their indices: whoever asks about a record and is given that record back knows that it is a member.
-No noise on weights mends that, so `HardenedProtoDash` selects from a set that was declared public.
+Natively ProtoDash (arXiv 1707.01212) explains instances by rows of its data set, usually the training set, and returns
+their indices: a client who gets the submitted record back knows that it is a member. Noise on weights does not prevent
+that, so `HardenedProtoDash` selects from a set that was declared public.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.tables import MadeOf, OfTables
+from safexplain.explain.tables import TableExplainer, TableExplainerFactory
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 
@@ -30,20 +30,20 @@ __all__ = ["HardenedProtoDash"]
 Rows = NDArray[Any]
 
 
-class HardenedProtoDash(OfTables):
+class HardenedProtoDash(TableExplainer):
     """AIX360's `ProtodashExplainer` with prototypes from a public set and hardened weights.
 
-    The answer no longer shows training cases, but the public ones that represent the explained instances best. Their
-    indices and order are exact: they depend on the explained and the public rows alone, and tell of the training set
-    only where one of the two does (features computed by the trained model). The weights are hardened for that case.
+    The answer shows the public cases that represent the explained instances best, not training cases. Their indices and
+    order are exact: they depend on the explained and the public rows alone, and reveal the training set only if one of
+    the two does (as features computed by the trained model). The weights are hardened for that case.
 
-    Audited and certified (`catalogued`, `from_certificate`) one row at a time. Of p public rows, its numbers are p
-    places, (m - i) / m for the i-th prototype and 0 for all others, and then p weights; a service releases which rows
-    the prototypes are, in their order, and their weights.
+    Audited and certified (`catalogued`, `from_certificate`) one row at a time. With p public rows, its numbers are p
+    ranks, (m - i) / m for the i-th prototype and 0 for all others, and then p weights; a service releases the
+    prototypes' rows, their order and their weights.
 
     Args:
-        public: candidate prototypes (n, d), n > 2: public, synthetic or otherwise released rows. They leave as they
-            are. A copy is kept, as `public`; numbers that are not floating point become float64.
+        public: candidate prototypes (n, d), n > 2: public, synthetic or otherwise released rows. They are released
+            unchanged. A copy is kept, as `public`; integers become float64.
         hardening: of the weights of one answer; None for `Hardening.ranked()`.
 
     Attributes:
@@ -55,14 +55,14 @@ class HardenedProtoDash(OfTables):
     """
 
     _entry = "explain"
-    _row, _libraries, _tells = CATALOG["ProtoDash"], ("aix360",), True
-    _fixed = frozenset({"self", "X", "Y"})
+    _row, _libraries, _has_answers = CATALOG["ProtoDash"], ("aix360",), True
+    _no_options = frozenset({"self", "X", "Y"})
 
     def __init__(self, public: Any = None, *, hardening: Hardening | None = None) -> None:
         self.hardening = hardening_or_default(hardening, Hardening.ranked)
         if public is None:
             raise ConfigurationTypeError(
-                "ProtoDash returns rows of the set that it chooses from: declare one that may leave, as"
+                "expected public rows to choose prototypes from, which are released: pass"
                 " ProtodashExplainer(public=rows) or harden(native, public=rows)"
             )
         self.public = _rows("public", public).copy()
@@ -72,7 +72,7 @@ class HardenedProtoDash(OfTables):
 
     @classmethod
     def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Self:
-        """The hardened version of a native explainer, which has no state of its own."""
+        """The hardened version of a native explainer, which has no state."""
         return cls(hardening=hardening, **options)
 
     @property
@@ -91,18 +91,18 @@ class HardenedProtoDash(OfTables):
         """Choose m public rows that represent the rows of X together, and weigh them.
 
         Args:
-            X: rows to explain (q, d): one instance, or a set that is summarised.
+            X: rows to explain (q, d): one instance, or a set to summarise.
             Y: candidates, if not all of `public`: any of its rows in any order, with the same numbers.
-            m: how many prototypes; at most one less than there are candidates.
+            m: number of prototypes, less than the number of candidates.
             kernelType: "other" (or "linear") for the inner product, "Gaussian" for exp(-|x - y|^2 / (2 sigma^2)).
-            sigma: width of the Gaussian kernel; has no effect on the linear one.
+            sigma: width of the Gaussian kernel.
             optimizer: "cvxpy" or "osqp"; both solve the same problem, and share the noise.
 
         Returns:
             W, S, V as natively: W (m,) the hardened weights, none below zero; S (m,) the indices of the prototypes in
-            Y, or in `public` without Y, in the order of their selection; V (m,) NaN where natively the objective
-            values stand. With `Hardening.none()` W and S are the native ones. Otherwise, and with the linear kernel,
-            ProtoDash is run on the mean of X, which is all that this kernel sees of it: the same up to rounding.
+                Y, or in `public` without Y, in the order of their selection; V (m,) NaN in place of the objective
+                values. With `Hardening.none()` W and S are the native ones. Otherwise, with the linear kernel,
+                ProtoDash runs on the mean of X, which gives the same up to rounding.
 
         Raises:
             RefusedError: a row of Y is not public.
@@ -115,7 +115,9 @@ class HardenedProtoDash(OfTables):
             given = {name: value for name, value in options.items() if value != usual[name].default}
             options = self._pinned.complete(self._signature(), given, frozenset())
             if Y is not None or len(X) != 1:
-                raise RefusedError("ProtoDash was audited on one row at a time, with all public rows as candidates")
+                raise RefusedError(
+                    "expected one row, and no Y: ProtoDash was audited so, with all public rows as candidates"
+                )
         return self._explain(X, Y, **options)
 
     def _explain(
@@ -137,7 +139,7 @@ class HardenedProtoDash(OfTables):
         return weights, chosen, np.full(m, np.nan)
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+    def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
         assert made.background is not None
         return cls(made.background.rows, hardening=hardening)
 
@@ -148,7 +150,7 @@ class HardenedProtoDash(OfTables):
         numbers[1, chosen] = weights
         return numbers.reshape(-1)
 
-    def _told(self, numbers: Rows) -> dict[str, Any]:
+    def _to_answer(self, numbers: Rows) -> dict[str, Any]:
         places, weights = numbers.reshape(2, -1)
         chosen = np.argsort(-places, kind="stable")[: int((places > 0).sum())]
         return {
@@ -161,16 +163,13 @@ class HardenedProtoDash(OfTables):
         public = set(map(_digest, self.public))
         if others := sum(_digest(row) not in public for row in candidates):
             raise RefusedError(
-                f"{others} of the {len(candidates)} rows of Y are not rows of the declared public set. ProtoDash"
-                " returns rows of Y: with Y = training set, its answers say who is in it. Leave Y out to choose from"
+                f"Y: expected rows of the declared public set, got {others} of {len(candidates)} others. ProtoDash"
+                " returns rows of Y: with Y = training set, its answers reveal the members. Leave Y out to choose from"
                 " the public set, or declare these rows public: HardenedProtoDash(public=...)"
             )
 
     def _harden(self, weights: Rows, query: Tensor, prototypes: list[bytes], kernel: str) -> Rows:
-        """Weights are a function of the query and the prototypes alone, and so is their noise.
-
-        Candidates that were not chosen, or another order of them, give the same weights and must give the same noise.
-        """
+        """Hardened weights, whose noise is a function of the query and the prototypes, like the weights themselves."""
         raw = torch.from_numpy(np.maximum(weights, 0))[None]
         named = hashlib.blake2b(b"".join(prototypes)).hexdigest()
         hardened = self.hardening(raw, inputs=query, method=f"ProtoDash {kernel} {named}")
@@ -188,7 +187,7 @@ def _rows(name: str, values: Any) -> Rows:
 
 
 def _check_options(X: Rows, candidates: Rows, m: int, kernelType: str, sigma: float, optimizer: str) -> None:
-    """InputError for what natively fails without a word, or is silently something else."""
+    """InputError for options that natively fail silently or mean something else."""
     if X.shape[1] != candidates.shape[1]:
         raise InputError(f"X must have the {candidates.shape[1]} features of the candidates, got {X.shape[1]}")
     if not isinstance(m, int | np.integer) or not 1 <= m < len(candidates):
@@ -206,7 +205,7 @@ def _digest(row: Rows) -> bytes:
 
 
 def _query(X: Rows, gaussian: bool) -> Tensor:
-    """What the answer is a function of, as one input: the same for another order of X and for all of X repeated."""
+    """The query as one input: the same for another order of X and for repetitions of X."""
     if not gaussian:
         return torch.from_numpy(X.mean(axis=0, keepdims=True))
     counts = Counter(hashlib.blake2b((row.astype(np.float32) + 0.0).tobytes()).digest() for row in X)

@@ -1,7 +1,7 @@
-"""Alibi's explainers, hardened: an explanation is built anew from the fields that may leave.
+"""Alibi's explainers, hardened: a new explanation is built from the fields that may leave.
 
 A native anchor explanation carries rows of the training set (in `raw`), and one of an image the background images (in
-`meta`). `explainers` runs a private copy of the native explainer, and `rules` lists what leaves.
+`meta`). `explainers` runs a private copy of the native explainer, and `rules` lists the released fields.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ def harden_alibi(
 
     Args:
         native: an explainer of one of the classes in `safexplain.explain.alibi.rules.ROWS`.
-        hardening: None for `anchor_hardening()` with an anchor explainer, `Hardening.recommended(ordered=True)` with
-            another.
+        hardening: None for `anchor_hardening()` with an anchor explainer, else `Hardening.recommended(ordered=True)`.
         model_digest: see `HardenedShap`.
 
     Raises:
         ConfigurationTypeError: not an alibi explainer, or hardened already.
-        ConfigurationError: an anchor explainer, and a hardening that does not fit it, see `HardenedAnchors`.
-        RefusedError: no hardening makes what it returns fit to leave, or nobody has said what may.
+        ConfigurationError: a hardening that does not fit an anchor explainer, see `HardenedAnchors`.
+        RefusedError: no hardening makes its answers safe to release, or no rule lists its fields.
     """
     hardened = object.__new__(ALIBI[kind_of(native)])
     hardened._adopt(native, hardening, model_digest)

@@ -1,8 +1,8 @@
 """Alibi's explainers, hardened: each holds a native explainer and runs private copies of it.
 
-Those of rows of tables are audited, too. The rule of an anchor is then written in numbers and read back from them: of
-each feature, which share of the bins it rules out below and above. The bins are quantiles of public rows, so that
-whoever knows these can write the numbers as the rule, and the rule as the numbers.
+Explainers of rows of tables can be audited. An anchor's rule is then written as numbers, and read back from them: for
+each feature, the share of the bins that it excludes below and above. The bins are quantiles of public rows, so rule and
+numbers can be converted into each other by anyone who knows these rows.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tenso
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.libraries import (
-    ONE_AT_A_TIME,
+    SHARED_PIPELINE_LOCK,
     defined_in,
     draw_from,
     load,
-    no_failed_searches,
     private_copy,
+    quiet_failed_searches,
     seeded_generators,
 )
 from safexplain.explain.orientation import Direction
-from safexplain.explain.query import as_asked
+from safexplain.explain.query import round_as_hashed
 from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
-from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
+from safexplain.explain.tables import Predict, TableExplainer, TableExplainerFactory, feature_names
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import GaussianNoise
@@ -61,19 +61,19 @@ def anchor_hardening(key: bytes | None = None) -> Hardening:
 
 
 def _new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
-    """What constructors and `fit` draw from; None, NumPy's global generator, for `Hardening.none()`, as natively."""
+    """The generator of constructors and `fit`; None, NumPy's global one as natively, for `Hardening.none()`."""
     return None if hardening == Hardening.none() else np.random.RandomState()
 
 
-class HardenedAlibi(OfTables):
+class HardenedAlibi(TableExplainer):
     """An Alibi explainer, hardened; `harden_alibi` makes it.
 
-    `explain` has the native arguments and returns a new `Explanation` with the fields that may leave; the others are
-    absent. With `Hardening.none()` they have the native values. Asking again gives the same answer, also after a
-    restart: a call's samples come from a generator of its own that is seeded, as the noise is, from the key, the model,
-    the configuration and what is explained. Threads may share it, but not while `fit` or `reset_predictor` runs.
+    `explain` has the native arguments and returns a new `Explanation` with the listed fields; others are absent. With
+    `Hardening.none()` they have the native values. A repeated query gets the same answer, also after a restart: its
+    samples come from its own generator, seeded like the noise by the key, the model, the configuration and the
+    instance. Threads may share it, but not while `fit` or `reset_predictor` runs.
 
-    Made with the native arguments, `hardening`, and `model_digest` as `harden_alibi` takes it.
+    Takes the native arguments, `hardening`, and `model_digest` as in `harden_alibi`.
     """
 
     _kind: ClassVar[str]
@@ -113,14 +113,14 @@ class HardenedAlibi(OfTables):
 
 
 class Rule:
-    """The rules that an AnchorTabular can say of one feature, and their numbers.
+    """The conditions that an AnchorTabular can state about one feature, and their numbers.
 
-    With k bins, a condition that rules out the lowest i and the highest j of them is (i / k, j / k). A category, the
+    With k bins, a condition that excludes the lowest i and the highest j of them is (i / k, j / k). A category, the
     v-th of K, is ((v + 1) / (K + 1), (K - v) / (K + 1)). No condition is (0, 0).
 
     Args:
         name: of the feature.
-        bins: their names, or those of the categories, as the fitted explainer has them.
+        bins: names of the bins or categories, from the fitted explainer.
         categorical: whether they are categories.
     """
 
@@ -128,19 +128,19 @@ class Rule:
         k = len(bins)
         self.texts: dict[str, tuple[float, float]] = {}
         for v, value in enumerate(bins if categorical else ()):
-            said = value if "<" in value or ">" in value else f"{name} = {value}"
-            self.texts[said] = (v + 1) / (k + 1), (k - v) / (k + 1)
+            text = value if "<" in value or ">" in value else f"{name} = {value}"
+            self.texts[text] = (v + 1) / (k + 1), (k - v) / (k + 1)
         for below, above in product(range(0 if categorical else k), range(k)):
             if 0 < below + above < k:
                 self.texts.setdefault(_condition(name, bins, below, above), (below / k, above / k))
 
-    def said(self, numbers: Rows) -> str:
-        """The rule with these two numbers, up to the rounding of float32."""
+    def text_of(self, numbers: Rows) -> str:
+        """The condition with these two numbers, up to rounding."""
         return min(self.texts, key=lambda text: float(np.abs(np.array(self.texts[text]) - numbers).sum()))
 
 
 def _condition(name: str, bins: list[str], below: int, above: int) -> str:
-    """What alibi writes where the lowest and the highest bins are ruled out (`AnchorTabular.add_names_to_exp`)."""
+    """Alibi's text for excluding the lowest and the highest bins (`AnchorTabular.add_names_to_exp`)."""
     words, high = bins[below].split(), bins[-1 - above].split()[-1]
     low = words[0] if "<" in bins[below] else words[-1]
     if below and above:
@@ -148,8 +148,8 @@ def _condition(name: str, bins: list[str], below: int, above: int) -> str:
     return f"{name} <= {high}" if above else f"{name} > {low}"
 
 
-def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of `explain` by name, those among its `**kwargs` too."""
+def _named_arguments(explainer: TableExplainer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `explain` by name, `**kwargs` included."""
     given: dict[str, Any] = dict(explainer._signature().bind_partial(explainer, *args, **kwargs).arguments)
     more: Mapping[str, Any] = given.pop("kwargs", {})
     return {name: value for name, value in {**given, **more}.items() if name != "self"}
@@ -158,12 +158,12 @@ def _by_name(explainer: OfTables, args: Sequence[Any], kwargs: Mapping[str, Any]
 class HardenedAnchors(HardenedAlibi):
     """Hardened anchors: wraps an AnchorTabular, AnchorImage or AnchorText that exists already.
 
-    The rule leaves as it is, precision and coverage leave hardened; training rows, predictions and background images do
-    not leave. Source: Ribeiro, Singh, Guestrin: Anchors, AAAI 2018 (doi 10.1609/aaai.v32i1.11491).
+    The rule is released as it is, precision and coverage hardened; training rows, predictions and background images are
+    not released. Source: Ribeiro, Singh, Guestrin: Anchors, AAAI 2018 (doi 10.1609/aaai.v32i1.11491).
 
-    Anchors of rows of tables can be audited and certified (`catalogued`, `from_certificate`). Of d features, the
+    Anchors of rows of tables can be audited and certified (`catalogued`, `from_certificate`). With d features, the
     numbers of a row are the 2 d of its rule (see `Rule`), precision and coverage; a service releases the rule, its
-    conditions in the order of the columns, and both. They are about the predicted class. A certificate knows
+    conditions in the order of the columns, and both. They explain the predicted class. A certificate states
     `feature_names`, `categorical_names` (column -> names), `seed` and `disc_perc`, and the options of `explain`.
 
     Args:
@@ -172,12 +172,12 @@ class HardenedAnchors(HardenedAlibi):
 
     Raises:
         ConfigurationTypeError: not an anchor explainer of alibi.
-        ConfigurationError: a hardening that weighs precision against coverage: RankNorm, UnitNorm, NormClip, TopKMask.
+        ConfigurationError: a hardening that compares precision with coverage: RankNorm, UnitNorm, NormClip, TopKMask.
     """
 
     _row: ClassVar[Row | None] = CATALOG["Anchors"]
-    _libraries, _fixed, _tells = ("alibi",), frozenset({"self", "X"}), True
-    _makes = frozenset({"feature_names", "categorical_names", "seed", "disc_perc"})
+    _libraries, _no_options, _has_answers = ("alibi",), frozenset({"self", "X"}), True
+    _init_options = frozenset({"feature_names", "categorical_names", "seed", "disc_perc"})
     _rules: tuple[Rule, ...] = ()
 
     def __init__(self, native: Any, *, hardening: Hardening | None = None, model_digest: bytes | None = None) -> None:
@@ -190,50 +190,50 @@ class HardenedAnchors(HardenedAlibi):
         for step in (hardening.clip, hardening.mask):
             if isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
                 raise ConfigurationError(
-                    f"{type(step).__name__} weighs the coordinates of a vector against each other, which says nothing"
-                    " about precision and coverage; use RangeClip(0.0, 1.0), or hardening=anchor_hardening(key)"
+                    f"expected RangeClip(0.0, 1.0) or hardening=anchor_hardening(key), got {type(step).__name__}, which"
+                    " compares coordinates with each other: precision and coverage are not comparable"
                 )
         super()._adopt(native, hardening, model_digest)
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
-        """Explain as natively and release what may leave; of a certified explainer, a row and the audited options."""
+        """Explain as natively, and return the listed fields; a certified explainer takes one row."""
         if self._pinned is None:
             return self._explain(*args, **kwargs)
-        given = _by_name(self, args, kwargs)
+        given = _named_arguments(self, args, kwargs)
         rows = self._rows(given.get("X"))
         if len(rows) != 1:
             raise InputError(f"expected one row to explain, got {len(rows)}")
-        self._pinned.complete(self._signature(), given, self._fixed)
+        self._pinned.complete(self._signature(), given, self._no_options)
         released = self._explain(rows[0], **self._pinned.options)
-        data = {**released.data, "anchor": self._told(self._in_numbers(released))["anchor"]}
+        data = {**released.data, "anchor": self._to_answer(self._as_numbers(released))["anchor"]}
         return type(released)(meta=released.meta, data=data)
 
     def _explain(self, *args: Any, **kwargs: Any) -> Any:
-        """Explain as natively, by a private copy of the explainer, and release what may leave."""
+        """Explain by a private copy of the explainer, and return the listed fields."""
         load("alibi")
-        kind, predictor, quiet = kind_of(self._explainer), self._explainer.predictor, self.hardening.is_none
+        kind, predictor, unhardened = kind_of(self._explainer), self._explainer.predictor, self.hardening.is_none
         check_mode(predictor)
         bound = inspect.signature(self._explainer.explain).bind(*args, **kwargs)
-        if not quiet:
-            asked = next(iter(bound.arguments))
-            bound.arguments[asked] = as_asked(bound.arguments[asked])
+        if not unhardened:
+            instance = next(iter(bound.arguments))
+            bound.arguments[instance] = round_as_hashed(bound.arguments[instance])
         inputs = (query_tensor(bound.args[0]),)
         digest = b"" if self.hardening.noise is None else explained_digest(predictor, self._model_digest)
-        method = f"alibi.{kind} {{}}"  # the braces: other noise would make two answers to average
+        method = f"alibi.{kind} {{}}"  # the braces keep the noise of earlier releases
 
         def harden(numbers: Tensor) -> Tensor:
             named = f"{method} {','.join(FRACTIONS)}"
             return self.hardening(numbers, inputs=inputs, model_digest=digest, method=named)
 
         sampled = f"{method} seed={getattr(self._explainer, 'seed', None)}"
-        generator = None if quiet else seeded_generators(self.hardening, inputs, digest, sampled)[0]
-        alone = ONE_AT_A_TIME if kind == "AnchorText" else nullcontext()  # calls share a pipeline of spaCy
-        with alone, draw_from(generator):
+        generator = None if unhardened else seeded_generators(self.hardening, inputs, digest, sampled)[0]
+        lock = SHARED_PIPELINE_LOCK if kind == "AnchorText" else nullcontext()  # calls share a pipeline of spaCy
+        with lock, draw_from(generator):
             explanation = private_copy(self._explainer).explain(*bound.args, **bound.kwargs)
-        return release(explanation, ROWS[kind], None if quiet else harden)
+        return release(explanation, ROWS[kind], None if unhardened else harden)
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+    def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
         assert made.background is not None
         given, names = dict(made.made), feature_names(made)
         named = given.get("categorical_names") or {}
@@ -249,22 +249,24 @@ class HardenedAnchors(HardenedAlibi):
         return explainer
 
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
-        with no_failed_searches():
-            return self._in_numbers(self._explain(row, **options))
+        with quiet_failed_searches():
+            return self._as_numbers(self._explain(row, **options))
 
-    def _in_numbers(self, released: Any) -> Rows:
+    def _as_numbers(self, released: Any) -> Rows:
         conditions = np.zeros((len(self._rules), 2))
         for text in released.data["anchor"]:
             found = [i for i, rule in enumerate(self._rules) if text in rule.texts]
             if len(found) != 1:
-                raise RefusedError(f"{text!r:.80} cannot be read as one condition; give features other names")
+                raise RefusedError(
+                    f"expected one condition on one feature, got {text!r:.80}; give the features other names"
+                )
             conditions[found[0]] = self._rules[found[0]].texts[text]
         return np.concatenate([conditions.ravel(), *(np.ravel(released.data[name])[:1] for name in FRACTIONS)])
 
-    def _told(self, numbers: Rows) -> dict[str, Any]:
+    def _to_answer(self, numbers: Rows) -> dict[str, Any]:
         conditions = numbers[:-2].reshape(-1, 2)
         return {
-            "anchor": [rule.said(c) for rule, c in zip(self._rules, conditions, strict=True) if c.any()],
+            "anchor": [rule.text_of(c) for rule, c in zip(self._rules, conditions, strict=True) if c.any()],
             "precision": round(float(numbers[-2]), 6),
             "coverage": round(float(numbers[-1]), 6),
         }
@@ -292,23 +294,23 @@ class HardenedAnchorText(HardenedAnchors):
 
 
 class _Shapley(HardenedAlibi):
-    """Shapley values, by the hardened explainer of shap around the one that Alibi's made when it was fitted.
+    """Shapley values, by the hardened explainer of shap around the one that Alibi made in `fit`.
 
-    What they speak for, and what is audited and certified, is as of `HardenedShap`.
+    See `HardenedShap` for what they explain, audits and certificates.
     """
 
-    _libraries, _fixed = ("alibi", "shap"), frozenset({"self", "X", "y"})
+    _libraries, _no_options = ("alibi", "shap"), frozenset({"self", "X", "y"})
     _core: ClassVar[type[HardenedShap]]
     _made: HardenedShap | None = None
     _places: Sequence[int] | None = None
 
     def explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
-        """Shapley values of rows as natively, a list with an array for each output, hardened; of a named class, one.
+        """Hardened Shapley values of rows, as natively a list with an array for each output; one array for a named
+        class.
 
-        `target`, `direction` and the errors are those of `HardenedTreeExplainer.shap_values`; ConfigurationError where
-        nothing was fitted.
+        `target`, `direction` and errors are as of `HardenedTreeExplainer.shap_values`; ConfigurationError before `fit`.
         """
-        given = _by_name(self, args, kwargs)
+        given = _named_arguments(self, args, kwargs)
         X = given.pop("X")
         check_mode(self._explainer.predictor)
         values = self._shap._values(X, given, target, direction)
@@ -320,7 +322,7 @@ class _Shapley(HardenedAlibi):
 
     def fit(self, *args: Any, **kwargs: Any) -> HardenedAlibi:
         """Fit the native explainer; returns the hardened one."""
-        load("shap")  # which makes it read what XGBoost writes today
+        load("shap")  # so that it reads XGBoost's current format
         return super().fit(*args, **kwargs)
 
     @property
@@ -328,7 +330,9 @@ class _Shapley(HardenedAlibi):
         """The hardened explainer of shap."""
         native, known = getattr(self._explainer, "_explainer", None), self._made
         if not defined_in(type(native), "shap"):
-            raise ConfigurationError(f"expected a fitted {self._kind} in this process: call fit, no distributed_opts")
+            raise ConfigurationError(
+                f"expected a {self._kind} fitted in this process: call fit, without distributed_opts"
+            )
         if known is None or known._explainer is not native:
             known = self._made = self._core.around(native, self.hardening, self._model_digest)
             known._fitted, known._name = self._explainer.predictor, self._kind  # type: ignore[misc]
@@ -342,14 +346,14 @@ class _Shapley(HardenedAlibi):
 class HardenedAlibiKernelShap(_Shapley):
     """Hardened KernelShap of alibi: takes its arguments, and `hardening`; see `HardenedAlibi`.
 
-    A certificate knows `feature_names`, `link` and `seed`, and the options `nsamples` and `l1_reg`.
+    A certificate states `feature_names`, `link` and `seed`, and the options `nsamples` and `l1_reg`.
     """
 
     _kind, _row, _core = "KernelShap", CATALOG["AlibiKernelShap"], HardenedKernelExplainer
-    _makes, _more = frozenset({"feature_names", "link", "seed"}), frozenset({"nsamples", "l1_reg"})
+    _init_options, _kwargs_options = frozenset({"feature_names", "link", "seed"}), frozenset({"nsamples", "l1_reg"})
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+    def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
         assert made.background is not None
         given = {**made.made, "feature_names": feature_names(made)}
         explainer = cls(Predict(forward), hardening=hardening, model_digest=explained_digest(forward), **given)
@@ -360,19 +364,19 @@ class HardenedAlibiKernelShap(_Shapley):
 class HardenedTreeShap(_Shapley):
     """Hardened TreeShap of alibi, for forests and boosted trees: takes its arguments, and `hardening`.
 
-    A certificate knows `feature_names` and `model_output` ("raw" unless said), with or without a background.
+    A certificate states `feature_names` and `model_output` ("raw" by default), with or without a background.
     """
 
-    _kind, _row, _core, _needs = "TreeShap", CATALOG["TreeShap"], HardenedTreeExplainer, False
-    _makes = frozenset({"feature_names", "model_output"})
+    _kind, _row, _core, _needs_background = "TreeShap", CATALOG["TreeShap"], HardenedTreeExplainer, False
+    _init_options = frozenset({"feature_names", "model_output"})
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+    def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
         if not isinstance(forward, EstimatorModule):
-            raise InputError(f"TreeShap explains trees of scikit-learn, got {type(forward).__name__}")
+            raise InputError(f"expected trees of scikit-learn for TreeShap, got {type(forward).__name__}")
         if forward.columns is not None:
             raise InputError(
-                "TreeShap reads the trees, which know nothing of the codes of the columns; use AlibiKernelShap"
+                "expected a model without coded columns for TreeShap, which reads the trees alone; use AlibiKernelShap"
             )
         digest = explained_digest(forward)
         explainer = cls(forward.estimator, hardening=hardening, model_digest=digest, **made.made)

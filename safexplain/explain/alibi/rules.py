@@ -1,6 +1,6 @@
-"""What leaves an Alibi explanation: the fields listed for each native class, and the new explanation built from them.
+"""The released fields of Alibi explanations, listed for each native class, and the new explanation built from them.
 
-Nothing else is copied, neither fields nor metadata nor attributes, and nothing released refers to a native object.
+No other fields, metadata or attributes are copied, and nothing released refers to a native object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["FRACTIONS", "META", "PARAMS", "REFUSED", "ROWS", "kind_of", "query_t
 
 
 META = ("name", "type", "explanations", "version", "task")
-"""Keys of `Explanation.meta` that leave, beside `params`."""
+"""Released keys of `Explanation.meta`, beside `params`."""
 
 PARAMS = frozenset(
     {"threshold", "delta", "tau", "batch_size", "coverage_samples", "beam_size", "stop_on_first", "max_anchor_size"}
@@ -32,10 +32,10 @@ PARAMS = frozenset(
     | {"sample_punctuation", "summarise_background", "link", "group_names", "grouped", "groups", "model_output"}
     | {"algorithm"}
 )
-"""Names in `Explanation.meta["params"]` that leave, if their values are plain numbers, text or containers of such."""
+"""Released names of `Explanation.meta["params"]`, if their values are numbers, text or containers of these."""
 
 FRACTIONS = ("precision", "coverage")
-"""Fields of anchors that leave hardened: numbers in [0, 1], together as one vector, and kept in [0, 1]."""
+"""Fields of anchors that are hardened together as one vector in [0, 1]."""
 
 _ANCHOR, _SHAP = ("anchor", *FRACTIONS), ("shap_values", "feature_names", "categorical_names")
 
@@ -48,9 +48,8 @@ ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "TreeShap": _SHAP,
     }
 )
-"""Every Alibi explainer that can be hardened, by the name of its class -> the fields of `Explanation.data` that leave:
-copied (a rule, names, what is computed from the query alone), but for `FRACTIONS` and for Shapley values, which the
-shap explainer inside hardens (`safexplain.explain.shap`)."""
+"""Class name of an Alibi explainer that can be hardened -> released fields of `Explanation.data`. They are copied (a
+rule, names, functions of the query alone), except for `FRACTIONS` and for Shapley values, which are hardened."""
 
 _GLOBAL = ("ALE", "PartialDependence", "TreePartialDependence", "PartialDependenceVariance", "PermutationImportance")
 _PLOTS = ("plot_ale", "plot_pd", "plot_pd_variance", "plot_permutation_importance")
@@ -58,7 +57,7 @@ _PLOTS = ("plot_ale", "plot_pd", "plot_pd_variance", "plot_permutation_importanc
 REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         (*_GLOBAL, *_PLOTS),
-        "it describes the model over a whole data set, not one decision, and no audit says what that tells about the"
+        "it describes the model over a data set, not one decision, and no audit measures what that reveals about the"
         " rows of the data set",
     )
 )
@@ -66,11 +65,11 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 
 
 def kind_of(native: Any) -> str:
-    """The name of the row that an Alibi explainer, or an instance of a subclass of one, falls under.
+    """The name of an Alibi explainer's class, or of the base class, in `ROWS`.
 
     Raises:
         ConfigurationTypeError: not an explainer of alibi.
-        RefusedError: it falls under none.
+        RefusedError: no such class.
     """
     if not defined_in(type(native), "alibi"):
         raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
@@ -80,14 +79,14 @@ def kind_of(native: Any) -> str:
         return known
     why = next(
         (REFUSED[name] for name in names if name in REFUSED),
-        "no rule says which of its fields may leave. What returns training rows, or instances made from them, has none,"
-        " because no noise on numbers hides a row: use HardenedProtoDash over a set of public examples",
+        "no rule lists the fields that may be released. Explainers that return training rows, or instances made from"
+        " them, have none, because noise on numbers does not hide a row: use HardenedProtoDash over public examples",
     )
-    raise RefusedError(f"{type(native).__name__} is refused: {why}. There are rules for {', '.join(ROWS)}")
+    raise RefusedError(f"{type(native).__name__} is refused: {why}. Use one of {', '.join(ROWS)}")
 
 
 def query_tensor(value: Any) -> Tensor:
-    """What is explained, of shape (1, ...): numbers as they are, text as its UTF-8 bytes.
+    """The instance as a tensor (1, ...): numbers as they are, text as its UTF-8 bytes.
 
     >>> query_tensor("no")
     tensor([[110, 111]], dtype=torch.uint8)
@@ -104,11 +103,11 @@ def query_tensor(value: Any) -> Tensor:
 
 
 def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """A new `alibi.api.interfaces.Explanation` with what may leave the native one.
+    """A new `alibi.api.interfaces.Explanation` with the listed fields of the native one.
 
     Args:
         native: the native explanation.
-        fields: names of those that leave.
+        fields: names of the released fields.
         harden: hardens the `FRACTIONS` (1, 2) among them; None to release them as they are.
 
     Raises:
@@ -133,15 +132,11 @@ def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tenso
 _NUMPYS = (np.ndarray, np.generic)
 
 _STORED = frozenset("biufU")
-"""NumPy's kinds of arrays that hold their elements themselves; an array of objects could hold anything."""
+"""Kinds of NumPy arrays without references; an array of objects could hold anything."""
 
 
 def _plain(value: Any, *, arrays: bool = True) -> Any:
-    """A copy of plain values that shares nothing with them.
-
-    Raises:
-        RefusedError: the value is, or holds, something else.
-    """
+    """A deep copy of plain values; RefusedError for other values."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, np.generic) and value.dtype.kind in _STORED:

@@ -1,6 +1,6 @@
 """Explainers that Captum lacks, in its conventions: the signed gradient, on which SmoothGrad and VarGrad are defined;
-Grad-CAM and Grad-CAM++, for convolutions and for the tokens of transformers; integrated gradients of words.
-"""
+Grad-CAM and Grad-CAM++, for convolutions and for the tokens of transformers; integrated gradients of words. And the
+default layer of a model, and layouts of layers as maps."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Gradient(Saliency):  # type: ignore[misc]
 class GradCAM(LayerGradCam):  # type: ignore[misc]
     """Grad-CAM (arXiv 1610.02391, equations 1 and 2): a layer's channels added up, weighted by their mean gradients.
 
-    Called as Captum's `LayerGradCam`, the numbers are Captum's. Beyond that the layer has a default, layers of
+    Called like Captum's `LayerGradCam`, it returns the same numbers. In addition the layer has a default, layers of
     transformers give maps, and the map can be enlarged to the input.
 
     Args:
-        forward_func, device_ids: as in Captum.
+        forward_func: as in Captum.
         layer: None: `safexplain.explain.default_layer`, the last convolution.
         device_ids: for a DataParallel model, as in Captum.
         reshape_transform: how the layer's output is laid out: a layout of `as_map`, or a function to (batch, channels,
@@ -88,13 +88,13 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
             relu_attributions: True for the paper's map, without negative values.
             attr_dim_summation: False to keep a map for each channel.
             grad_kwargs: for torch.autograd.grad.
-            interpolate_mode: of torch.nn.functional.interpolate, to the (first) input's size. None: the layer's own.
+            interpolate_mode: of torch.nn.functional.interpolate, to the (first) input's size. None: the layer's size.
 
         Returns:
-            (batch, 1, height, width), or a tuple of such where the layer gives several tensors.
+            (batch, 1, height, width), or a tuple of such if the layer returns several tensors.
 
         Raises:
-            InputError: the layer's output is no map, see `reshape_transform`; or a map that cannot be enlarged.
+            InputError: the layer's output is no map, see `reshape_transform`; or it cannot be enlarged.
         """
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         gradients, activations = compute_layer_gradients_and_eval(
@@ -130,7 +130,7 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
         try:
             larger = tuple(LayerAttribution.interpolate(m, size, interpolate_mode) for m in each)
         except (ValueError, NotImplementedError) as error:
-            raise InputError(f"interpolate_mode={interpolate_mode!r} does not fit maps to {size}: {error}") from None
+            raise InputError(f"interpolate_mode={interpolate_mode!r} cannot enlarge maps to {size}: {error}") from None
         return larger if isinstance(maps, tuple) else larger[0]
 
     def _laid_out(self, features: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -142,11 +142,11 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
 
 
 class GradCAMPlusPlus(GradCAM):
-    """Grad-CAM++ (arXiv 1710.11063, equations 10 and 19): a channel's weight is the sum of its positive gradients,
-    each times a coefficient that makes a small region of the channel count as much as a large one.
+    """Grad-CAM++ (arXiv 1710.11063, equations 10 and 19): a channel's weight is the sum of its positive gradients, each
+    times a coefficient that weights small and large regions of the channel equally.
 
     With gradients g and activations A of a channel the coefficients are g^2 / (2 g^2 + g^3 sum A), for an output that
-    is the exponential of the explained score; its factor exp(score), the same for a whole map, is left out, as usual.
+    is the exponential of the explained score; its factor exp(score), constant over a map, is left out, as usual.
 
     Arguments as in `GradCAM`.
     """
@@ -154,7 +154,7 @@ class GradCAMPlusPlus(GradCAM):
     def weights(self, gradients: Tensor, activations: Tensor) -> Tensor:
         """Weight of each channel, (batch, channels, 1, 1)."""
         if gradients.dim() < 3:
-            raise InputError(f"Grad-CAM++ needs a layer with places, got an output of shape {tuple(gradients.shape)}")
+            raise InputError(f"expected a layer with spatial axes for Grad-CAM++, got {tuple(gradients.shape)}")
         places = tuple(range(2, gradients.dim()))
         below = 2 + gradients * activations.sum(places, keepdim=True)
         coefficients = torch.where((gradients == 0) | (below == 0), 0.0, 1 / below)
@@ -162,8 +162,8 @@ class GradCAMPlusPlus(GradCAM):
 
 
 class TokenIG(GradientAttribution):  # type: ignore[misc]
-    """Integrated gradients of a text's embeddings, as Captum's `LayerIntegratedGradients` has them, added up over the
-    dimensions of an embedding: one number for each token, or for each word.
+    """Integrated gradients of a text's embeddings, like Captum's `LayerIntegratedGradients`, added up over the
+    dimensions of an embedding: one number for each token or word.
 
     Args:
         forward_func: the model, of token numbers, or a function around one.
@@ -190,15 +190,15 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
         """Attributions of tokens.
 
         Args:
-            inputs: (n, tokens) token numbers, integers or, as an audit has them, floats.
-            baselines: (n, tokens) or (tokens,) token numbers, such as `captum.attr.TokenReferenceBase` makes; None: 0.
+            inputs: (n, tokens) token numbers, integers or (in an audit) floats.
+            baselines: (n, tokens) or (tokens,) token numbers, as from `captum.attr.TokenReferenceBase`; None: 0.
             target: the explained output, as in Captum.
-            feature_mask: (n or 1, tokens) integers, the same for tokens of one word (`safexplain.explain.words`): each
-                gets the sum of the word. None: tokens stand for themselves.
+            feature_mask: (n or 1, tokens) integers, the same for tokens of one word (`safexplain.explain.words`), which
+                all get the sum of the word. None: one number for each token.
             additional_forward_args: as in Captum.
             n_steps: points of the integral, as in `captum.attr.IntegratedGradients`.
             method: its rule, as there.
-            internal_batch_size: at most so many points in one call of the model; None: all.
+            internal_batch_size: most points in one call of the model; None: all.
 
         Returns:
             (n, tokens), of the embeddings' dtype.
@@ -225,15 +225,14 @@ def _parts_of(forward_func: object) -> list[nn.Module]:
 
 
 def default_layer(forward_func: object) -> nn.Module:
-    """The layer that Grad-CAM's paper recommends (arXiv 1610.02391): the last convolution; without one, the
-    second to last linear layer.
+    """The layer that Grad-CAM's paper recommends (arXiv 1610.02391), the last convolution, or without any the second to
+    last linear layer.
 
     Args:
         forward_func: a module, or a function around one.
 
     Raises:
-        InputError: neither exists, or the last convolution cuts an image into patches, as at the start of a
-            transformer.
+        InputError: neither exists, or the last convolution cuts an image into patches, as in a transformer.
     """
     parts = _parts_of(forward_func)
     convolutions = [part for part in parts if isinstance(part, _CONVOLUTIONS)]
@@ -244,23 +243,19 @@ def default_layer(forward_func: object) -> nn.Module:
     if not convolutions and len(linear) > 1:
         return linear[-2]
     raise InputError(
-        "no layer to choose: expected a model with convolutions up to its last layers or two linear layers, and no"
-        " exported graph. Give layer=, for a vision transformer the first normalisation of its last block:"
-        " layer=model.blocks[-1].norm1 of timm's, layer=model.model.vit.encoder.layer[-1].layernorm_before of a ViT of"
+        "expected a model with convolutions up to its last layers or two linear layers, not an exported graph: found no"
+        " layer. Give layer=, for a vision transformer the first normalisation of its last block:"
+        " layer=model.blocks[-1].norm1 in timm, layer=model.model.vit.encoder.layer[-1].layernorm_before for a ViT of"
         " transformers"
     )
 
 
 def default_embedding(forward_func: object) -> nn.Module:
-    """The first embedding of a model, which in transformers is that of the tokens.
-
-    Raises:
-        InputError: it has none.
-    """
+    """The first embedding of a model, in transformers that of the tokens; InputError if there is none."""
     for part in _parts_of(forward_func):
         if isinstance(part, nn.Embedding):
             return part
-    raise InputError("expected a model of texts, with an nn.Embedding of its tokens: found none. Give embedding=")
+    raise InputError("expected a text model with an nn.Embedding of its tokens, found none. Give embedding=")
 
 
 def whole_layer(activations: Tensor) -> Tensor:
@@ -272,13 +267,13 @@ def as_map(features: Tensor, layout: str, forward_func: object = None, size: tup
     """A layer's output as (batch, channels, height, width).
 
     Args:
-        features: (batch, channels, height, width); (batch, height, width, channels); or (batch, tokens, channels),
-            the tokens being the square image row by row, after those that stand for no place (a class token).
-        layout: "channels_first", "channels_last", "tokens", or "auto": tokens where there are three axes; channels last
-            where the model has a normalisation over channels of that number at the end, and the two axes before are
-            nearer to the image in shape than the last two; else channels first.
-        forward_func: the model, whose `num_prefix_tokens` says how many tokens stand for no place; without it, those in
-            front of the largest square.
+        features: (batch, channels, height, width); (batch, height, width, channels); or (batch, tokens, channels), the
+            tokens of a square image row by row, after prefix tokens (such as a class token).
+        layout: "channels_first", "channels_last", "tokens", or "auto": tokens if there are three axes; channels last if
+            the model normalises the last axis, and the two axes before it have nearly the image's aspect ratio; else
+            channels first.
+        forward_func: the model, whose `num_prefix_tokens` counts the prefix tokens; without it, they are those before
+            the largest square.
         size: height and width of the image.
 
     Raises:
@@ -298,12 +293,12 @@ def as_map(features: Tensor, layout: str, forward_func: object = None, size: tup
             places = features[:, prefix:].transpose(1, 2)
             return places.reshape(*places.shape[:2], side, side)
         raise InputError(
-            f"expected the tokens of a square image after {prefix} others, got {features.shape[1]}: give"
-            " reshape_transform=, which takes (batch, tokens, channels) to (batch, channels, height, width)"
+            f"expected the tokens of a square image after {prefix} prefix tokens, got {features.shape[1]} tokens: give"
+            " reshape_transform=, a function (batch, tokens, channels) -> (batch, channels, height, width)"
         )
     raise InputError(
-        f"a layer's output of shape {tuple(features.shape)} is no map as {layout!r}: choose another layer, or give"
-        " reshape_transform= as channels_first, channels_last, tokens or a function"
+        f"expected a layer whose output is a map in the layout {layout!r}, got {tuple(features.shape)}: choose another"
+        " layer, or give reshape_transform= as channels_first, channels_last, tokens or a function"
     )
 
 

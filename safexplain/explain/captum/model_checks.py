@@ -1,13 +1,12 @@
-"""Is a method itself on this model? The model must be in evaluation mode, DeepLift's rule must reach all of its
-activations, and GuidedBackprop and Deconvolution need ReLU modules to change.
+"""Checks that a method is correct on a model: evaluation mode, activations that DeepLift has a rule for, ReLU modules.
 
-Captum gives DeepLift's rescale rule to the activation modules that it knows. On all others (GELU, ReLU6, normalisation
-layers, attention, functions called in place of modules) it uses the plain gradient, says nothing, and returns something
-else under DeepLift's name. GuidedBackprop and Deconvolution without any nn.ReLU module are the plain gradient.
+Captum applies DeepLift's rescale rule to the activation modules that it knows. For all others (GELU, ReLU6,
+normalisation layers, attention, functions) it silently uses the plain gradient, and the result is not DeepLift.
+GuidedBackprop and Deconvolution without any nn.ReLU module are the plain gradient.
 
-Modules are looked at when an explainer is made. Functions in place of modules show only with data: in DeepLift's sum,
-which must be the difference from the baseline (arXiv 1704.02685, "summation-to-delta"), and in which ReLUs run. That is
-looked at once for each model, at its first call.
+Modules are checked when an explainer is made. Functions are only found with data, at the first call for each model: by
+DeepLift's sum, which must be the difference from the baseline (arXiv 1704.02685, "summation-to-delta"), and by counting
+the ReLUs that run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from safexplain._digest import modules_of
 from safexplain.errors import RefusedError, TrainingModeWarning
-from safexplain.native_maps import inside
+from safexplain.native_maps import unwrapped
 from safexplain.outputs import EstimatorModule, Logits, Probability
 
 __all__ = ["check_first_call", "check_mode", "check_modes", "check_modules", "in_training_mode", "is_estimator"]
@@ -51,32 +50,33 @@ _UNSUPPORTED: tuple[type[nn.Module], ...] = (
 _CHANGED_BY_TRAINING = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU)
 _RELU_FUNCTIONS = frozenset({nn.functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_})
 _TOLERANCE = 1e-3
-_TWO_LINES = """
+_REWRITE_EXAMPLE = """
     from safexplain.explain import rewrite_functional
     model = rewrite_functional(model, inputs=x)"""
-"""What gives a model modules in place of functions, as messages show it."""
+"""How messages show that functions become modules."""
 
-_SHELLS = frozenset(
+_CONTAINERS = frozenset(
     {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.DataParallel, nn.parallel.DistributedDataParallel}
     | {Probability, Logits}
 )
-"""Modules that only hold or call others, so that their own flag tells nothing."""
+"""Modules that only hold or call others, so their own training flag has no effect."""
 
-_FIXED = ("torch.fx", "torch.export", "torch._dynamo", "torch.ao.nn.quantized")
-"""Where the classes of modules come from that compute the same in both modes, or wrap others: exported graphs, what
-torch.compile makes, and quantized layers."""
+_MODELESS_PACKAGES = ("torch.fx", "torch.export", "torch._dynamo", "torch.ao.nn.quantized")
+"""Packages of modules that compute the same in both modes, or wrap others: exported graphs, the result of
+torch.compile, quantized layers.
+"""
 
 _warned: WeakSet[nn.Module] = WeakSet()
 _checked: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
-"""Model -> what was looked at in a call and found good."""
+"""Model -> checks that it has passed in a call."""
 
 
 def in_training_mode(model: nn.Module) -> list[str]:
     """Names of the parts of a model that are in training mode.
 
-    Any part counts, since nobody can see what a part of somebody's own does in training mode, and `model.eval()` sets
-    them all. What has no mode does not: containers and wrappers that only pass numbers on, activations and the like of
-    torch.nn, which are often put after a model that is in evaluation mode, and exported graphs.
+    Modules of unknown classes count too, as training mode may change them, and `model.eval()` sets them all. Modules
+    without a mode do not count: containers, wrappers, parameter-free modules of torch.nn such as activations (often
+    added to a model in evaluation mode), and exported graphs.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
     >>> in_training_mode(nn.Sequential(net, nn.Softmax(1))), in_training_mode(Probability(net.train()))
@@ -84,19 +84,21 @@ def in_training_mode(model: nn.Module) -> list[str]:
     """
     if True not in [part.training for part in model.modules()]:
         return []
-    return [name or type(part).__name__ for name, part in model.named_modules() if part.training and _has_mode(part)]
+    return [
+        name or type(part).__name__ for name, part in model.named_modules() if part.training and _depends_on_mode(part)
+    ]
 
 
-def _has_mode(part: nn.Module) -> bool:
+def _depends_on_mode(part: nn.Module) -> bool:
     kind = type(part)
-    if kind in _SHELLS or kind.__module__.startswith(_FIXED):
+    if kind in _CONTAINERS or kind.__module__.startswith(_MODELESS_PACKAGES):
         return False
     holds = bool(part._parameters or part._buffers or part._modules)
     return holds or isinstance(part, _CHANGED_BY_TRAINING) or not kind.__module__.startswith("torch.nn.modules")
 
 
 def check_mode(explained: object, *, stacklevel: int = 4) -> None:
-    """Warn, once for each model that an object holds (see `safexplain._digest.modules_of`), of training mode.
+    """Warn once for each model in an object (see `safexplain._digest.modules_of`) that is in training mode.
 
     Warns:
         TrainingModeWarning: a part of a model is in training mode.
@@ -105,9 +107,9 @@ def check_mode(explained: object, *, stacklevel: int = 4) -> None:
 
 
 def check_modes(models: tuple[nn.Module, ...], *, stacklevel: int = 4) -> bool:
-    """Warn as `check_mode` does; whether a part of one of these models is in training mode."""
+    """Warn like `check_mode`; return whether a part of one of these models is in training mode."""
     trains = False
-    for network in map(inside, models):  # a new wrapper may be made for each explainer
+    for network in map(unwrapped, models):  # a new wrapper may be made for each explainer
         if not (names := in_training_mode(network)):
             continue
         trains = True
@@ -116,8 +118,8 @@ def check_modes(models: tuple[nn.Module, ...], *, stacklevel: int = 4) -> bool:
         _warned.add(network)
         warnings.warn(
             f"{type(network).__name__} is in training mode ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}):"
-            " with dropout or batch statistics every answer is another one, and asking again averages the noise away."
-            " Call model.eval() before it is explained",
+            " dropout and batch statistics change every answer, and repeating a query averages the noise away. Call"
+            " model.eval() before explaining it",
             TrainingModeWarning,
             stacklevel=stacklevel,
         )
@@ -125,14 +127,14 @@ def check_modes(models: tuple[nn.Module, ...], *, stacklevel: int = 4) -> bool:
 
 
 def check_modules(explainer: Attribution) -> None:
-    """Look for modules that DeepLift's rule does not reach, and for those that the methods of ReLUs change.
+    """Refuse a DeepLift or ReLU method on a model with the wrong modules for it.
 
     Raises:
-        RefusedError: the explainer is a DeepLift, and there are some, or the model is an exported graph without
-            modules; or it needs ReLU modules and there are none.
+        RefusedError: a DeepLift, and the model has modules without a rule, or is an exported graph without modules; or
+            a method that needs ReLU modules, and there are none.
     """
     if isinstance(explainer, _RELU_KINDS) and not _relus(explainer.model):
-        raise RefusedError(_nothing_to_change(explainer, "has no nn.ReLU module"))
+        raise RefusedError(_without_relus(explainer, "has none"))
     if not isinstance(explainer, _KINDS):
         return
     parts = list(explainer.forward_func.modules())
@@ -141,17 +143,21 @@ def check_modules(explainer: Attribution) -> None:
         found |= {"an exported graph" for part in parts if isinstance(part, GraphModule)}
     if found:
         raise RefusedError(
-            f"DeepLift has no rule for {', '.join(sorted(found))} in {_name(explainer.forward_func)}: the answer would"
-            " silently be another one, whose values do not add up to the difference from the baseline. Use HardenedIG"
+            f"DeepLift has no rule for {', '.join(sorted(found))} in {_class_name(explainer.forward_func)}: its values"
+            " would not add up to the difference from the baseline. Use HardenedIG"
         )
 
 
 def check_first_call(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
-    """What only data can show, once for each model: DeepLift's sum, and that a ReLU runs where the method needs one.
-    The explainer's model is a copy of the original, and may be hooked.
+    """The checks that need data, once for each model: DeepLift's sum, and whether a ReLU module runs.
+
+    Args:
+        explainer: its model is a copy of the original, and may be hooked.
+        original: the model.
+        options: of the call.
 
     Raises:
-        RefusedError: the method would silently be another one on this model.
+        RefusedError: the model silently turns the method into another one.
     """
     if isinstance(explainer, _KINDS):
         _check_sum(explainer, original, options)
@@ -161,20 +167,24 @@ def check_first_call(explainer: Attribution, original: nn.Module, options: Mappi
 
 def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
     """Compare the sum of DeepLift's attributions with f(x) - f(baseline), for each model in evaluation mode once
-    without baselines (they are zero) and once with some; methods of neurons, which have no target, at the first output.
-    The sums may differ by 0.1 % of the attributions' total size (and by what rounding explains).
+    without baselines (zeros) and once with some; for methods of neurons, which have no target, at the first output.
+
+    The sums may differ by 0.1 % of the attributions' total size, plus rounding errors.
     """
     model, given = explainer.forward_func, options.get("baselines")
     case = "given baselines" if given is not None and not callable(given) else "zeros"
-    if case in _checked.get(original, ()) or _trains(model):
+    if case in _checked.get(original, ()) or _changed_by_training(model):
         return
-    rows, arguments = tuple(x.requires_grad_() for x in _rows(options)), options.get("additional_forward_args")
+    rows, arguments = (
+        tuple(x.requires_grad_() for x in _detached_inputs(options)),
+        options.get("additional_forward_args"),
+    )
     target = options.get("target")
     if isinstance(explainer, NeuronAttribution):
-        target = (0,) * (_output(model, rows, arguments).dim() - 1) or None
+        target = (0,) * (_run_model(model, rows, arguments).dim() - 1) or None
     found, delta = DeepLift(model).attribute(
         rows,
-        baselines=_one_for_each(given, len(rows[0])) if case == "given baselines" else None,
+        baselines=_matching_baselines(given, len(rows[0])) if case == "given baselines" else None,
         target=target,
         additional_forward_args=arguments,
         return_convergence_delta=True,
@@ -184,34 +194,34 @@ def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str
     if bool((off > max(_TOLERANCE, 64 * eps) * size + 8 * eps).any()):
         share = float((off / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
         raise RefusedError(
-            f"DeepLift's values do not add up on {_name(model)}: the sum is off by {share:.1%} of their size."
+            f"DeepLift's values do not add up on {_class_name(model)}: the sum is off by {share:.1%} of their size."
             " The model calls functions as activations (torch.nn.functional.relu, softmax), calls one activation module"
-            " several times, or has other parts that Captum's DeepLift has no right rule for, nn.Softmax among them,"
-            " and max pooling where the baseline is not flat. Give it modules for them, explain logits, or use"
-            f" HardenedIG. Modules in place of functions, one for each call:{_TWO_LINES}"
+            " several times, or has parts for which Captum's DeepLift has no correct rule (nn.Softmax; max pooling if"
+            " the baseline is not flat). Use modules for them, explain logits, or use HardenedIG. To turn functions"
+            f" into modules, one for each call:{_REWRITE_EXAMPLE}"
         )
-    if bool(((size > 0) & off.isfinite()).any()):  # inputs like the baseline tell nothing
+    if bool(((size > 0) & off.isfinite()).any()):  # inputs equal to the baseline prove nothing
         _checked.setdefault(original, set()).add(case)
 
 
-def _trains(model: nn.Module) -> bool:
-    """Whether a part that training mode changes is in it; wrappers, or a softmax at the end, are often left in it."""
+def _changed_by_training(model: nn.Module) -> bool:
+    """Whether dropout or batch normalisation is in training mode; wrappers, or a softmax at the end, often are."""
     return any(part.training for part in model.modules() if isinstance(part, _CHANGED_BY_TRAINING))
 
 
-def _one_for_each(baselines: Any, batch: int) -> Any:
-    """Of a set of baselines the last (the first is often zero), for methods that average over such a set."""
+def _matching_baselines(baselines: Any, batch: int) -> Any:
+    """The last of a set of baselines (the first is often zero), for methods that average over the set."""
     if isinstance(baselines, tuple):
-        return tuple(_one_for_each(b, batch) for b in baselines)
+        return tuple(_matching_baselines(b, batch) for b in baselines)
     return baselines[-1:] if isinstance(baselines, Tensor) and len(baselines) not in (1, batch) else baselines
 
 
-def _rows(options: Mapping[str, Any]) -> tuple[Tensor, ...]:
+def _detached_inputs(options: Mapping[str, Any]) -> tuple[Tensor, ...]:
     inputs = options["inputs"]
     return tuple(x.detach().clone() for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
-def _output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> Tensor:
+def _run_model(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> Tensor:
     extra = arguments if isinstance(arguments, tuple) else () if arguments is None else (arguments,)
     with torch.no_grad():
         output: Tensor = model(*rows, *extra)
@@ -219,27 +229,27 @@ def _output(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> Tenso
 
 
 def _check_relus_run(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
-    """Look whether the model calls a ReLU module that it has."""
+    """Check that the model calls its ReLU modules, and no ReLU functions."""
     if "ReLU" in _checked.get(original, ()):
         return
     ran: list[int] = []
     handles = [relu.register_forward_hook(lambda *_: ran.append(1)) for relu in _relus(explainer.model)]
-    rows, counted = _rows(options), _Relus()
+    rows, counted = _detached_inputs(options), _ReluCounter()
     try:
         with torch.random.fork_rng(sorted({x.get_device() for x in rows if x.is_cuda})), counted:  # dropout may draw
-            _output(explainer.model, rows, options.get("additional_forward_args"))
+            _run_model(explainer.model, rows, options.get("additional_forward_args"))
     finally:
         for handle in handles:
             handle.remove()
     if not ran:
-        raise RefusedError(_nothing_to_change(explainer, "called none of its nn.ReLU modules"))
+        raise RefusedError(_without_relus(explainer, "calls none of its own"))
     if counted.calls > len(ran):
-        some = f"called {counted.calls - len(ran)} of {counted.calls} ReLUs as functions"
-        raise RefusedError(_nothing_to_change(explainer, some))
+        some = f"calls {counted.calls - len(ran)} of {counted.calls} ReLUs as functions"
+        raise RefusedError(_without_relus(explainer, some))
     _checked.setdefault(original, set()).add("ReLU")
 
 
-class _Relus(TorchFunctionMode):
+class _ReluCounter(TorchFunctionMode):
     """Counts calls of ReLU, by modules and as functions."""
 
     def __init__(self) -> None:
@@ -258,19 +268,19 @@ def _relus(model: nn.Module) -> list[nn.Module]:
 
 
 def is_estimator(model: object) -> bool:
-    """Whether it is a scikit-learn classifier, of which each row is predicted by itself."""
-    return isinstance(inside(model), EstimatorModule)
+    """Whether a model is a scikit-learn classifier, which predicts each row independently."""
+    return isinstance(unwrapped(model), EstimatorModule)
 
 
-def _name(model: nn.Module) -> str:
-    """Of the network's class."""
-    return type(inside(model)).__name__
+def _class_name(model: nn.Module) -> str:
+    """Class name of the network."""
+    return type(unwrapped(model)).__name__
 
 
-def _nothing_to_change(explainer: Attribution, fact: str) -> str:
+def _without_relus(explainer: Attribution, fact: str) -> str:
     kind = next(kind for kind in _RELU_KINDS if isinstance(explainer, kind))
     return (
-        f"{kind.__name__} changes the gradient of nn.ReLU modules, and {_name(explainer.model)} {fact} (ReLU6,"
-        " GELU and torch.nn.functional.relu are not changed), so the answer would silently be a plain gradient."
-        f" Use HardenedSaliency, or, where it calls such functions, give each call a module of its own:{_TWO_LINES}"
+        f"{kind.__name__} changes the gradient of nn.ReLU modules (not of ReLU6, GELU or torch.nn.functional.relu), and"
+        f" {_class_name(explainer.model)} {fact}: the answer would be a plain gradient. Use HardenedSaliency, or turn"
+        f" functions into modules, one for each call:{_REWRITE_EXAMPLE}"
     )

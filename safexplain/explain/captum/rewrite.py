@@ -1,8 +1,8 @@
-"""Modules in place of functions: what DeepLift and the guided methods need to see a network's activations.
+"""Turns functions into modules, for DeepLift and the guided methods.
 
 These methods change what activation modules pass back. A function such as `torch.nn.functional.relu` has no module to
-change, and a module that is called twice keeps only its last call. `rewrite_functional` gives each call a module of its
-own. It follows the calls by symbolic tracing (torch.fx), so the network must call the same things for all inputs.
+change, and a module that is called twice keeps only its last call. `rewrite_functional` gives each call its own module.
+It uses symbolic tracing (torch.fx), so the network must make the same calls for all inputs.
 """
 
 from __future__ import annotations
@@ -42,26 +42,25 @@ def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | N
         model = rewrite_functional(model, inputs=x)
         HardenedDeepLift(model).attribute(x, target=y)
 
-    Functions (`F.relu`, `torch.relu`, `x.relu()`, `F.max_pool2d`, ...) become modules, and modules of these kinds that
-    are called several times become several. The new network is a `torch.fx.GraphModule` that shares all parameters and
-    buffers with the old one, under the same names; parts that its `forward` does not call are left out, and dropout as
-    a function stays off.
+    Functions (`F.relu`, `torch.relu`, `x.relu()`, `F.max_pool2d`, ...) become modules, and such modules that are called
+    several times become several. The new network is a `torch.fx.GraphModule` that shares all parameters and buffers
+    with the old one, under the same names; parts that its `forward` does not call are left out, and dropout functions
+    are off.
 
-    The digest is another one than the model's, and the same each time: audit the rewritten network, and rewrite the
-    network that a certificate is loaded for.
+    Its digest differs from the model's, and is the same each time: audit the rewritten network, and rewrite the network
+    again to load a certificate.
 
     Args:
         model: in evaluation mode.
-        inputs: on which the outputs of both are compared, (batch, ...) or several such. None: they are not compared,
-            and you should see that they are the same.
+        inputs: on which both networks' outputs are compared, (batch, ...) or several of these. None: no comparison;
+            make sure yourself that they agree.
 
     Returns:
-        The new network, in evaluation mode; `model` itself where there is nothing to rewrite.
+        The new network, in evaluation mode; `model` itself if there is nothing to rewrite.
 
     Raises:
-        RefusedError: the calls depend on the input, so that they cannot be followed; or the new network's outputs are
-            not those of the old one bit by bit.
-        InputError: the model is in training mode, or does not take the inputs.
+        RefusedError: the calls depend on the input and cannot be traced; or the outputs differ in any bit.
+        InputError: the model is in training mode, or does not accept the inputs.
     """
     if model.training:
         raise InputError(
@@ -71,16 +70,16 @@ def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | N
     try:
         root = copy.deepcopy(model, {id(t): t for t in tensors})
         graph = fx.Tracer().trace(root)
-    except Exception as error:  # whatever a network does with what stands for its input
+    except Exception as error:  # anything that a network does with a symbolic input
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RefusedError(
-            f"the calls of {type(model).__name__} cannot be followed ({reason}): what it calls depends on its input."
-            " Write its activations as modules by hand, one for each call, or use HardenedIG"
+            f"the calls of {type(model).__name__} depend on its input and cannot be traced ({reason}). Write its"
+            " activations as modules by hand, one for each call, or use HardenedIG"
         ) from error
     if not _rewrite(graph, root):
         return model
     rewritten = fx.GraphModule(root, graph)
-    rewritten.graph = _AllLeaves().trace(rewritten)  # with the names that it has after pickling
+    rewritten.graph = _AllLeaves().trace(rewritten)  # with its names after pickling
     if inputs is not None:
         _compare(model, rewritten.eval(), inputs if isinstance(inputs, tuple) else (inputs,))
     return rewritten.eval()
@@ -94,7 +93,7 @@ class _AllLeaves(fx.Tracer):
 
 
 def _rewrite(graph: fx.Graph, root: nn.Module) -> int:
-    """Put a module in the place of each function; the number of changes."""
+    """Replace each function by a module; return the number of changes."""
     changes, called = 0, set[str]()
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
@@ -112,7 +111,7 @@ def _rewrite(graph: fx.Graph, root: nn.Module) -> int:
         with graph.inserting_before(node):
             new = graph.call_module(_added(root, made), (given,))
         node.replace_all_uses_with(new)
-        if in_place and isinstance(given, fx.Node):  # who used the changed tensor later, used its new numbers
+        if in_place and isinstance(given, fx.Node):  # later users of the changed tensor use its new numbers
             later = {user for user, place in order.items() if place > order[node]}
             given.replace_all_uses_with(new, later.__contains__)
         graph.erase_node(node)
@@ -123,7 +122,7 @@ def _rewrite(graph: fx.Graph, root: nn.Module) -> int:
 
 
 def _added(root: nn.Module, module: nn.Module) -> str:
-    """The name under which a module was added."""
+    """Add a module, and return its name."""
     kind = type(module).__name__.lower()
     name = next(n for n in (f"{kind}_{i}" for i in count(1)) if not hasattr(root, n))
     root.add_module(name, module)
@@ -131,7 +130,7 @@ def _added(root: nn.Module, module: nn.Module) -> str:
 
 
 def _module_of(node: fx.Node) -> tuple[nn.Module | None, bool]:
-    """The module that computes what a call computes, if there is one, and whether the call changes its input."""
+    """The module that replaces a call, if there is one, and whether the call changes its input."""
     for kind, names, calls in _ACTIVATIONS:
         if node.args and node.target in calls:
             options = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
@@ -142,8 +141,7 @@ def _module_of(node: fx.Node) -> tuple[nn.Module | None, bool]:
 
 
 def _compare(model: nn.Module, rewritten: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """See that both give the same numbers, bit by bit, in evaluation mode: on the inputs, on one row of them, and on
-    them ten times as large and with other signs."""
+    """Check that both return the same bits for the inputs, one row of them, and ten and minus one times them."""
     given = tuple(x.detach() for x in inputs)
     batches = [given, tuple(x[:1] for x in given)]
     if all(x.is_floating_point() for x in given):
@@ -152,14 +150,14 @@ def _compare(model: nn.Module, rewritten: nn.Module, inputs: tuple[Tensor, ...])
         for rows in batches:
             try:
                 expected, found = (network(*(x.clone() for x in rows)) for network in (model, rewritten))
-            except Exception as error:  # any error of a stranger's network
+            except Exception as error:  # any error of the network
                 raise InputError(
-                    f"{type(model).__name__} does not take inputs of shape {[tuple(x.shape) for x in rows]}:"
-                    f" {(str(error) or type(error).__name__).splitlines()[0]}; give inputs= that it takes"
+                    f"{type(model).__name__} fails for inputs of shape {[tuple(x.shape) for x in rows]}:"
+                    f" {(str(error) or type(error).__name__).splitlines()[0]}; give inputs= that it accepts"
                 ) from None
             if not torch.allclose(expected, found, 0, 0, equal_nan=True):
                 raise RefusedError(
-                    f"the rewritten {type(model).__name__} gives other outputs than the network itself, which computes"
-                    " something that cannot be followed (a number that it reads from its input, perhaps). Write its"
-                    " activations as modules by hand, or use HardenedIG"
+                    f"expected the same outputs after rewriting {type(model).__name__}, got others: it computes what"
+                    " cannot be traced (perhaps with a number read from its input). Write its activations as"
+                    " modules by hand, or use HardenedIG"
                 )

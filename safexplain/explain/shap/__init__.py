@@ -1,8 +1,8 @@
-"""Hardened explainers of the shap package, of which only hardened values leave.
+"""Hardened explainers of the shap package, which release only hardened values.
 
-Natively a SHAP explanation adds up to the output: base value plus values are what the model said about the instance, as
-exactly as the arithmetic allows. So whoever gets both knows the model's confidence, on which membership inference works
-best. A hardened explainer releases the values alone, hardened; no base value and no background.
+A native SHAP explanation adds up to the output: base value plus values are the model's output for the instance, so they
+reveal its confidence, on which membership inference works best. A hardened explainer releases hardened values without
+base value and background.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest
     """A hardened version of an explainer of shap, which it holds from then on.
 
     Raises:
-        RefusedError: another explainer.
-        ConfigurationTypeError: no explainer of shap.
+        RefusedError: another explainer of shap.
+        ConfigurationTypeError: not an explainer of shap.
     """
     if not defined_in(type(native), "shap"):
         raise ConfigurationTypeError(f"expected an explainer of shap, got {type(native).__name__}")
@@ -42,6 +42,6 @@ def harden_shap(native: Any, hardening: Hardening | None = None, *, model_digest
         if base.__module__.startswith("shap.") and base.__name__ in SHAP:
             return SHAP[base.__name__].around(native, hardening, model_digest)
     raise RefusedError(
-        f"{type(native).__name__} of shap is not hardened: {', '.join(sorted(SHAP))} are."
+        f"expected one of shap's {', '.join(sorted(SHAP))}, got {type(native).__name__}, which cannot be hardened."
         " TreeExplainer explains forests and boosted trees, KernelExplainer any model"
     )

@@ -1,4 +1,4 @@
-"""`shap.TreeExplainer`, `shap.LinearExplainer` and `shap.KernelExplainer`, hardened.
+"""Hardened `shap.TreeExplainer`, `shap.LinearExplainer` and `shap.KernelExplainer`.
 
 Sources: Lundberg, Erion, Lee: Consistent Individualized Feature Attribution for Tree Ensembles, arXiv 1802.03888;
 Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874.
@@ -27,16 +27,16 @@ from safexplain.explain.catalog import CATALOG
 from safexplain.explain.libraries import draw_from, load, seeded_generators
 from safexplain.explain.orientation import (
     Direction,
-    decided,
-    speaking_for,
+    explained_classes,
+    oriented,
+    orients_first,
     threshold_of_function,
     threshold_of_linear,
     threshold_of_trees,
-    turns_first,
 )
 from safexplain.explain.shap.pipelines import Encoded
 from safexplain.explain.shap.trees import path_values
-from safexplain.explain.tables import MadeOf, OfTables, Predict, feature_names
+from safexplain.explain.tables import Predict, TableExplainer, TableExplainerFactory, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
@@ -47,38 +47,37 @@ __all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedShap",
 Values = NDArray[Any]
 
 _USUAL = {"nsamples": "auto", "l1_reg": "num_features(10)"}
-"""What options of the kernel method are where they are left out."""
+"""Defaults of the kernel method's options."""
 
 
-class HardenedShap(OfTables):
+class HardenedShap(TableExplainer):
     """What the hardened explainers of shap share.
 
-    `shap_values` gives hardened values in the shape of the native ones, and a call of the explainer a
-    `HardenedExplanation`, which shap's plots draw. Nothing else of the native explainer can be read: `expected_value`
-    is an AttributeError. Asking again gives the same answer, whatever the other rows of the batch are. Threads may
-    share an explainer.
+    `shap_values` returns hardened values in the shape of the native ones, and a call of the explainer a
+    `HardenedExplanation`, which shap's plots draw. No other attribute of the native explainer can be read:
+    `expected_value` is an AttributeError. A repeated query gets the same answer, whatever the other rows of the batch.
+    Threads may share an explainer.
 
-    Values speak for the decision that was made. Where the model has one output for two classes (boosters, linear
-    models), each row's values are in favour of the class that is predicted for it, or of `target`; natively all are in
-    favour of class 1. Where it has an output for each class, so have the values, and `target` picks one. Of a number,
-    `direction` says whether they tell why it is as high as it is ("up") or as low. With `Hardening.none()` values are
-    the native ones, unless a class is named.
+    Values explain the decision. If the model has one output for two classes (boosters, linear models), each row's
+    values are for its predicted class, or for `target`; natively all are for class 1. If it has an output for each
+    class, so have the values, and `target` picks one. If the output is a number, `direction` selects why it is as high
+    as it is ("up") or as low. With `Hardening.none()` values are the native ones, unless a class is named.
 
-    Each output of a row is hardened by itself. Where the values of two outputs are each other's negatives and there is
-    noise, they share it, for two answers to one question would average it.
+    Each output of a row is hardened independently. If the values of two outputs are each other's negatives and there is
+    noise, they share it: two answers to one question would average it.
 
-    Certificates are about the predicted class: the numbers of a row are the d values of that class, and they are what
-    a service releases. A certified explainer gives NaN for the outputs of all other classes. Of a Pipeline, its last
-    step is explained, and the values of all columns that the other steps make of one of the user's are added up.
+    Certificates are about the predicted class: the d values of a row for that class, which a service releases. A
+    certified explainer returns NaN for all other classes. Of a Pipeline, the last step is explained, and the values of
+    all columns that other steps make of one user's column are added up.
 
-    All take what the native classes take, and:
+    All take the native arguments, and:
 
     Args:
-        background: the same as `data`, (n, d) rows that features are replaced from: public ones. The values compare
-            with them: all applicants, or those who just passed (`near_cutoff`), as the commentary on Regulation B puts
-            it. Nothing of them leaves but what the values tell.
-        hardening: of the values of each row and output; None for `Hardening.recommended(ordered=True)`.
-        model_digest: 16 bytes or more that name the model and its version; None: what can be seen of the model does.
+        background: the same as `data`, (n, d) public rows that features are replaced from, with which the values
+            compare: all applicants, or those who just passed (`near_cutoff`), in the words of the commentary on
+            Regulation B. They are not released except through the values.
+        hardening: of each row's and output's values; None: `Hardening.recommended(ordered=True)`.
+        model_digest: at least 16 bytes that name the model and its version; None: taken from the model.
 
     Raises:
         MissingExtraError: shap is not installed.
@@ -90,14 +89,14 @@ class HardenedShap(OfTables):
     _explainer: Any
     _explained: Any
     _fitted: Any = None
-    """The model itself, where the explainer was made from it."""
-    _takes: ClassVar[frozenset[str]]
-    """Options of `shap_values`: how well the values are estimated, which changes neither the question nor its noise."""
+    """The model, if the explainer was made from it."""
+    _entry_options: ClassVar[frozenset[str]]
+    """Options of `shap_values` that only affect the estimation, and so not the noise."""
     _model_digest: bytes | None
     _encoded: Encoded | None = None
-    """Of a classifier that is audited: what its last step takes."""
+    """The steps of an audited classifier."""
     _places: Sequence[int] | None = None
-    """Of a certified explainer: the class that each native output is about."""
+    """The class of each native output of a certified explainer."""
 
     @classmethod
     def around(cls, native: Any, hardening: Hardening | None = None, model_digest: bytes | None = None) -> Self:
@@ -115,9 +114,8 @@ class HardenedShap(OfTables):
     if not TYPE_CHECKING:  # a type checker refuses other names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            """For what the native explainer has and this one has not."""
             raise AttributeError(
-                f"{type(self).__name__} has no {name!r}: only hardened values leave it, by shap_values(X) or"
+                f"{type(self).__name__} has no {name!r}: it releases only hardened values, by shap_values(X) or"
                 " explainer(X).values. With a base value they would add up to the model's output"
             )
 
@@ -126,20 +124,20 @@ class HardenedShap(OfTables):
         self.__dict__.update(state)
 
     def _model_of(self, native: Any) -> Any:
-        """What is explained, for the noise to be tied to."""
+        """The explained model, to which the noise is tied."""
         raise NotImplementedError
 
     def _settings(self) -> dict[str, Any]:
-        """What the explainer was made with and its values depend on, beside the model."""
+        """Arguments of the constructor, beside the model, on which the values depend."""
         raise NotImplementedError
 
-    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
-        """What `_run` gives, for the columns that the model itself takes."""
+    def _native_values(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+        """Like `_run`, for the columns that the model itself takes."""
         raise NotImplementedError
 
     @cached_property
     def _threshold(self) -> float | None:
-        """Above which a single output predicts class 1; None: it is a number."""
+        """A single output predicts class 1 above it; None: the output is a number."""
         raise NotImplementedError
 
     def _digest(self) -> bytes:
@@ -151,41 +149,45 @@ class HardenedShap(OfTables):
     def _values(
         self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
     ) -> Values:
-        """See `_OfModel.shap_values`; `options` as natively, those in `_takes`, all others off: None or False."""
-        options = self._checked(options)
+        """See `_OfModel.shap_values`; `options` as natively, those in `_entry_options`, others None or False."""
+        options = self._checked_options(options)
         if self._pinned is not None:
-            return self._certified(X, options, target)
+            return self._certified_values(X, options, target)
         categories = [c for c in getattr(X, "columns", ()) if str(X[c].dtype) == "category"]
         rows = self._rows(X.assign(**{c: X[c].cat.codes for c in categories}) if categories else X)
         self._check_width(rows)
         raw, base = self._run(X if categories else self._hashed(rows), options)
         if raw.ndim == 2:
-            found = self._of_one(raw, base, rows, target, direction)
+            found = self._harden_single_output(raw, base, rows, target, direction)
         else:
-            found = self._of_each(raw, rows)
+            found = self._harden_outputs(raw, rows)
             if target is not None:
-                found = _of_outputs(found, np.broadcast_to(target, len(rows)))
+                found = _select_outputs(found, np.broadcast_to(target, len(rows)))
         return found[0] if np.ndim(X) == 1 else found
 
     def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        """Native values: (n, d), or (n, d, outputs), of which `outputs` (n,) may pick one for each row; and what they
-        are added to, to give the output."""
+        """Native values, (n, d), or (n, d, outputs), from which `outputs` (n,) may pick one for each row; and their
+        base value."""
         if self._encoded is None:
-            return self._of_columns(rows, options, outputs)
-        found, base = self._of_columns(self._encoded.rows(rows), options, outputs)
+            return self._native_values(rows, options, outputs)
+        found, base = self._native_values(self._encoded.rows(rows), options, outputs)
         return self._encoded.summed(found), base
 
-    def _of_one(self, raw: Values, base: Any, rows: Values, target: Any, direction: Direction | None) -> Values:
+    def _harden_single_output(
+        self, raw: Values, base: Any, rows: Values, target: Any, direction: Direction | None
+    ) -> Values:
         """(n, d) hardened of one output."""
         if self.hardening.is_none and target is None and direction is None:
             return self._released(raw, rows, None)
         scores = raw.sum(axis=1) + np.asarray(base, dtype=np.float64).reshape(-1)[-1:]
-        classes = decided(scores, self._threshold, target=target, direction=direction, by=f"shap.{self._name}")
-        if turns_first(self.hardening):
-            return self._released(speaking_for(raw, classes), rows, torch.from_numpy(classes))
-        return speaking_for(self._released(raw, rows, None), classes)
+        classes = explained_classes(
+            scores, self._threshold, target=target, direction=direction, by=f"shap.{self._name}"
+        )
+        if orients_first(self.hardening):
+            return self._released(oriented(raw, classes), rows, torch.from_numpy(classes))
+        return oriented(self._released(raw, rows, None), classes)
 
-    def _of_each(self, raw: Values, rows: Values) -> Values:
+    def _harden_outputs(self, raw: Values, rows: Values) -> Values:
         """(n, d, outputs) hardened."""
         outputs = list(np.moveaxis(raw, -1, 0))
         released = [self._released(values, rows, j) for j, values in enumerate(outputs)]
@@ -218,58 +220,60 @@ class HardenedShap(OfTables):
     def _hashed(self, rows: Values) -> Values:
         return rows if self.hardening.is_none else as_hashed(torch.from_numpy(rows)).numpy()
 
-    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The given options, but for those that are off; RefusedError where one is not hardened."""
-        given = {k: v for k, v in options.items() if v is not None and (v is not False or k in self._takes)}
-        if refused := sorted(given.keys() - self._takes):
+    def _checked_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that are on; RefusedError for one that is not hardened."""
+        given = {k: v for k, v in options.items() if v is not None and (v is not False or k in self._entry_options)}
+        if refused := sorted(given.keys() - self._entry_options):
             raise RefusedError(
-                f"{', '.join(refused)}: only Shapley values of single features are released, with the options"
-                f" {', '.join(sorted(self._takes))}. To add up the columns of a variable, give the hardening Features"
+                f"{', '.join(refused)}: only Shapley values of single features are released; expected no other options"
+                f" than {', '.join(sorted(self._entry_options))}. To add up columns, give the hardening Features"
             )
         return given
 
-    def _certified(self, X: Any, options: Mapping[str, Any], target: Any) -> Values:
+    def _certified_values(self, X: Any, options: Mapping[str, Any], target: Any) -> Values:
         assert self._pinned is not None
-        given = {k: v for k, v in options.items() if k not in self._fixed and v != _USUAL.get(k)}
-        self._pinned.complete(self._signature(), given, self._fixed)
+        given = {k: v for k, v in options.items() if k not in self._no_options and v != _USUAL.get(k)}
+        self._pinned.complete(self._signature(), given, self._no_options)
         rows = self._rows(X)
         self._check_width(rows)
         classes = self._pinned.classes_of(rows)
         if target is not None and not (np.broadcast_to(target, len(rows)) == classes).all():
-            raise RefusedError("the certificate is about the predicted class of each row: leave out target")
+            raise RefusedError(
+                "expected the predicted class of each row, which the certificate is about: leave out target"
+            )
         found = numbers = self._numbers_of(rows, classes, self._pinned.options)
         if target is None and (outputs := np.size(self._explainer.expected_value)) > 1:
             found = np.full((*numbers.shape, outputs), np.nan)
-            found[np.arange(len(rows)), :, [self._place(c) for c in classes]] = numbers
+            found[np.arange(len(rows)), :, [self._output_of(c) for c in classes]] = numbers
         return np.asarray(found[0] if np.ndim(X) == 1 else found)
 
-    def _place(self, target: int) -> int:
-        """The native output about a class."""
+    def _output_of(self, target: int) -> int:
+        """The native output of a class."""
         if self._places is None:
             return target
         if target not in self._places:
-            raise InputError(f"the model has never seen class {target}, and its values cannot be told")
+            raise InputError(f"expected a class that the model was trained on, got {target}")
         return self._places.index(target)
 
     def _numbers_of(self, rows: Values, targets: Sequence[int], options: Mapping[str, Any]) -> Values:
-        places = np.array([self._place(t) for t in targets], dtype=np.int64)
-        own, _ = self._run(self._hashed(rows), self._checked(options), places)
+        places = np.array([self._output_of(t) for t in targets], dtype=np.int64)
+        own, _ = self._run(self._hashed(rows), self._checked_options(options), places)
         return self._released(own, rows, torch.tensor(list(targets)))
 
 
-def _of_outputs(raw: Values, outputs: Values | None) -> Values:
-    """Of native values, all, or of each row those in favour of one class."""
+def _select_outputs(raw: Values, outputs: Values | None) -> Values:
+    """Native values: all, or those for one class of each row (`outputs`)."""
     if outputs is None:
         return raw
-    return speaking_for(raw, outputs) if raw.ndim == 2 else np.asarray(raw[np.arange(len(raw)), :, outputs])
+    return oriented(raw, outputs) if raw.ndim == 2 else np.asarray(raw[np.arange(len(raw)), :, outputs])
 
 
 class _OfModel(HardenedShap):
     """Explainers that read the model itself, and so the last step of a Pipeline."""
 
-    _needs = False
-    _makes, _takes = frozenset({"feature_names"}), frozenset({"check_additivity"})
-    _fixed = frozenset({"self", "X", "y", "approximate", "check_additivity", "from_call"})
+    _needs_background = False
+    _init_options, _entry_options = frozenset({"feature_names"}), frozenset({"check_additivity"})
+    _no_options = frozenset({"self", "X", "y", "approximate", "check_additivity", "from_call"})
 
     @property
     def explains(self) -> str:
@@ -279,27 +283,27 @@ class _OfModel(HardenedShap):
     def shap_values(
         self, X: ArrayLike, check_additivity: bool = True, *, target: Any = None, direction: Direction | None = None
     ) -> NDArray[np.float64]:
-        """Hardened values, (n, d) or (n, d, outputs), as natively; of one row (d,), without the first axis.
+        """Hardened values, (n, d) or (n, d, outputs), as natively; (d,) or (d, outputs) for a single row.
 
         Args:
             X: (n, d) rows, or a row.
-            check_additivity: whether shap checks its own arithmetic, where it has any, before values are hardened.
-            target: the class that values speak for, or (n,) of them; values are then (n, d). None: of one output for
-                two classes the predicted one, else each output's.
-            direction: "up" or "down", where the model gives a number; None: "up".
+            check_additivity: whether shap checks its own arithmetic, if it can, before values are hardened.
+            target: the explained class, or (n,) of them; values are then (n, d). None: the predicted class if there is
+                one output for two classes, else each output.
+            direction: "up" or "down", if the model returns a number; None: "up".
 
         Raises:
             InputError: X is no table of numbers, or has other columns than the model.
-            ConfigurationError: a target where there are no classes, or a direction where there are.
-            RefusedError: of a certified explainer, a class that is not the predicted one.
+            ConfigurationError: a target without classes, or a direction with classes.
+            RefusedError: of a certified explainer, another class than the predicted one.
 
         Warns:
-            PredictedClassWarning: once, where the predicted class decides.
+            PredictedClassWarning: once, if the predicted class is explained.
         """
         return self._values(X, {"check_additivity": check_additivity}, target, direction)
 
     def _check_width(self, rows: Values) -> None:
-        """Columns too many would change the noise and not the values; of too few, C code would read what is beside."""
+        """Extra columns would change the noise but not the values; with missing ones C code would read past the end."""
         model = (self._fitted or self._explained) if self._encoded is None else self._encoded.module.estimator
         used = int(np.max(getattr(self._explainer.model, "features", -1), initial=-1)) + 1
         expected = _width(model) or max(used, rows.shape[1])
@@ -307,7 +311,7 @@ class _OfModel(HardenedShap):
             raise InputError(f"expected rows of {expected} features, as the model has, got {rows.shape}")
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+    def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
         if not isinstance(forward, EstimatorModule):
             raise InputError(f"{cls._name} explains classifiers of tables, got {type(forward).__name__}")
         encoded = Encoded(forward)
@@ -315,27 +319,27 @@ class _OfModel(HardenedShap):
         of, digest = cast("Any", cls), explained_digest(forward)
         explainer: Self = of(encoded.last, background, hardening=hardening, model_digest=digest, **made.made)
         explainer._encoded, explainer._places = encoded, forward.places().tolist()
-        encoded.origins  # noqa: B018 - an error now, and not with the first question
+        encoded.origins  # noqa: B018 - raises now, not at the first query
         return explainer
 
 
 class HardenedTreeExplainer(_OfModel):
-    """Hardened `shap.TreeExplainer`: Shapley values of trees, exactly, and hardened.
+    """Hardened `shap.TreeExplainer`: exact Shapley values of trees.
 
-    For forests and boosted trees of scikit-learn, XGBoost, LightGBM and whatever else shap reads. Without a background
-    the values follow the paths of the training rows through the trees: they compare with all who went the same way.
+    For forests and boosted trees of scikit-learn, XGBoost, LightGBM and others that shap reads. Without a background
+    the values follow the paths of the training rows through the trees: they compare with all rows on the same path.
     With a `background`, `feature_perturbation` is "interventional". See `HardenedShap`.
 
-    A certificate knows `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
-    `data`. Interactions, Saabas' approximation, some of the trees and the explanation of a loss are not hardened.
+    A certificate states `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
+    `data`. Interactions, Saabas' approximation, subsets of the trees and explanations of a loss are not hardened.
 
     Raises:
         InputError: shap does not know this kind of trees.
-        RefusedError: a loss is to be explained.
+        RefusedError: `model_output` is a loss.
     """
 
     _name, _row = "TreeExplainer", CATALOG["TreeExplainer"]
-    _makes = frozenset({"feature_names", "model_output", "feature_perturbation"})
+    _init_options = frozenset({"feature_names", "model_output", "feature_perturbation"})
 
     def __init__(
         self,
@@ -353,13 +357,13 @@ class HardenedTreeExplainer(_OfModel):
         if background is not None:
             data, feature_perturbation = background, "interventional"
         if model_output == "log_loss":
-            raise RefusedError('model_output="log_loss" explains a loss, which tells members: explain "raw"')
+            raise RefusedError('expected model_output="raw", got "log_loss": explanations of a loss reveal members')
         try:
             native = shap.TreeExplainer(model, data, model_output, feature_perturbation, feature_names)
         except shap.utils._exceptions.InvalidModelError:
             raise InputError(
-                f"TreeExplainer explains forests and boosted trees, and {type(model).__name__} is none that shap"
-                " knows: use KernelExplainer, which explains any model"
+                f"expected a forest or boosted trees that shap knows, got {type(model).__name__}: use KernelExplainer,"
+                " which explains any model"
             ) from None
         self._adopt(native, hardening, model_digest)
         self._fitted = model
@@ -381,7 +385,7 @@ class HardenedTreeExplainer(_OfModel):
         if self._model_digest is not None:
             return self._model_digest
         ensemble = self._explainer.model
-        if getattr(ensemble, "trees", None) is None:  # shap could not read them, and asks the library
+        if getattr(ensemble, "trees", None) is None:  # shap cannot read them, and calls the library
             return explained_digest(self._explained)
         digest = hashlib.blake2b(digest_size=32, person=b"shap trees")
         for name in ("children_left", "children_right", "features", "thresholds", "values", "base_offset"):
@@ -394,43 +398,44 @@ class HardenedTreeExplainer(_OfModel):
         return {
             "model_output": native.model_output,
             "feature_perturbation": native.feature_perturbation,
-            "data": None if native.data is None else _named(native.data),
+            "data": None if native.data is None else _background_digest(native.data),
         }
 
-    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+    def _native_values(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
         native = copy.copy(self._explainer)  # a call writes to its attributes
         ensemble = native.model
-        if ensemble.model_type != "xgboost":  # which takes what a sparse row leaves out as missing
+        if ensemble.model_type != "xgboost":  # which takes gaps of a sparse row as missing
             rows = _dense(rows)
         if ensemble.model_type == "internal" and native.feature_perturbation == "tree_path_dependent":
-            k, missing = ensemble.num_outputs, _missing(ensemble, self._fitted)
+            k, missing = ensemble.num_outputs, _missing_children(ensemble, self._fitted)
             if k > 1 and outputs is not None:
                 return path_values(ensemble, missing, rows, outputs), native.expected_value
             each = [path_values(ensemble, missing, rows, np.full(len(rows), j)) for j in range(k)]
-            found = np.stack(each, axis=-1) if k > 1 else _of_outputs(each[0], outputs)
+            found = np.stack(each, axis=-1) if k > 1 else _select_outputs(each[0], outputs)
             return found, native.expected_value
         try:
             found = native.shap_values(rows, from_call=True, **options)
         except load("shap").utils._exceptions.ExplainerError as error:
             if "dditivity" not in str(error):
                 raise
-            raise InputError(  # shap's message tells the sum of the values and the model's output
-                "shap's values do not add up to the model's output for some row, as happens with numbers that float32"
-                " does not hold, or feature_perturbation; check_additivity=False releases them all the same"
+            raise InputError(  # shap's message holds the sum of the values and the model's output
+                "shap's values do not add up to the model's output for some row, as happens if float32 cannot hold its"
+                " numbers, or with feature_perturbation; check_additivity=False releases them anyway"
             ) from None
         found = np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
-        return _of_outputs(found, outputs), native.expected_value
+        return _select_outputs(found, outputs), native.expected_value
 
 
 class HardenedLinearExplainer(_OfModel):
-    """Hardened `shap.LinearExplainer`: Shapley values of a linear model, a coefficient times the way from a reference.
+    """Hardened `shap.LinearExplainer`: Shapley values of a linear model, a coefficient times the distance from a
+    reference.
 
-    They are of the log odds, where features are independent. An audit's reference are the means of public rows, or,
-    without any, zeros in the columns that the model itself takes: behind a scaler, the mean that it learned.
+    They are of the log odds, for independent features. The reference of an audit is the means of public rows, or
+    without any, zeros in the columns that the model itself takes: the learned mean, if a scaler precedes it.
 
     Args:
-        masker: (n, d) rows, of which the means count: public ones; or (means, covariances); None: zeros. All others as
-            natively, and see `HardenedShap`.
+        masker: (n, d) public rows, whose means count; or (means, covariances); None: zeros. All others as natively, and
+            see `HardenedShap`.
 
     Raises:
         InputError: the model has no coefficients.
@@ -452,7 +457,7 @@ class HardenedLinearExplainer(_OfModel):
         try:
             native = shap.LinearExplainer(model, masker, feature_names=feature_names)
         except shap.utils._exceptions.InvalidModelError:
-            raise InputError(f"LinearExplainer explains linear models, and {type(model).__name__} is none") from None
+            raise InputError(f"expected a linear model, got {type(model).__name__}") from None
         self._adopt(native, hardening, model_digest)
 
     @cached_property
@@ -463,30 +468,34 @@ class HardenedLinearExplainer(_OfModel):
         return native.model
 
     def _settings(self) -> dict[str, Any]:
-        return {"mean": _named(self._explainer.mean)}
+        return {"mean": _background_digest(self._explainer.mean)}
 
-    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+    def _native_values(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
         found = np.asarray(self._explainer.shap_values(_dense(rows)))
-        return _of_outputs(found, outputs), self._explainer.expected_value
+        return _select_outputs(found, outputs), self._explainer.expected_value
 
 
 class HardenedKernelExplainer(HardenedShap):
-    """Hardened `shap.KernelExplainer`: Shapley values of any model by a weighted regression, hardened.
+    """Hardened `shap.KernelExplainer`: Shapley values of any model by a weighted regression.
 
-    The samples of a row are drawn by a generator of its own that is seeded, as the noise is, from the key and what is
-    asked; NumPy's global one is neither read nor moved, except with `Hardening.none()`, as natively.
+    The samples of a row are drawn by its own generator, seeded like the noise from the key and the query; NumPy's
+    global one is neither read nor moved, except with `Hardening.none()`, as natively.
 
-    A certificate knows `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and `l1_reg`.
-    Arguments as natively, and see `HardenedShap`: `data` are public rows, or `shap.kmeans` or `shap.sample` of such.
+    A certificate states `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and
+    `l1_reg`. Arguments as natively, and see `HardenedShap`: `data` are public rows, or `shap.kmeans` or `shap.sample`
+    of these.
 
     Warns:
-        OpaqueModelWarning: no model is found behind the function, so that the noise does not change when it does.
+        OpaqueModelWarning: no model is found behind the function, so the noise does not change when it does.
     """
 
     _name, _row = "KernelExplainer", CATALOG["KernelExplainer"]
-    _makes = frozenset({"feature_names", "link"})
-    _fixed = frozenset({"self", "X", "silent", "gc_collect"})
-    _more, _takes = frozenset({"nsamples", "l1_reg"}), frozenset({"nsamples", "l1_reg", "silent", "gc_collect"})
+    _init_options = frozenset({"feature_names", "link"})
+    _no_options = frozenset({"self", "X", "silent", "gc_collect"})
+    _kwargs_options, _entry_options = (
+        frozenset({"nsamples", "l1_reg"}),
+        frozenset({"nsamples", "l1_reg", "silent", "gc_collect"}),
+    )
 
     def __init__(
         self,
@@ -515,14 +524,14 @@ class HardenedKernelExplainer(HardenedShap):
         target: Any = None,
         direction: Direction | None = None,
     ) -> NDArray[np.float64]:
-        """Hardened values, as of `HardenedTreeExplainer.shap_values`; there is no progress bar.
+        """Hardened values, as of `HardenedTreeExplainer.shap_values`, without a progress bar.
 
-        One output is about classes with the link "logit", where the function belongs to a classifier, or where it gives
-        numbers from 0 to 1 for all of `data`.
+        One output has two classes with the link "logit", if the function belongs to a classifier, or if its outputs for
+        `data` are all from 0 to 1.
 
         Args:
             X: (n, d) rows, or a row.
-            nsamples: how often the model is asked about a row; "auto" for 2 d + 2048.
+            nsamples: model evaluations for a row; "auto" for 2 d + 2048.
             l1_reg: "num_features(k)", "aic", "bic" or a number.
             silent: as natively.
             gc_collect: as natively.
@@ -541,9 +550,9 @@ class HardenedKernelExplainer(HardenedShap):
 
     def _settings(self) -> dict[str, Any]:
         native = self._explainer
-        return {"link": str(native.link), "data": _named(native.data.data, native.data.weights)}
+        return {"link": str(native.link), "data": _background_digest(native.data.data, native.data.weights)}
 
-    def _of_columns(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
+    def _native_values(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
         generators: Sequence[np.random.RandomState | None] = [None] * len(rows)  # NumPy's global one, as natively
         if not self.hardening.is_none:
             digest = b"" if self.hardening.noise is None else self._digest()
@@ -554,10 +563,10 @@ class HardenedKernelExplainer(HardenedShap):
             with draw_from(generator):
                 one = copy.copy(self._explainer).shap_values(rows[i : i + 1], **{**options, "silent": True})
             found.append(np.asarray(one))
-        return _of_outputs(np.concatenate(found), outputs), self._explainer.expected_value
+        return _select_outputs(np.concatenate(found), outputs), self._explainer.expected_value
 
     @classmethod
-    def _of_model(cls, forward: nn.Module, made: MadeOf, hardening: Hardening) -> Self:
+    def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
         assert made.background is not None
         given = {**made.made, "feature_names": feature_names(made)}
         rows = made.background.rows.copy()
@@ -565,11 +574,11 @@ class HardenedKernelExplainer(HardenedShap):
 
 
 def _width(model: Any) -> int | None:
-    """How many columns trees take; None where they do not say."""
+    """Number of columns that a model takes; None if it does not state it."""
     for name in ("n_features_in_", "num_features", "num_feature"):
         try:
             found = getattr(model, name, None)
-        except Exception:  # of a library, where it does not know
+        except Exception:  # some libraries raise if they do not know
             continue
         if found is not None:
             return int(found() if callable(found) else found)
@@ -580,8 +589,8 @@ def _dense(rows: Any) -> Any:
     return rows.toarray() if hasattr(rows, "toarray") else rows
 
 
-def _missing(ensemble: Any, model: Any) -> Values:
-    """(trees, nodes) where a missing number goes: of scikit-learn's forests, shap does not read it."""
+def _missing_children(ensemble: Any, model: Any) -> Values:
+    """(trees, nodes) child of a missing number; shap does not read it from scikit-learn's forests."""
     found: Values = ensemble.children_default.copy()
     for k, one in enumerate(np.ravel(getattr(model, "estimators_", [model]))):
         if (left := getattr(getattr(one, "tree_", None), "missing_go_to_left", None)) is not None:
@@ -589,7 +598,7 @@ def _missing(ensemble: Any, model: Any) -> Values:
     return found
 
 
-def _named(*arrays: Any) -> str:
+def _background_digest(*arrays: Any) -> str:
     """A digest of a background."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:

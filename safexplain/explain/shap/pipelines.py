@@ -1,7 +1,7 @@
-"""A classifier behind its preprocessing: the columns that its last step takes, and the user's columns they come from.
+"""A classifier behind its preprocessing: the columns of its last step, and the user's columns that they come from.
 
-Explainers that read a model (its trees, its coefficients) give values for the columns that the model takes. Where every
-one of these comes from one of the user's columns, as one-hot columns do, the values of a user's column are their sum.
+Explainers that read a model (its trees, its coefficients) give values for the columns that the model takes. If each of
+these comes from one of the user's columns, as one-hot columns do, the value of a user's column is their sum.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ Places = NDArray[np.int64]
 
 
 OVER_ROWS = ("Normalizer", "TfidfTransformer")
-"""Steps of scikit-learn that make as many columns as they take, each of all of them."""
+"""Steps of scikit-learn that make each column of all columns."""
 
 
 class MixedColumnsError(InputError):
-    """A step before the explained one makes a column out of several."""
+    """A step before the explained one combines several columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What the last step of a classifier, alone or a Pipeline, takes for the user's rows."""
+    """The user's rows as the last step of a classifier, alone or a Pipeline, takes them."""
 
     module: EstimatorModule
 
     @property
     def steps(self) -> Any:
-        """All but the last step, a Pipeline; None: there are none."""
-        whole = self.module.estimator
-        return whole[:-1] if len(getattr(whole, "steps", ())) > 1 else None
+        """All but the last step, a Pipeline; None if there are none."""
+        pipeline = self.module.estimator
+        return pipeline[:-1] if len(getattr(pipeline, "steps", ())) > 1 else None
 
     @property
     def last(self) -> Any:
-        """What is explained."""
-        whole = self.module.estimator
-        return whole[-1] if hasattr(whole, "steps") else whole
+        """The explained step."""
+        pipeline = self.module.estimator
+        return pipeline[-1] if hasattr(pipeline, "steps") else pipeline
 
     @cached_property
     def origins(self) -> Places | None:
-        """(p,) of each column that the last step takes, the user's column; None: they are the user's.
+        """(p,) the user's column of each column that the last step takes; None: they are the user's.
 
         Raises:
-            MixedColumnsError: a step makes one of them out of several of the user's.
+            MixedColumnsError: a step combines several of the user's columns.
         """
         if self.steps is None:
             return None
@@ -62,12 +62,12 @@ class Encoded:
         return _through(self.steps, columns, getattr(self.last, "n_features_in_", None))
 
     def rows(self, x: Values) -> Any:
-        """(n, p) that the last step takes for (n, d) numbers: a matrix, or the frame that they stand for."""
+        """(n, p) input of the last step for (n, d) numbers: a matrix or a frame."""
         given = self.module.rows(np.asarray(x, dtype=np.float32))
         return given if self.steps is None else self.steps.transform(given)
 
     def summed(self, values: Values) -> Values:
-        """(n, d, ...) of (n, p, ...): the values of all columns that come from a user's column, added up."""
+        """(n, d, ...) of (n, p, ...): the sums of the values of all columns from one user's column."""
         if self.origins is None:
             return values
         columns = range(self.module.estimator.n_features_in_)
@@ -75,8 +75,8 @@ class Encoded:
 
 
 def _through(step: Any, origins: Places, made: int | None) -> Places:
-    """Of each of the `made` columns (None: nobody says how many) that a fitted transformer, or "passthrough", makes,
-    the user's column, where those it takes come from `origins`."""
+    """The user's column of each of the `made` columns (None: unknown number) of a fitted transformer or "passthrough"
+    whose inputs come from `origins`."""
     from sklearn.base import OneToOneFeatureMixin
     from sklearn.compose import ColumnTransformer
     from sklearn.feature_selection import SelectorMixin
@@ -113,7 +113,7 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
         made = -1
     if made is not None and len(origins) != made:
         raise MixedColumnsError(
-            f"{type(step).__name__} makes columns out of several of yours, so that the values of what reads the model"
-            " behind it (TreeExplainer, LinearExplainer) cannot be added up for yours; use FeatureAblation"
+            f"{type(step).__name__} combines several of your columns, so the values of an explainer of the model behind"
+            " it (TreeExplainer, LinearExplainer) cannot be added up for yours; use FeatureAblation"
         )
     return origins

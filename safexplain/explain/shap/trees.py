@@ -1,4 +1,4 @@
-"""Shapley values of trees along the paths of their training rows, as shap's TreeExplainer gives them, faster.
+"""Shapley values of trees along the paths of their training rows, as shap's TreeExplainer computes them, faster.
 
 A leaf with value v, on whose path m features are split, gives feature j (arXiv 1802.03888, algorithm 1)
 
@@ -9,8 +9,8 @@ take them. Since s! (m - s - 1)! / m! is the integral of t^s (1 - t)^(m - s - 1)
 
     v (o_j - z_j) * integral of prod_{k != j} (o_k t + z_k (1 - t)) dt
 
-of a polynomial of degree m - 1, which Gauss and Legendre's rule with m / 2 points gives exactly. For each point, the
-products are handed down a tree and the sums over its leaves back up: a row costs nodes * points, not leaves * depth^2.
+of a polynomial of degree m - 1, which Gauss-Legendre quadrature with m / 2 points computes exactly. For each point, the
+products are passed down a tree and the sums over its leaves back up: a row costs nodes * points, not leaves * depth^2.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def path_values(ensemble: Any, missing: Values, rows: Values, outputs: Values) -
 
     Args:
         ensemble: a `TreeEnsemble` of shap, whose values add up.
-        missing: (trees, nodes) the child that a row goes to whose number is NaN.
+        missing: (trees, nodes) the child of a row whose number is NaN.
         rows: (n, d).
         outputs: (n,) the explained output of each row.
     """
@@ -51,7 +51,7 @@ def path_values(ensemble: Any, missing: Values, rows: Values, outputs: Values) -
 
 @cache
 def _rules(most: int) -> tuple[Values, Values]:
-    """Gauss and Legendre's points and weights on [0, 1], those of the rule with q of them in row q."""
+    """Gauss-Legendre points and weights on [0, 1]; row q has the rule with q points."""
     points, weights = np.zeros((2, most + 1, most))
     for q in range(1, most + 1):
         t, w = roots_legendre(q)
@@ -79,11 +79,11 @@ def _values(
     points: Values,
     weights: Values,
 ) -> Values:
-    """The loop that is compiled. Of two nodes, the one nearer to the root has the smaller number.
+    """The compiled loop. A parent has a smaller number than its children.
 
     States of a node's edge: 0, the row leaves its path here; 1, it takes it; 2, it has left at an earlier split on the
-    same feature, and nothing is left to give. `factor` is what an edge multiplies the product by, `given` what its
-    feature gets of each product below it.
+    same feature, so nothing is left to give. `factor` multiplies the product along an edge, `given` is what its feature
+    gets of each product below it.
     """
     found = np.zeros(x.shape)
     size = lefts.shape[1]
@@ -132,7 +132,7 @@ def _values(
                     for i in range(q):
                         product[c, i] = product[p, i] * factor[state[c], c, i]
                 for i in range(q):
-                    product[p, i] = 0.0  # and from here on the sum over the leaves below it
+                    product[p, i] = 0.0  # from here on the sum over the leaves below it
             for c in range(end - 1, 0, -1):
                 p, gets = parent[c], 0.0
                 for i in range(q):

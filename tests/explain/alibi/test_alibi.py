@@ -28,7 +28,7 @@ from safexplain.explain.alibi import (
 )
 from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.alibi.rules import REFUSED
-from safexplain.explain.libraries import AlibiLicenceWarning, no_failed_searches
+from safexplain.explain.libraries import AlibiLicenceWarning, quiet_failed_searches
 
 pytest.importorskip("alibi", reason='Alibi is not installed: pip install "safexplain[alibi]"')
 
@@ -341,7 +341,7 @@ def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
     free = []
 
     def could_another_start():
-        lock = explainers.ONE_AT_A_TIME
+        lock = explainers.SHARED_PIPELINE_LOCK
         with ThreadPoolExecutor(1) as pool:
             got = pool.submit(lambda: lock.acquire(blocking=False) and not lock.release()).result()
         free.append(got)
@@ -416,13 +416,13 @@ def test_explanations_of_a_whole_data_set_are_refused_and_it_is_said_why(alibi):
     for name in (name for name in REFUSED if not name.startswith("plot_")):
         derived = type("Mine", (getattr(alibi, name),), {})
         for native in (object.__new__(getattr(alibi, name)), object.__new__(derived)):
-            with pytest.raises(RefusedError, match="is refused: it describes the model over a whole data set"):
+            with pytest.raises(RefusedError, match="is refused: it describes the model over a data set"):
                 harden_alibi(native)
 
 
 def test_an_explainer_that_has_no_rule_is_refused():
     for name in ("CEM", "IntegratedGradients", "Brandnew"):
-        with pytest.raises(RefusedError, match=f"{name} is refused: no rule says which of its fields may leave"):
+        with pytest.raises(RefusedError, match=f"{name} is refused: no rule lists the fields that may be released"):
             harden_alibi(stub(name, {}))
 
 
@@ -462,7 +462,7 @@ def test_repr_shows_method_and_hardening_and_neither_key_nor_data(alibi):
 def test_an_audit_of_anchors_does_not_log_each_search_that_failed_and_nothing_else_is_hidden(caplog):
     log = logging.getLogger("alibi.explainers.anchors.anchor_base")
     failed = "Could not find an anchor satisfying the 0.95 precision constraint."
-    with no_failed_searches():
+    with quiet_failed_searches():
         log.warning(failed)
         log.warning("something else")
     log.warning(failed)

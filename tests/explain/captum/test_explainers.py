@@ -239,7 +239,7 @@ def test_an_empty_batch_gives_empty_maps():
 def test_a_mode_that_does_not_fit_is_refused_by_name():
     explainer = HardenedGradCAM(image_net(), hardening=NOISY)
     for mode in ("linear", "sharp"):
-        with pytest.raises(InputError, match=f"interpolate_mode='{mode}' does not fit"):
+        with pytest.raises(InputError, match=f"interpolate_mode='{mode}' cannot enlarge"):
             explainer.attribute(images(), target=1, interpolate_mode=mode)
 
 
@@ -322,7 +322,7 @@ def test_channels_last_is_recognised_by_the_shape_of_the_image_too():
 def test_tokens_of_an_image_that_is_not_square_need_a_function():
     model, x = Tokens(height=4, width=6).eval(), torch.randn(2, 3, 8, 12)
     model.num_prefix_tokens = 1
-    with pytest.raises(InputError, match=r"square image after 1 others, got 25.*reshape_transform="):
+    with pytest.raises(InputError, match=r"square image after 1 prefix tokens, got 25.*reshape_transform="):
         GradCAM(model, model.norm).attribute(x, target=1)
     reshape = to_map(1, 4, 6)
     found = GradCAM(model, model.norm, reshape_transform=reshape).attribute(x, target=1)
@@ -332,12 +332,12 @@ def test_tokens_of_an_image_that_is_not_square_need_a_function():
 @pytest.mark.parametrize("layout", ["tokens", "BHWC"])
 def test_a_layout_that_does_not_fit_is_refused(layout):
     model = image_net()
-    with pytest.raises(InputError, match=r"is no map as '.*': choose another layer, or give reshape_transform="):
+    with pytest.raises(InputError, match=r"a map in the layout '.*choose another layer, or give reshape_transform="):
         HardenedGradCAM(model, hardening=NOISY, reshape_transform=layout).attribute(images(), target=1)
 
 
 def test_a_layer_without_places_has_no_grad_cam_plus_plus():
     model = image_net()
     for kind, options in ((GradCAMPlusPlus, {}), (HardenedGradCAMPlusPlus, {"hardening": NOISY})):
-        with pytest.raises(InputError, match=r"needs a layer with places, got an output of shape \(4, 5\)"):
+        with pytest.raises(InputError, match=r"expected a layer with spatial axes for Grad-CAM\+\+, got \(4, 5\)"):
             kind(model, model[6], **options).attribute(images(), target=1)

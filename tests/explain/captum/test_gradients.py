@@ -170,7 +170,7 @@ def test_as_many_rows_are_asked_about_at_once_as_fit(monkeypatch):
     forest.register_forward_hook(lambda *hook: rows.append(len(hook[2])))
     explainer = safexplain.captum.FeatureAblation(forest, hardening=Hardening.none())
     for values, largest in ((3 * 24, 3 * 4), (23, 4)):  # of 24 numbers in four rows
-        monkeypatch.setattr(hardened, "_VALUES", values)
+        monkeypatch.setattr(hardened, "_VALUES_PER_CALL", values)
         rows.clear()
         explainer.attribute(x[:4], target=1)
         assert max(rows) == largest

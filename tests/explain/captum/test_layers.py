@@ -59,7 +59,7 @@ def test_of_resnet18_it_is_the_last_convolution_of_the_last_block():
 )
 def test_where_there_is_no_layer_to_choose_one_is_asked_for(model):
     with pytest.raises(
-        InputError, match=r"no layer to choose.*Give layer=, for a vision transformer.*blocks\[-1\]\.norm1"
+        InputError, match=r"found no layer\. Give layer=, for a vision transformer.*blocks\[-1\]\.norm1"
     ):
         default_layer(model)
 
@@ -134,7 +134,9 @@ def test_what_is_no_map_is_refused():
         ((2, 3, 4, 4), "BHWC"),
         ((2, 9, 5), "map"),
     ):
-        with pytest.raises(InputError, match=r"is no map as '.*channels_first, channels_last, tokens or a function"):
+        with pytest.raises(
+            InputError, match=r"a map in the layout '.*channels_first, channels_last, tokens or a function"
+        ):
             as_map(torch.zeros(shape), layout)
 
 

@@ -228,7 +228,7 @@ def forward_calls(model):
 
 @pytest.mark.parametrize("name", ["HardenedDeepLift", "GuidedBackprop"])
 def test_a_model_is_looked_at_once(name, monkeypatch):
-    monkeypatch.setattr(query, "_seen", {})
+    monkeypatch.setattr(query, "_shapes", {})
     model = net(nn.ReLU())
     others = {"HardenedDeepLift": lambda m: HardenedDeepLift(m, hardening=NOISY), "GuidedBackprop": GuidedBackprop}
     make, options = WRAPPED[name] if name in WRAPPED else (others[name], {"target": 1})
@@ -271,7 +271,7 @@ def test_max_pooling_is_refused_with_baselines_for_which_captum_does_not_add_up(
     explainer = HardenedDeepLift(model, hardening=PLAIN)
     assert explainer.attribute(x, target=1).any()
     for given in (baselines, baselines[:1], (baselines,)):
-        with pytest.raises(RefusedError, match=r"do not add up.*max pooling where the baseline is not flat"):
+        with pytest.raises(RefusedError, match=r"do not add up.*max pooling if the baseline is not flat"):
             explainer.attribute((x,) if isinstance(given, tuple) else x, given, target=1)
     set_of_them = torch.cat([torch.zeros(1, 3, 12, 12), baselines[:2]])
     with pytest.raises(RefusedError, match="do not add up"):

@@ -58,7 +58,7 @@ def test_without_axes_the_current_ones_are_drawn_on():
 
 OTHER_SHAPES = [
     ((2, 3, 8, 8), (3, 8, 8), "one image of a batch"),
-    ((3, 8, 8), (1, 4, 4), "enlarged by interpolate_mode="),
+    ((3, 8, 8), (1, 4, 4), "enlarge layer maps by interpolate_mode="),
     ((3, 8, 8), (8,), "got .3, 8, 8. and .8,."),
 ]
 

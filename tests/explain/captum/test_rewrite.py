@@ -97,7 +97,7 @@ def test_a_relu_module_beside_relus_as_functions_is_refused_and_rewritten():
             return self.third(torch.relu(self.second(self.relu(self.first(x)))))
 
     model, x = Half().eval(), torch.randn(4, 6)
-    with pytest.raises(RefusedError, match="called 1 of 2 ReLUs as functions"):
+    with pytest.raises(RefusedError, match="calls 1 of 2 ReLUs as functions"):
         HardenedGuidedBackprop(model, hardening=PLAIN).attribute(x, target=1)
     first, relu, second, third = model.first, nn.ReLU(), model.second, model.third
     by_hand = nn.Sequential(first, relu, second, nn.ReLU(), third)
@@ -218,9 +218,12 @@ def test_the_digest_is_the_same_each_time_and_survives_pickling_and_a_certificat
 @pytest.mark.parametrize(
     ("forward", "reason"),
     [
-        (lambda x: x.relu() if x.sum() > 0 else x, "cannot be followed"),
-        (lambda x: x.relu() * float(x.mean()), "cannot be followed"),
-        (lambda x: x.relu() if isinstance(x, torch.Tensor) else x.relu() + 1, "gives other outputs"),
+        (lambda x: x.relu() if x.sum() > 0 else x, "cannot be traced"),
+        (lambda x: x.relu() * float(x.mean()), "cannot be traced"),
+        (
+            lambda x: x.relu() if isinstance(x, torch.Tensor) else x.relu() + 1,
+            "expected the same outputs after rewriting",
+        ),
     ],
     ids=["a branch", "a number", "a class"],
 )
@@ -249,6 +252,6 @@ def test_outputs_that_are_no_numbers_are_the_same_where_both_are():
 
 def test_outputs_are_compared_on_the_inputs_that_are_given():
     model = Calls(torch.relu).eval()
-    with pytest.raises(InputError, match="does not take inputs"):
+    with pytest.raises(InputError, match="fails for inputs"):
         rewrite_functional(model, torch.randn(4, 7))
     assert torch.equal(rewrite_functional(model, torch.randn(4, 6))(torch.ones(2, 6)), model(torch.ones(2, 6)))

@@ -123,5 +123,5 @@ def test_a_certificate_knows_the_words(tmp_path):
     path = certificate(tmp_path, model(), explainer=told, hardening=hardening)
     certified = HardenedTokenIG.from_certificate(model(), path)
     assert torch.equal(certified.attribute(IDS.float(), target=1), released(hardening))
-    with pytest.raises(RefusedError, match="n_steps is 10 in the certificate"):
+    with pytest.raises(RefusedError, match="n_steps: expected 10, as in the certificate"):
         certified.attribute(IDS, target=1, n_steps=50)

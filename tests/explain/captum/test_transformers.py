@@ -156,9 +156,7 @@ def test_deeplift_is_refused_with_its_reason(name):
 
 @pytest.mark.parametrize(("name", "method"), [("swin", "GuidedBackprop"), ("convnext", "Deconvolution")])
 def test_methods_of_relus_are_refused_with_their_reason(name, method):
-    with pytest.raises(
-        RefusedError, match=rf"{method} changes the gradient of nn\.ReLU modules.*has no nn\.ReLU module"
-    ):
+    with pytest.raises(RefusedError, match=rf"{method} changes the gradient of nn\.ReLU modules.*has none:"):
         HARDENED[method](net(name), hardening=NOISY)
 
 

@@ -72,7 +72,7 @@ def test_another_fit_is_another_model_also_one_in_place(tmp_path: Path) -> None:
         load_release(other, path)
     release = load_release(fitted, path)
     fitted.fit(X[:60], Y[:60])
-    with pytest.raises(RefusedError, match="no longer the one"):
+    with pytest.raises(RefusedError, match="model has changed"):
         release.explain(ASKED, TARGET)
 
 

@@ -24,9 +24,9 @@ from safexplain.explain import CATALOG, anchor_hardening
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
 from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular
 from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, HardenedTreeShap, Rule
-from safexplain.explain.served import OF_ROWS, load_release
+from safexplain.explain.served import TABLE_METHODS, load_release
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
-from safexplain.explain.tables import MadeOf, OfTables
+from safexplain.explain.tables import TableExplainer, TableExplainerFactory
 from safexplain.hardening.noise import KEY_VARIABLE
 from safexplain.outputs import as_module
 
@@ -44,7 +44,7 @@ NAMES = ["income", "age", "debt", "years"]
 class Case:
     """How a method is audited."""
 
-    kind: type[OfTables]
+    kind: type[TableExplainer]
     hardening: Hardening
     made: dict[str, Any]
     options: dict[str, Any]
@@ -114,7 +114,7 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
 
 
-def made_of(case: Case, public: Any = PUBLIC) -> MadeOf:
+def made_of(case: Case, public: Any = PUBLIC) -> TableExplainerFactory:
     return case.kind.catalogued(public, **case.made)
 
 
@@ -131,8 +131,8 @@ def about(path: Path, case: Case, model: Any, **changes: Any) -> Path:
 
 def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
     of_rows = {row.name for row in CATALOG.values() if row.entry != "attribute"}
-    assert of_rows == set(OF_ROWS) == {*CASES, "LinearExplainer"} == {*NEEDS, "LinearExplainer"}
-    for name, kind in OF_ROWS.items():
+    assert of_rows == set(TABLE_METHODS) == {*CASES, "LinearExplainer"} == {*NEEDS, "LinearExplainer"}
+    for name, kind in TABLE_METHODS.items():
         assert kind._row is CATALOG[name]
 
 
@@ -150,14 +150,14 @@ def test_a_service_tells_what_was_audited(case: Case, tmp_path: Path) -> None:
     target = release.predict(ASKED).argmax(1)
     module = as_module(model)
     forward = Probability(module) if isinstance(model, nn.Module) else module
-    keyed = case.hardening if case.hardening.noise is None else case.hardening.with_key(KEY)
-    audited = made_of(case)(forward, hardening=keyed)
+    with_service_key = case.hardening if case.hardening.noise is None else case.hardening.with_key(KEY)
+    audited = made_of(case)(forward, hardening=with_service_key)
     numbers = audited.attribute(ASKED, target=target, **case.options).numpy()
     served = release.explain(ASKED, target)
     assert np.isfinite(numbers).all()
     assert numbers.any()
-    if audited.explainer._tells:
-        assert served == [audited.explainer._told(one) for one in numbers]
+    if audited.explainer._has_answers:
+        assert served == [audited.explainer._to_answer(one) for one in numbers]
         assert json.loads(json.dumps(served)) == served
     else:
         np.testing.assert_array_equal(np.asarray(served), numbers)
@@ -183,14 +183,14 @@ def test_what_differs_from_the_audit_is_refused(case: Case, tmp_path: Path) -> N
         kind.from_certificate(forest(), path, **given | {"public": other})
     with pytest.raises(RefusedError, match="pass public="):
         load_release(forest(), path, key=KEY)
-    with pytest.raises(RefusedError, match=r"surprise is None in the certificate"):
+    with pytest.raises(RefusedError, match=r"surprise: expected None, as in the certificate"):
         kind.from_certificate(forest(), path, **given, surprise=1)
     with pytest.raises(CertificateError, match="certifies nothing"):
         kind.from_certificate(forest(), about(tmp_path, case, forest(), references=0), **given)
     with pytest.raises(CertificateError, match=f"use {kind._row.hardened_name}"):  # type: ignore[union-attr]
         HardenedIG.from_certificate(forest(), about(tmp_path, case, forest()))
     wrong = {"options": {"surprise": 1, "made_with": made_of(case).made_with}}
-    with pytest.raises(CertificateError, match="'surprise' is no option"):
+    with pytest.raises(CertificateError, match="'surprise' is not an option"):
         kind.from_certificate(forest(), about(tmp_path, case, forest(), said=wrong), **given)
     old = {**made_of(case).made_with, "libraries": {"lime": "0.1"}}
     with pytest.raises(CertificateError, match=r"lime 0\.1, and here is"):
@@ -209,7 +209,7 @@ def test_a_weak_key_and_a_changed_model_are_refused(case: Case, tmp_path: Path) 
                 load_release(model, path, key=key, public=PUBLIC)
     release = load_release(model, path, key=KEY, public=PUBLIC)
     model.fit(X[:50], Y[:50])
-    with pytest.raises(RefusedError, match="no longer the one"):
+    with pytest.raises(RefusedError, match="model has changed"):
         release.explain(ASKED, torch.tensor([0, 1, 0]))
 
 
@@ -221,7 +221,7 @@ def test_before_an_audit_a_service_tells_what_an_audit_of_the_plain_choice_would
     target = before.predict(ASKED).argmax(1)
     asked = case.kind.catalogued(PUBLIC)(as_module(model), hardening=hardening)
     numbers = asked.attribute(ASKED, target=target).numpy()
-    audited = [asked.explainer._told(one) for one in numbers] if asked.explainer._tells else numbers
+    audited = [asked.explainer._to_answer(one) for one in numbers] if asked.explainer._has_answers else numbers
     assert np.array_equal(before.explain(ASKED, target), audited)
     assert before.uncertified
     assert len(before.digest) == 64
@@ -245,7 +245,7 @@ def test_rows_with_other_columns_than_the_background_are_refused(case: Case, tmp
 )
 def test_every_column_of_the_background_has_one_name(kind: Any, names: list[str]) -> None:
     pytest.importorskip("lime" if kind is HardenedLimeTabular else "alibi")
-    with pytest.raises(InputError, match="4 different names"):
+    with pytest.raises(InputError, match="4 distinct names"):
         kind.catalogued(PUBLIC, feature_names=names)(network(), hardening=anchor_hardening(KEY))
 
 
@@ -332,7 +332,7 @@ def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
     conditions = set()
     for row in rows[:12].astype(np.float64):
         numbers = asked.explainer._numbers(row, 0, {}).astype(np.float32)
-        told = asked.explainer._told(numbers)
+        told = asked.explainer._to_answer(numbers)
         assert set(told["anchor"]) <= {text for rule in asked.explainer._rules for text in rule.texts}
         assert len(told["anchor"]) == int(numbers[:-2].reshape(-1, 2).any(1).sum())
         conditions |= set(told["anchor"])
@@ -349,7 +349,7 @@ def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
         "2.00 < x <= 3.00": (0.5, 0.25),
         "x > 3.00": (0.75, 0),
     }
-    assert all(rule.said(np.float32(numbers)) == text for text, numbers in rule.texts.items())
+    assert all(rule.text_of(np.float32(numbers)) == text for text, numbers in rule.texts.items())
 
 
 def test_protodash_answers_about_one_row_with_its_places_in_order(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_row_has_the_answer_that_it_has_alone_and_codes_between_two_categories
 def test_a_step_that_mixes_columns_is_named(mixing: Any) -> None:
     fitted = make_pipeline(StandardScaler(), mixing, RandomForestClassifier(3, random_state=0))
     module = EstimatorModule(fitted.fit(FRAME[NUMBERS].to_numpy(), Y))
-    with pytest.raises(MixedColumnsError, match=f"{type(mixing).__name__} makes columns out of several"):
+    with pytest.raises(MixedColumnsError, match=f"{type(mixing).__name__} combines several of your columns"):
         HardenedTreeExplainer.catalogued()(module, hardening=NONE)
 
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_read_is_refused_by_its_name() -> None:
     network = EstimatorModule(KNeighborsClassifier().fit(FRAME[NUMBERS].to_numpy(), Y))
     with pytest.raises(InputError, match="KNeighborsClassifier"):
         HardenedTreeExplainer.catalogued()(network, hardening=NONE)
-    with pytest.raises(InputError, match="KNeighborsClassifier is none"):
+    with pytest.raises(InputError, match="expected a linear model, got KNeighborsClassifier"):
         HardenedLinearExplainer.catalogued()(network, hardening=NONE)
     trees = EstimatorModule(HistGradientBoostingClassifier(max_iter=3).fit(FRAME[NUMBERS].to_numpy(), Y))
     with pytest.raises(InputError, match="HistGradientBoostingClassifier is none"):
