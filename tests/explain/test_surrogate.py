@@ -358,7 +358,7 @@ UNUSABLE = [
     ((None, PUBLIC, IXG), ConfigurationTypeError, "module or a function"),
     ((PRIVATE, PUBLIC, IXG(PUBLIC[0])), ConfigurationTypeError, "pass its class"),
     ((PRIVATE, PUBLIC, "IG"), ConfigurationTypeError, "expected a class or a function"),
-    ((PRIVATE, PUBLIC, lambda m: m), ConfigurationTypeError, "with Captum's interface"),
+    ((PRIVATE, PUBLIC, lambda m: m), ConfigurationTypeError, "makes a Captum explainer"),
 ]
 
 
@@ -372,7 +372,7 @@ NO_LABELS = [
     (lambda x: torch.zeros(len(x)), r"got torch.float32 of shape \(12,\) for 12 inputs"),
     (lambda x: torch.zeros(len(x), 1), "turn a single logit z into two"),
     (lambda x: "yes", "got str"),
-    (lambda x: torch.full((len(x),), -1), "whole numbers from 0 on"),
+    (lambda x: torch.full((len(x),), -1), "integer labels"),
 ]
 
 
@@ -455,7 +455,7 @@ NOTHING_TO_LEARN = [
     ({"x": torch.zeros(9, 8)}, InputError, "got 9 with the label"),
     ({"recipe": "adam"}, ConfigurationTypeError, r"Recipe and build\(seed\), or a function"),
     ({"recipe": lambda x, y, g: None}, ConfigurationTypeError, "module as the student, got NoneType"),
-    ({"recipe": lambda x, y, g: copied(PRIVATE)}, RefusedError, "the student is, copies or holds"),
+    ({"recipe": lambda x, y, g: copied(PRIVATE)}, RefusedError, "is, copies or holds the private"),
     ({"seed": -1}, ConfigurationError, "seed"),
 ]
 

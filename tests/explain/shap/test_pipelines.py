@@ -192,5 +192,5 @@ def test_what_cannot_be_read_is_refused_by_its_name() -> None:
     with pytest.raises(InputError, match="expected a linear model, got KNeighborsClassifier"):
         HardenedLinearExplainer.catalogued()(network, hardening=NONE)
     trees = EstimatorModule(HistGradientBoostingClassifier(max_iter=3).fit(FRAME[NUMBERS].to_numpy(), Y))
-    with pytest.raises(InputError, match="HistGradientBoostingClassifier is none"):
+    with pytest.raises(InputError, match="expected a linear model, got HistGradientBoostingClassifier"):
         HardenedLinearExplainer.catalogued()(trees, hardening=NONE)
