@@ -236,12 +236,7 @@ def targets(by_problem: dict[str, Any]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when every target is met, 1 otherwise."""
-    run = Benchmark(
-        "attack_power",
-        __doc__,
-        argv,
-        rounds=1,
-    )
+    run = Benchmark("attack_power", __doc__, argv, rounds=1)
     options = run.options
     by_problem = measure(1 if options.quick else SEEDS, 2_000 if options.quick else EXAMPLES)
     report = {

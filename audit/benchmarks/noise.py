@@ -164,12 +164,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; there is no target."""
-    run = Benchmark(
-        "noise",
-        __doc__,
-        argv,
-        rounds=9,
-    )
+    run = Benchmark("noise", __doc__, argv, rounds=9)
     options = run.options
     try:
         opendp = version("opendp")

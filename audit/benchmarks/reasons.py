@@ -168,11 +168,7 @@ def measure(case: Case, x: Rows, rows: int) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0 where at least 99 % of the reasons are right in every cell."""
     run = Benchmark(
-        "reasons",
-        __doc__,
-        argv,
-        rounds=1,
-        rows={"type": int, "default": 500, "help": "of each predicted class"},
+        "reasons", __doc__, argv, rounds=1, rows={"type": int, "default": 500, "help": "of each predicted class"}
     )
     options = run.options
     warnings.filterwarnings("ignore")

@@ -36,7 +36,7 @@ from safexplain.cli.options import (
     VerifyOptions,
     option,
     policy_of,
-    takes_options,
+    with_options,
 )
 from safexplain.errors import CertificateError, ConfigurationError
 
@@ -47,7 +47,7 @@ SEARCH = "Search"
 """Heading of the options of tune."""
 
 
-@takes_options
+@with_options
 def audit_command(
     given: Options,
     hardening: str = option(
@@ -96,7 +96,7 @@ def audit_command(
     return show_audit(found, run.folder, given.json_, given.quiet)
 
 
-@takes_options
+@with_options
 def tune_command(
     given: Options,
     trials: int = option(100, "N", "Number of releases to try.", SEARCH, min=1),
@@ -110,8 +110,7 @@ def tune_command(
 
 def attack_command(
     signals: Annotated[
-        Path,
-        typer.Argument(metavar="SIGNALS", help=".npz file with membership and arrays such as l1 or attributions."),
+        Path, typer.Argument(metavar="SIGNALS", help=".npz file with membership and arrays such as l1 or attributions.")
     ],
     policy: Path | None = POLICY_FILE,
     policy_fpr: float | None = POLICY_FPR,
@@ -161,7 +160,7 @@ def demo_command(
     return 0  # a demonstration has no wrong outcome
 
 
-@takes_options
+@with_options
 def canaries_command(given: CanaryOptions) -> int:
     """Audit training with DP by canaries: a lower bound on epsilon, compared with the claimed epsilons."""
     from safexplain.cli.run.canaries import audit_by_canaries
@@ -169,7 +168,7 @@ def canaries_command(given: CanaryOptions) -> int:
     return audit_by_canaries(given)
 
 
-@takes_options
+@with_options
 def verify_command(given: VerifyOptions) -> int:
     """Check that a certificate is intact, about this model file, and certified or by construction."""
     from safexplain.cli.run.verify import verify

@@ -30,13 +30,8 @@ USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM during a run that can be resumed.
-
-    Args:
-        folder: the run directory.
-        kept: names what it contains.
-        found: part of the JSON object.
-    """
+    """Ctrl-C or SIGTERM during a run that can be resumed: `kept` names what its folder has, and `found` is part of the
+    JSON object."""
 
     def __init__(self, folder: Path, kept: str, found: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"interrupted; {kept} are kept in {folder}")

@@ -25,15 +25,8 @@ REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
 
 
 def option(default: Any, metavar: str, text: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    """An option of a command.
-
-    Args:
-        default: `...` if the option is required.
-        metavar: stands for its value in `--help`; "" for a switch.
-        text: its help.
-        panel: its heading.
-        names: its spellings; by default the name of the parameter.
-        more: further arguments of `typer.Option`.
+    """An option of a command (default ...: required). In `--help`, `metavar` stands for its value ("" for a switch) and
+    `panel` is its heading; `names` are its spellings, by default that of the parameter; `more` goes to `typer.Option`.
     """
     return typer.Option(default, *names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
@@ -47,10 +40,7 @@ RUN_DIR = option(None, "FOLDER", "Folder for the results.  \\[default: safexplai
 PLAN = option(False, "", "Only estimate the cost and the best possible verdict.", RUN, "--plan")
 RESUME = option(False, "", "Continue the run in --run-dir; finished models are kept.", RUN, "--resume")
 ARCH = option(
-    None,
-    "NETWORK",
-    "Architecture, as timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER, or module:function.",
-    MODEL,
+    None, "NETWORK", "Built as timm:NAME, torchvision:NAME, hf:FOLDER, hf-pretrained:FOLDER or module:function.", MODEL
 )
 TRUST_PICKLE = option(False, "", "Load a pickled model. Pickles can run any code.", MODEL, "--trust-pickle")
 TRUST_TYPE = option(None, "TYPE", "Full name of a type to accept in a skops file. Repeatable.", MODEL, "--trust-type")
@@ -173,7 +163,7 @@ class VerifyOptions:
     json_: bool = JSON
 
 
-def takes_options(command: Callable[..., int]) -> Callable[..., int]:
+def with_options(command: Callable[..., int]) -> Callable[..., int]:
     """Make `command(given, **own)` a command whose options are the fields of the class of `given`, and `own`."""
     given, *own = inspect.signature(command, eval_str=True).parameters.values()
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]

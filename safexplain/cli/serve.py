@@ -15,17 +15,7 @@ from typing import Any
 import typer
 
 from safexplain.cli.console import device_of
-from safexplain.cli.options import (
-    ARCH,
-    EXPLANATION,
-    MODEL,
-    ON_CPU,
-    RUN,
-    TRUST_PICKLE,
-    TRUST_TYPE,
-    option,
-    takes_options,
-)
+from safexplain.cli.options import ARCH, EXPLANATION, MODEL, ON_CPU, RUN, TRUST_PICKLE, TRUST_TYPE, option, with_options
 from safexplain.errors import ConfigurationError, MissingExtraError
 
 LIMITS = "Limits"
@@ -52,25 +42,16 @@ class ServeOptions:
     arch: str | None = ARCH
     trust_pickle: bool = TRUST_PICKLE
     trust_types: list[str] | None = TRUST_TYPE
-    columns: Path | None = option(
-        None, "FILE", "columns.json of the audit, for tables with texts or missing values.", MODEL
-    )
-    input_range: str | None = option(
-        None, "LOW:HIGH", "Smallest and largest allowed value of an input, such as 0:1.", MODEL
-    )
+    columns: Path | None = option(None, "FILE", "columns.json of the audit of a table with texts or gaps.", MODEL)
+    input_range: str | None = option(None, "LOW:HIGH", "Smallest and largest allowed input, such as 0:1.", MODEL)
     name: str = option("model", "NAME", "Name of the model in URLs.", MODEL)
-    key: Path | None = option(
-        None, "FILE", "File with the noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION, "--key-file"
-    )
+    key: Path | None = option(None, "FILE", "Noise key.  \\[default: SAFEXPLAIN_NOISE_KEY]", EXPLANATION, "--key-file")
     probabilities: bool = option(False, "", "Also return class probabilities.", EXPLANATION, "--probabilities")
     uncertified: bool = option(False, "", "Serve without a certificate; answers say so.", EXPLANATION, "--uncertified")
     explainer: str | None = option(None, "NAME", "Explanation method, with --uncertified.", EXPLANATION)
     hardening: str | None = option(None, "HARDENING", "Hardening as in audit, with --uncertified.", EXPLANATION)
     ledger: str = option(
-        "sqlite:///safexplain-ledger.db",
-        "URL",
-        "Ledger that counts questions: sqlite:///... or postgresql://...",
-        LIMITS,
+        "sqlite:///safexplain-ledger.db", "URL", "Ledger of questions: sqlite:///... or postgresql://...", LIMITS
     )
     questions: int = option(1000, "N", "Distinct questions that a client may ask in a period.", LIMITS, min=1)
     looks: int = option(5, "N", "Questions about one input and its near-duplicates.", LIMITS, min=1)
@@ -98,7 +79,7 @@ class ServeOptions:
                 low, high = map(float, self.input_range.split(":"))
             except ValueError:
                 raise ConfigurationError(
-                    f"--input-range: expected LOW:HIGH, such as 0:1; got {self.input_range!r}"
+                    f"--input-range: expected LOW:HIGH, as 0:1; got {self.input_range!r}"
                 ) from None
             given["input_range"] = [low, high]
         named = {name: value for name, value in given.items() if value not in (None, [])}
@@ -115,7 +96,7 @@ class ServeOptions:
         )
 
 
-@takes_options
+@with_options
 def serve_command(given: ServeOptions) -> int:
     """Serve hardened explanations over HTTP, with the configuration of a certificate."""
     _check_extras(given)

@@ -179,7 +179,7 @@ def test_a_policy_file_is_read_and_options_go_before_it(cli: Cli, tmp_path: Path
     for arguments, words in (
         (("--policy", tmp_path / "none.toml"), "cannot read the policy"),
         (("--attacks", ","), "separated by commas"),
-        (("--policy", tmp_path / "release.toml"), "release is one of"),
+        (("--policy", tmp_path / "release.toml"), "release: expected one of"),
         (("--policy", tmp_path / "excess.toml", "--max-tpr", 0.01), "max_excess"),
     ):
         code, _, error = cli("attack", path, *arguments)

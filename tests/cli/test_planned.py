@@ -179,7 +179,7 @@ def test_references_that_would_train_on_too_few_rows_are_refused_at_once(cli: Cl
     (case / "larger.toml").write_text(f"examples = 3000\n{RECIPE.to_toml()}")
     code, out, err = cli(*with_files(recipe="larger.toml"), "--run-dir", "refused")
     assert (code, out) == (2, "")
-    assert "trained on 3,000 rows, and reference models would train on 250 only" in err
+    assert "trained on 3,000 rows according to the recipe, but reference models would train on only 250" in err
     assert not (case / "refused").exists()
 
 

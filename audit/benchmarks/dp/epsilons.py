@@ -77,12 +77,7 @@ def measure(sigma: float, q: float, steps: int, rounds: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the targets are met at every setting but the last, 1 otherwise."""
-    run = Benchmark(
-        "dp_epsilons",
-        __doc__,
-        argv,
-        rounds=9,
-    )
+    run = Benchmark("dp_epsilons", __doc__, argv, rounds=9)
     options = run.options
     results = {name: measure(*setting, options.rounds) for name, setting in SETTINGS.items()}
     held = list(results.values())[:-1]
