@@ -105,7 +105,7 @@ def test_tokens_that_are_no_square_are_refused():
     for count, front in ((12, 0), (3, 5)):
         model = nn.Module()
         model.num_prefix_tokens = front
-        with pytest.raises(InputError, match=rf"square image after {front} prefix tokens, got {count} tokens: give reshape_tr"):
+        with pytest.raises(InputError, match=f"after {front} prefix tokens, got {count} tokens: give reshape_tr"):
             as_map(torch.zeros(1, count, 5), "auto", model)
 
 
