@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
+from safexplain.audit.attacks.scoring import MIN_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting, gaps
 from safexplain.audit.controls.accuracy import accuracy
 from safexplain.audit.controls.differences import blind_baseline, null_model, shuffled_membership
@@ -198,7 +198,7 @@ def _explained(rows: Sequence[SuiteRow]) -> bool:
 def _null_model(signals: Signals, target: int) -> tuple[list[int], str]:
     """The model that knows nothing of the target's members, where there is one, and which this is."""
     models = np.array(signals.models)
-    if len(models) >= FEWEST_FOR_NULL:
+    if len(models) >= MIN_FOR_NULL:
         return [int(models[(np.searchsorted(models, target) + 1) % len(models)])], "a reference model"
     return [int(read) for read in signals.null[:1]], "an untrained model" if signals.null else ""
 

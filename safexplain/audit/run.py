@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import as_stage
 from safexplain.audit.answers import Explanations, Predictions, explanations_of, patient_queries, predict, signals_of
-from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
+from safexplain.audit.attacks.scoring import MIN_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.controls.accuracy import ADVICE, META, UNUSUAL, Hits, Statistics, below_stated, measured
@@ -195,7 +195,7 @@ def trained(question: Question) -> Models:
     shadows = (shadows or Shadows((), np.zeros((0, len(population)), dtype=bool))).behind(target, member)
     shadows = replace(shadows, membership=shadows.membership[:, rows])
     untrained = None
-    if len(shadows.models) < FEWEST_FOR_NULL and question.build is not None:
+    if len(shadows.models) < MIN_FOR_NULL and question.build is not None:
         with torch.random.fork_rng([]):
             torch.manual_seed(question.seed)
             untrained = question.build(question.seed).to(question.place).eval()
@@ -470,7 +470,7 @@ def _explains(method: Method, forward: Any, hardening: HardeningLike) -> Callabl
 
 def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablation, ...], str]:
     """Which property of the native maps carries the leak."""
-    if native is None or not question.explains or len(native.models) < FEWEST_FOR_NULL:
+    if native is None or not question.explains or len(native.models) < MIN_FOR_NULL:
         return (), ""
     policy, seed = question.policy, question.seed
     rows, which = sample(native, policy, trains=any(r.learns for r in fitting(native)), seed=seed)

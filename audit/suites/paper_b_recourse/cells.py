@@ -13,7 +13,7 @@ from scipy.stats import t as student
 from safexplain._progress import Progress
 from safexplain.audit.attacks import Threshold
 from safexplain.audit.attacks.likelihood import PooledDensityRatio
-from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL, Scorer
+from safexplain.audit.attacks.scoring import MIN_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explained, unit
 from safexplain.audit.report.root_cause import draw_targets
@@ -162,10 +162,10 @@ def attacked(signals: Signals, row: SuiteRow, seed: int = 0) -> dict[str, Any]:
     for t in np.unique(target).tolist():
         mine, scorer = target == t, Scorer(signals, [row], target=t, training=nobody, seed=seed)
         scores[mine] = scorer.scores(t)[0][mine]
-        if len(models) >= FEWEST_FOR_NULL:
+        if len(models) >= MIN_FOR_NULL:
             of_null[mine] = scorer.scores(models[(models.index(t) + 1) % len(models)])[0][mine]
     curve = roc(scores, member)
-    about = {"null_auc": roc(of_null, member).auc} if len(models) >= FEWEST_FOR_NULL else {}
+    about = {"null_auc": roc(of_null, member).auc} if len(models) >= MIN_FOR_NULL else {}
     low, high = auc_interval(curve)
     return {
         "attack": row.name,

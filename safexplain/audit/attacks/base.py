@@ -1,4 +1,4 @@
-"""What an attack is, a frozen dataclass that scores each example of one target model; and the simplest, a threshold."""
+"""The protocol of attacks, frozen dataclasses that score each example of a target model; and a threshold attack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Attack(Protocol):
         """Score every example; higher says "member".
 
         Args:
-            target: (n,) or (n, d), what the target model released about each example.
+            target: (n,) or (n, d) released signal of the target model for each example.
             shadows: (m, n) or (m, n, d), the same for m reference models.
             membership: (m, n) bool, which examples each reference model was trained on.
 
@@ -42,7 +42,9 @@ def check_signals(target: Floats, shadows: Floats, membership: Bools) -> tuple[F
     """
     target, shadows, membership = np.asarray(target), np.asarray(shadows), np.asarray(membership)
     if membership.dtype != np.bool_ or membership.ndim != 2:
-        raise InputError(f"membership must be bool of shape (m, n), got {membership.dtype} of shape {membership.shape}")
+        raise InputError(
+            f"membership: expected bool of shape (m, n), got {membership.dtype} of shape {membership.shape}"
+        )
     m, n = membership.shape
     if target.shape[:1] != (n,) or shadows.shape != (m, *target.shape) or target.ndim > 2:
         raise InputError(
@@ -57,7 +59,7 @@ def check_signals(target: Floats, shadows: Floats, membership: Bools) -> tuple[F
 
 
 def references_for(read: int, references: Iterable[int], membership: Bools) -> NDArray[np.int64]:
-    """Indices of the references that the model `read` is compared with: not itself, nor its partner (`partners`)."""
+    """Indices of the references of the model `read`: all but itself and its partner (`partners`)."""
     partner = partners(membership)[read]
     return np.array([r for r in references if r not in (read, partner)], dtype=np.int64)
 
@@ -67,7 +69,7 @@ class Threshold:
     """Training examples have small losses and small, calm explanations, so a low signal says "member".
 
     Shokri, Strobel & Zick, arXiv 1907.00164, section 3 (variance of the explanation); Yeom et al., arXiv 1709.01604
-    (loss). The score is the negated signal; the threshold itself is chosen when the score is read (`tpr_at_fpr`).
+    (loss). The score is the negated signal; the threshold is chosen when scores are evaluated (`tpr_at_fpr`).
 
     Args:
         member_when_low: False for signals that are high on members, such as confidence.
@@ -93,5 +95,5 @@ class Threshold:
         """
         signal = np.asarray(target, dtype=np.float64)
         if signal.ndim != 1 or not np.isfinite(signal).all():
-            raise InputError(f"Threshold needs one finite number per example, got shape {signal.shape}")
+            raise InputError(f"Threshold: expected one finite number per example, got shape {signal.shape}")
         return -signal if self.member_when_low else signal

@@ -1,9 +1,9 @@
-"""Gradient-boosted trees over what reference models say about each example.
+"""Gradient-boosted trees on features that compare each example's signal with those of reference models.
 
-A likelihood ratio assumes Gaussians; trees learn from pseudo-targets (reference models in the target's place) how a
-signal's value, the means and spreads of models with and without the example, and the ratios themselves go together with
-membership. Trees remember, so they are split twice: they learn from other models than those they score, and each half
-of the examples is scored by trees that were fitted to the other half.
+A likelihood ratio assumes Gaussians; trees learn membership from pseudo-targets (reference models in the target's
+place), by the signal's value, the means and spreads of models with and without the example, and the ratio itself. Trees
+memorise, so they never score the models that they learned from, and each half of the examples is scored by trees that
+were fitted to the other half.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
-from safexplain.audit.attacks.likelihood import LabelLikelihoodRatio, LikelihoodRatio, transformed
+from safexplain.audit.attacks.likelihood import LabelLikelihoodRatio, LikelihoodRatio, centred, transformed
 from safexplain.errors import ConfigurationError, InputError
 
 Array = NDArray[np.float64]
 
 DIGITS = 9
-"""Decimals of a feature: more would part values that are equal on paper, by the order in which they were added up."""
+"""Decimals of a feature; with more, rounding would separate values that are mathematically equal."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Boosted:
     Features of a number: its centred value (on the scale of `LikelihoodRatio`), the means of models with and without
     the example, the distances from both in standard deviations, and `LikelihoodRatio`; of a label: the shares of models
     with and without the example that gave the same one, and `LabelLikelihoodRatio`. Few and small trees find as much as
-    many (docs/evidence/attack_table.md). They grow in one thread: beside other work, threads that wait for each other
-    take many times as long as one.
+    many (docs/evidence/attack_table.md). They grow in one thread, as threads that wait for each other are many times
+    slower on a busy machine.
 
     Args:
         trees: boosting steps.
-        leaves: of each tree, at most.
+        leaves: most leaves of a tree.
         rate: learning rate.
-        models: reference models that play the target, at most.
-        labels: how many of the first columns are class indices.
-        seed: which models play the target, and which examples are in which half.
+        models: most reference models that play the target.
+        labels: number of leading columns that are class indices.
+        seed: chooses the models that play the target, and the halves of the examples.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -76,7 +76,7 @@ class Boosted:
 
         m, n = membership.shape
         if m < 4 or n < 4:
-            raise InputError(f"Boosted needs at least 4 reference models and 4 examples, got {m} and {n}")
+            raise InputError(f"Boosted: expected at least 4 reference models and 4 examples, got {m} and {n}")
         rng = np.random.default_rng([self.seed, 0xB005])
         drawn = rng.permutation(m if players is None else players)[: self.models].tolist()
         half = np.zeros(n, dtype=bool)
@@ -87,7 +87,7 @@ class Boosted:
         trees = []
         for side in (half, ~half):
             if y[:, side].all() or not y[:, side].any():
-                raise InputError("the pseudo-targets have no members or only members; both are needed")
+                raise InputError("the pseudo-targets have no members or no non-members in one half; give more examples")
             grown = HistGradientBoostingClassifier(
                 max_iter=self.trees,
                 max_leaf_nodes=self.leaves,
@@ -100,12 +100,12 @@ class Boosted:
         return FittedBoosted(self, half, (trees[0], trees[1]))
 
     def features(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float32]:
-        """(n, features) what the trees see of each example."""
+        """(n, features) inputs of the trees."""
         if target.ndim == 1:
             target, shadows = target[:, None], shadows[:, :, None]
         k = target.shape[1]
         if not self.labels <= k:
-            raise ConfigurationError(f"labels={self.labels}, but the signal has only {k} columns")
+            raise ConfigurationError(f"labels: expected at most {k}, the columns of the signal; got {self.labels}")
         columns: list[Array] = []
         for j in range(self.labels):
             same = shadows[:, :, j] == target[:, j]
@@ -120,7 +120,7 @@ class Boosted:
 class FittedBoosted:
     """Trees for both halves of the examples."""
 
-    attack: Boosted  # whose features they read
+    attack: Boosted  # computes the features
     half: Bools  # (n,) the examples that the first of the two was fitted to
     trees: tuple[Any, Any]
 
@@ -142,7 +142,8 @@ def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array
     t, values = (np.asarray(a, dtype=np.float64) for a in transformed("auto", target, shadows))
     first, spread = values[0].copy(), values.std(0)
     unit = float(np.median(spread[spread > 0])) if spread.any() else 1.0
-    t, values, first = (t - first) / unit, (values - first) / unit, first / unit  # equal values are then exactly 0
+    values, t = (a / unit for a in centred(values, t))
+    first = first / unit
     means, distances = [], []
     floor = 1e-9 * float(values.var(0).mean()) or 1.0
     for side in (membership, ~membership):

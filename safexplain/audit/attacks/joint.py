@@ -1,12 +1,12 @@
-"""Likelihood ratio of several numbers at once, which knows how they vary together.
+"""Likelihood ratio of several numbers jointly, with their covariance.
 
     score = log N(t; mu_in, S_in) - log N(t; mu_out, S_out),    t a vector of k numbers, S full k x k covariances
 
-LiRA with several queries (Carlini et al., arXiv 2112.03570, section VI-A) adds this up over independent numbers; norms
-and losses of one example are far from independent. Everything that one example has too few reference models for is
-borrowed from the other examples: the covariances by shrinkage, the means by a normal prior (empirical Bayes, as in
-Efron & Morris, 1973). Of more numbers than references can tell the covariance of, the ratio is taken in the directions
-in which membership tells most (`_Directions`).
+LiRA with several queries (Carlini et al., arXiv 2112.03570, section VI-A) sums this over independent numbers, but norms
+and losses of one example are far from independent. As one example has few reference models, its covariances are shrunk
+towards those of the other examples, and its means get a normal prior (empirical Bayes, as in Efron & Morris, 1973). If
+there are too many numbers to estimate their covariance, the ratio is taken in the directions that membership moves most
+(`_Directions`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from safexplain.audit.attacks.likelihood import Transform, check_transform, shru
 from safexplain.audit.store import parts
 from safexplain.errors import InputError
 
-MOST_NUMBERS = 32
-"""Most numbers an example that are read as they are: references cannot tell each example's covariance of more."""
+MAX_JOINT = 32
+"""Most numbers per example that are used directly; an example's covariance of more cannot be estimated."""
 
-MOST_COLUMNS = 2048
-"""Most numbers an example; their pooled covariance takes time and memory that grow with the cube and the square."""
+MAX_COLUMNS = 2048
+"""Most numbers per example; time grows with their cube, and memory with their square."""
 
 FLOOR = 1e-9
-"""Least variance in any direction, as a share of the pooled one."""
+"""Least variance in any direction, as a share of the pooled variance."""
 
 SHRINK = 16.0
-"""Observations that the pooled covariance is worth beside those of the example."""
+"""Weight, in observations, of the pooled covariance."""
 
 CHUNK = 1 << 22
 """Numbers of the reference signals held in double precision at a time."""
@@ -43,26 +43,25 @@ Array = NDArray[np.float64]
 class JointLikelihoodRatio:
     """Gaussian likelihood ratio of a vector per example, with full covariances; the same for any linear mix of columns.
 
-    With P_in and P_out the pooled covariances over examples (two of them, for models vary less on what they were
-    trained on) and L L^T = P, the covariance of example i under each hypothesis is L R_i L^T with
+    With P_in and P_out the pooled covariances over examples (two, as models vary less on their training examples) and L
+    L^T = P, the covariance of example i under each hypothesis is L R_i L^T with
 
         R_i = (W_i + 16 * identity) / (dof_i + 16),
 
     W_i the squared deviations L^-1 (t - mu) summed over the reference models of both sides, and dof_i their degrees of
-    freedom. The in- and out-mean of an example get the normal prior that fits those of all examples, which also takes
-    what one of the two says about the other.
+    freedom. The in- and out-mean of an example get a joint normal prior that is fitted to those of all examples.
 
-    Of more than 32 numbers each example's covariance cannot be told by few references. They are mapped, by one linear
-    map for all examples that is learned from the reference models alone, to uncorrelated directions v, ordered by how
-    large the gaps between the in- and the out-mean are in them beside the spread,
+    Few references cannot estimate each example's covariance of more than 32 numbers. One linear map for all examples,
+    learned from the reference models alone, maps these to uncorrelated directions v, ordered by the gaps between in-
+    and out-means relative to the spread,
 
         B v = lambda P v,    B = mean of gap_i gap_i^T - (P_in mean(1 / c_in) + P_out mean(1 / c_out)),
 
-    P the pooled covariance and c the numbers of references on a side, without whose noise B would be large where gaps
-    are only badly known. This is Fisher's discriminant (Fisher, 1936; Rao, 1948, for several directions), between the
-    sides of every example. The ratio above is taken of the first 32 directions; those of the others are added one by
-    one, the gaps shrunk towards 0 by a normal prior with the mean of their lambda as variance: where membership moves
-    no more than 32 directions, they add next to nothing. Invertible linear maps of the columns change no score.
+    P the pooled covariance and c the numbers of references on a side; the subtracted term is the noise of the gaps.
+    This is Fisher's discriminant (Fisher, 1936; Rao, 1948, for several directions), between the sides of every example.
+    The ratio above uses the first 32 directions. Ratios of the other directions are added one by one, with gaps shrunk
+    towards 0 by a normal prior whose variance is their mean lambda. Invertible linear maps of the columns do not change
+    scores.
 
     Args:
         transform: "log", "identity", or "auto": the logarithm of every column that is never negative.
@@ -88,20 +87,20 @@ class JointLikelihoodRatio:
             (n,) log likelihood ratios; 0 where no reference model was trained with, or none without, the example.
 
         Raises:
-            InputError: shapes disagree, values are not finite, more than 2,048 columns, no example has references on
-                both sides, or the logarithm of a negative signal was asked for.
+            InputError: shapes disagree, values are not finite, there are more than 2,048 columns, no example has
+                references on both sides, or transform is "log" for a negative signal.
         """
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim == 1:
             target, shadows = target[:, None], shadows[:, :, None]
         k = target.shape[1]
-        if not 1 <= k <= MOST_COLUMNS:
-            raise InputError(f"expected 1 to {MOST_COLUMNS} numbers an example, got {k}; use LikelihoodRatio for more")
+        if not 1 <= k <= MAX_COLUMNS:
+            raise InputError(f"expected 1 to {MAX_COLUMNS} numbers per example, got {k}; use LikelihoodRatio for more")
         usable = two_sided(membership)
         columns = _Columns.of(self.transform, target, shadows)
         scores = (
             _many(columns, target, shadows, membership, usable)
-            if k > MOST_NUMBERS
+            if k > MAX_JOINT
             else _few(columns(target), columns(shadows), membership, usable)
         )
         scores[~usable] = 0.0
@@ -151,7 +150,7 @@ def _sides(values: Array, membership: Bools) -> tuple[Array, Array, Array]:
 
 
 def _frames(total: Array, dof: Array, mean: Array) -> tuple[Array, Array]:
-    """(2, k, r) the coordinates in which each side's pooled covariance is the identity, and (2,) its log det."""
+    """(2, k, r) coordinates in which each side's pooled covariance is the identity, and (2,) its log det."""
     gap = mean[0] - mean[1]
     basis = _basis((total.sum(0) + gap.T @ gap) / (dof.sum() + len(gap)))
     frames, log_det = [], []
@@ -166,12 +165,12 @@ def _frames(total: Array, dof: Array, mean: Array) -> tuple[Array, Array]:
 
 
 def _basis(change: Array) -> Array:
-    """(k, r) coordinates in which `change` is the identity, less the directions in which nothing ever changes."""
+    """(k, r) coordinates in which `change` is the identity, without constant directions."""
     deviation = np.sqrt(np.diag(change))
     inverse = np.where(deviation > 1e-12, 1 / np.maximum(deviation, 1e-12), 0.0)  # else: rounding of a constant
     w, v = np.linalg.eigh(change * inverse * inverse[:, None])
-    kept = w > 1e-10
-    basis: Array = inverse[:, None] * v[:, kept] / np.sqrt(w[kept])
+    varying = w > 1e-10
+    basis: Array = inverse[:, None] * v[:, varying] / np.sqrt(w[varying])
     return basis
 
 
@@ -195,8 +194,8 @@ class _Prior:
     def posterior(self, means: Array, root: Array, variance: Array) -> Array:
         """(2, p, r) posterior means; `means` have the noise root diag(variance) root^T, independent for the sides.
 
-        In whitened coordinates the noise is the identity; a little more than that keeps rounding from making the system
-        singular where examples differ by 1e7 times the noise.
+        In whitened coordinates the noise is the identity; a little is added so that rounding does not make the system
+        singular if examples differ by 1e7 times the noise.
         """
         _, p, r = means.shape
         scale = root / np.sqrt(variance)[..., None, :]
@@ -217,7 +216,7 @@ def _many(columns: _Columns, target: Floats, shadows: Floats, membership: Bools,
     m, n, k = shadows.shape
     cut = list(parts(n, m * k, CHUNK))
     found = _Directions.of(columns, shadows, membership, usable, cut)
-    r = min(MOST_NUMBERS, found.frame.shape[1])
+    r = min(MAX_JOINT, found.frame.shape[1])
     t, values, scores = np.empty((n, r)), np.empty((m, n, r)), np.zeros(n)
     for part in cut:
         one, many = columns(target[part]) @ found.frame, columns(shadows[:, part]) @ found.frame
@@ -244,7 +243,7 @@ def _one_by_one(t: Array, values: Array, member: Bools, found: _Directions) -> A
     spread = np.maximum(shrunk((ss / pooled).sum(0), dof, SHRINK, np.ones(1)), FLOOR) * pooled
     noise = spread / count
     gap, share = mean[0] - mean[1], noise[0] / noise.sum(0)
-    level = mean[0] - share * gap  # the means weighted by what is known of them
+    level = mean[0] - share * gap  # the means weighted by their precision
     gap = gap * found.prior / (found.prior + noise.sum(0))
     mean = np.stack([level + share * gap, level - (1 - share) * gap])
     log_p = -0.5 * (np.minimum((t - mean) ** 2 / spread, 1e290) + np.log(spread)).sum(-1)
@@ -254,9 +253,9 @@ def _one_by_one(t: Array, values: Array, member: Bools, found: _Directions) -> A
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The scale of every column: logarithms where they are taken (see `transformed`), then a largest size of 1."""
+    """The scale of every column: a logarithm if applicable (see `transformed`), then division by the largest size."""
 
-    floor: Array  # (k,) what the logarithm is taken of at least; 0: none is taken
+    floor: Array  # (k,) lower limit before the logarithm; 0: no logarithm
     largest: Array  # (k,)
 
     @classmethod
@@ -264,7 +263,7 @@ class _Columns:
         """Of (n, k) and (m, n, k) numbers.
 
         Raises:
-            InputError: the logarithm of a negative signal was asked for.
+            InputError: transform "log" for a negative signal.
         """
         lowest = np.minimum(target.min(0), shadows.min((0, 1))).astype(np.float64)
         highest = np.maximum(target.max(0), shadows.max((0, 1))).astype(np.float64)
@@ -281,7 +280,7 @@ class _Columns:
         return cls(floor, np.where(largest > 0, largest, 1.0))
 
     def __call__(self, values: Floats) -> Array:
-        """(..., k) in double precision, on that scale."""
+        """(..., k) on that scale, in double precision."""
         out, logs = np.array(values, dtype=np.float64), self.floor > 0
         if logs.any():
             out[..., logs] = np.log(np.maximum(out[..., logs], self.floor[logs]))
@@ -325,5 +324,5 @@ class _Directions:
         moved, found = np.linalg.eigh(between)
         white = white @ found[:, ::-1]
         spread = np.maximum(np.einsum("kr,skl,lr->sr", white, total, white, optimize=True), FLOOR)
-        rest = moved[::-1][MOST_NUMBERS:]
+        rest = moved[::-1][MAX_JOINT:]
         return cls(basis @ white, spread, dof, max(float(rest.mean()), 0.0) if len(rest) else 0.0)

@@ -1,9 +1,9 @@
 """A classifier of whole attribution maps, trained on those of reference models.
 
 DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model. Here it learns from all
-reference models, weighs an example's maps with and without it equally, so that knowing the example by its map is of no
-use, and keeps the epoch that does best on reference models it was not trained on. PyTorch and the network
-(`map_classifier`) are loaded only to train: attacking signals without maps needs none.
+reference models. An example's maps of models trained with and without it have equal weight, so that recognising the
+example does not help, and the epoch that does best on held-out reference models is kept. PyTorch and the network
+(`map_classifier`) are loaded only to train, so signals without maps need neither.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from safexplain.audit.attacks.map_classifier import Standardisation
 
 BATCH, WEIGHT_DECAY, DROPOUT = 256, 1e-2, 0.3
-"""Maps a step of AdamW, its weight decay, and the share of hidden numbers that is left out of a step."""
+"""Maps per step of AdamW, its weight decay, and the dropout rate."""
 
 HELD_OUT = 0.2
-"""Share of the reference models (at least one) that only choose the epoch, by the AUC on them."""
+"""Share of the reference models (at least one) that are held out to choose the epoch by AUC."""
 
 PATIENCE = 5
-"""Epochs without a better one after which training stops."""
+"""Epochs without improvement after which training stops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +53,19 @@ class TrainingPairs:
         """
         place, example = np.divmod(np.arange(len(models) * membership.shape[1]), membership.shape[1])
         if len(place) > most:
-            kept = np.sort(rng.choice(len(place), most, replace=False, shuffle=False))
-            place, example = place[kept], example[kept]
+            drawn = np.sort(rng.choice(len(place), most, replace=False, shuffle=False))
+            place, example = place[drawn], example[drawn]
         model = models[place]
         member = membership[model, example]
         if member.all() or not member.any():
             raise InputError(
-                f"{int(member.sum())} members and {int((~member).sum())} non-members among what may be trained on with"
-                f" {len(models)} reference models; both are needed: allow more examples or train more reference models"
+                f"expected members and non-members among the training examples of {len(models)} reference models, got"
+                f" {int(member.sum())} and {int((~member).sum())}; allow more examples or train more reference models"
             )
         return cls(model, example, member)
 
     def weights(self) -> NDArray[np.float32]:
-        """Weights: an example's maps with and without it weigh the same, and so do all members and others."""
+        """Weights by which an example's maps with and without it count equally, as do all members and non-members."""
         sides = (self.member, ~self.member)
         with_it, without = (
             np.bincount(self.example[side], minlength=self.example.max() + 1)[self.example] for side in sides
@@ -84,14 +84,14 @@ class FittedLearned:
     network: nn.Module  # in eval mode
     standardise: Standardisation  # of the scalars
     features: int  # entries of a map
-    epoch: int  # the one that was kept
-    auc: float  # on the held-out reference models; optimistic, since the epoch was chosen by it
+    epoch: int  # the best one
+    auc: float  # on the held-out reference models; optimistic, since it chose the epoch
 
     def scores(self, maps: Floats) -> NDArray[np.float64]:
         """(n,) logits of (n, d) maps; higher says "member".
 
         Raises:
-            InputError: another number of features than trained on, or values that are not finite.
+            InputError: another number of features than in training, or values that are not finite.
         """
         maps = np.asarray(maps)
         if maps.ndim != 2 or maps.shape[1] != self.features or not np.isfinite(maps).all():
@@ -104,16 +104,16 @@ class FittedLearned:
 
 @dataclass(frozen=True)
 class Learned:
-    """Binary classifier "was this example in the training set of the model that was explained?" on the whole map.
+    """Binary classifier "was this example in the training set of the explained model?" on the whole map.
 
     Args:
         shape: (c, h, w) of maps that are images, for a small convolutional network; None: a dense one.
-        epochs: at most; training also stops after `PATIENCE` epochs without a better one.
+        epochs: at most; training also stops after `PATIENCE` epochs without improvement.
         lr: of AdamW.
         seed: of the initial weights, the order and the choice of reference models and maps.
-        most_examples: most maps to train on, drawn from all reference models and held in single precision; a quarter as
-            many choose the epoch.
-        device: "auto" takes a CUDA device when there is one.
+        most_examples: most maps to train on, drawn from all reference models and held in single precision; at most a
+            quarter as many choose the epoch.
+        device: "auto" takes a CUDA device if there is one.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -128,12 +128,12 @@ class Learned:
 
     def __post_init__(self) -> None:
         if self.shape is not None and (len(self.shape) != 3 or min(self.shape) < 1):
-            raise ConfigurationError(f"shape is (channels, height, width) or None, got {self.shape!r}")
+            raise ConfigurationError(f"shape: expected (channels, height, width) or None, got {self.shape!r}")
         whole_number("epochs", self.epochs, 1)
         whole_number("most_examples", self.most_examples, 8)
         check_number("lr", self.lr, above=0)
         if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", self.device):
-            raise ConfigurationError(f"device is auto, cpu, cuda or cuda:0, got {self.device!r}")
+            raise ConfigurationError(f"device: expected auto, cpu, cuda or cuda:0, got {self.device!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
         """Score every example; higher says "member". The target's own membership is not used.
@@ -155,22 +155,22 @@ class Learned:
     def fit(
         self, maps: Floats, membership: Bools, models: ArrayLike | None = None, examples: ArrayLike | None = None
     ) -> FittedLearned:
-        """Train on the maps of reference models; of maps on disk, only those that are drawn are read.
+        """Train on the maps of reference models; for maps on disk, only the drawn ones are read.
 
         Args:
             maps: (m, n, d) finite maps.
             membership: (m, n) bool.
             models: indices of the reference models, at least 2; None: all.
-            examples: indices of the examples that may be trained on; None: all.
+            examples: indices of the training examples; None: all.
 
         Raises:
-            InputError: maps of another shape, fewer than 2 reference models, no members or no non-members among what
-                may be trained on, or training diverged.
+            InputError: maps of another shape, fewer than 2 reference models, no members or no non-members among the
+                training examples, or training diverged.
         """
         if maps.ndim != 3 or 0 in maps.shape or len(maps) < 2:
             raise InputError(f"expected maps (m, n, d) of m >= 2 reference models, got {maps.shape}; train more")
         if self.shape is not None and np.prod(self.shape) != maps.shape[2]:
-            raise InputError(f"maps have {maps.shape[2]} numbers, which is not shape {self.shape}; pass that of a map")
+            raise InputError(f"shape: expected that of a map of {maps.shape[2]} numbers, got {self.shape}")
         import torch
 
         from safexplain.audit.attacks.map_classifier import Standardisation, unit_maps_of
@@ -226,7 +226,7 @@ class Learned:
                     optimizer.step()
                 logits = logits_of(network.eval(), *watch)
                 if not np.isfinite(logits).all():
-                    raise InputError(f"the attack's training diverged in epoch {epoch}; lower lr ({self.lr})")
+                    raise InputError(f"the classifier of maps diverged in epoch {epoch}; lower its lr ({self.lr})")
                 auc = roc(logits, watch_member).auc
                 if auc > best_auc:
                     best, best_epoch, best_auc = copy.deepcopy(network), epoch, auc

@@ -1,12 +1,11 @@
-"""Likelihood ratios: is what the target released more like models that saw the example, or those that did not?
+"""Likelihood ratios: does the target's signal look more like models trained with the example, or without it?
 
     score = log p(signal | trained with the example) - log p(signal | trained without it)
 
 The Gaussian form is LiRA (Carlini et al., arXiv 2112.03570, section IV) applied to a number or a vector computed from
 the explanation, as in L1-, L2- and VAR-LRT (Huang et al., "Explaining the Model, Protecting Your Data", Algorithm 1).
 For labels the densities are counts; for few reference models and signals on a common scale, one ratio of densities is
-learned over all examples together. `likelihood_ratios` scores several models in turn, each with the others as its
-references; calling the attack is that for one model.
+estimated over all examples. `likelihood_ratios` scores several models in turn, each with the others as references.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ View = Callable[[Floats], Floats]
 Tick = Callable[[float], object]
 
 SHRINK = 16.0
-"""Observations that the variances of examples with a like centre are worth beside those of the example itself."""
+"""Weight, in observations, of the variances of examples with a similar centre."""
 
-STRATA, FEWEST_A_STRATUM = 10, 50
-"""Groups of examples with a like centre, at most, and examples in each, at least."""
+STRATA, MIN_PER_STRATUM = 10, 50
+"""Most groups of examples with a similar centre, and fewest examples in each."""
 
 VECTOR_SHRINK = 8.0
-"""Of vectors: observations that the mean over examples of a feature's variance is worth beside those of the example."""
+"""For vectors: weight, in observations, of a feature's mean variance over examples."""
 
 CHUNK = 1 << 20
-"""Numbers of vectors that are held in double precision at a time."""
+"""Numbers of vectors held in double precision at a time."""
 
-SILENT = 1 << 30
-"""Numbers that are read before progress is told: half a minute, about."""
+NUMBERS_PER_TICK = 1 << 30
+"""Numbers read between two reports of progress, about half a minute."""
 
-FEWEST_A_BIN = 50
-"""Reference values in a bin of `PooledDensityRatio`, at least."""
+MIN_PER_BIN = 50
+"""Fewest reference values in a bin of `PooledDensityRatio`."""
 
 
 @dataclass(frozen=True)
 class LikelihoodRatio:
-    """Gaussian likelihood ratio per example, its means and variances estimated from the reference models.
+    """Gaussian likelihood ratio per example, with means and variances estimated from the reference models.
 
-    Few references hardly tell how far an example's mean moves when a model is trained on it. So what one example
-    shows is shrunk towards what examples with a like centre show (empirical Bayes: Efron & Morris, 1973). These are
-    cut into ten strata by the mean of all their references. In each, with gap_i = mu_in - mu_out, pooled variances
+    With few references, an example's change of mean by training on it is poorly known. So it is shrunk towards that of
+    examples with a similar centre (empirical Bayes: Efron & Morris, 1973), which are cut into ten strata by the mean of
+    all their references. In each, with gap_i = mu_in - mu_out, pooled variances
     p_in and p_out of the two sides (their ratio says how much less models vary on what they were trained on), and SS_i
     the squared deviations from either mean divided by its side's p,
 
@@ -61,10 +60,10 @@ class LikelihoodRatio:
         e_i = v_in / k_in + v_out / k_out,    tau = max(0, mean (gap_i - G)^2 - mean e_i),    G = mean gap_i,
         g_i = G + tau / (tau + e_i) (gap_i - G),
 
-    and the means are the likeliest two that lie g_i apart. At 8 references this finds what separate averages find at
-    16 or more (docs/statistics.md, "References"). For vectors the log ratios of the features are added up (a diagonal
-    Gaussian), with plain means and one variance a feature for both sides, shrunk towards its mean over examples: there
-    are many gaps, and shrinking each was measured to find nothing more.
+    and the means are the most likely two that lie g_i apart. With 8 references this finds as much as separate averages
+    with 16 or more (docs/statistics.md, "References"). For vectors the log ratios of the features are summed (a
+    diagonal Gaussian), with plain means and one variance per feature for both sides, shrunk towards its mean over
+    examples.
 
     Args:
         transform: "log" fits the Gaussians to the logarithm (norms and losses are closer to log-normal; zeros are
@@ -112,10 +111,10 @@ def likelihood_ratios(
     view: View | None = None,
     tick: Tick | None = None,
 ) -> Array:
-    """(len(reads), n) log ratios of what each of several models released, with what `references_for` leaves each.
+    """(len(reads), n) log ratios of several models' signals, each compared with its `references_for`.
 
-    Of (models, n) or (models, n, d) finite signals, or maps on disk, which are never read as a whole; `view` is made of
-    (..., d) maps, a few examples at a time, and `tick` told the share that is done.
+    `values` are finite signals (models, n) or (models, n, d), or maps on disk, which are read in parts; `view`
+    transforms (..., d) maps, a few examples at a time, and `tick` receives the share that is done.
     """
     others = [references_for(read, references, membership) for read in reads]
     return _ratios(attack, values, membership, references, reads, others, view, tick)
@@ -131,10 +130,12 @@ def _ratios(
     view: View | None = None,
     tick: Tick | None = None,
 ) -> Array:
-    """`likelihood_ratios` with the references of each model given; only references' membership is looked at."""
+    """`likelihood_ratios` with the references of each model given; uses the membership of references only."""
     if values.ndim == 3:
         if attack.transform == "log":
-            raise InputError("the logarithm is for one-number signals, not for vectors")
+            raise InputError(
+                "transform: expected auto or identity for vectors, got log, which is for one number an example"
+            )
         return _ratios_of_vectors(values, membership[references], references.tolist(), reads, others, view, tick)
     return np.stack(
         [
@@ -153,8 +154,8 @@ def _ratios_of_numbers(transform: Transform, target: Floats, shadows: Floats, me
     t, x = (np.asarray(a, dtype=np.float64) for a in transformed(transform, target, shadows))
     largest = max(float(np.abs(t).max()), float(np.abs(x[:, usable]).max())) or 1.0  # its squares are finite
     t, x = t / largest, np.where(usable, x, 0.0) / largest
-    first = x[0]  # subtracted, so that values which are all equal deviate from their mean by exactly 0
-    t, x = t - first, x - first
+    first = x[0]
+    x, t = centred(x, t)
     sides = np.stack([membership, ~membership])
     count = np.maximum(sides.sum(1), 1).astype(np.float64)
     mean = np.where(sides, x, 0.0).sum(1) / count
@@ -171,9 +172,9 @@ def _ratios_of_numbers(transform: Transform, target: Floats, shadows: Floats, me
 def _shrunk_by_strata(
     level: Array, mean: Array, ss: Array, count: Array, dof: Array, usable: Bools, floor: float
 ) -> tuple[Array, Array]:
-    """(2, n) means and variances with and without each example, shrunk as `LikelihoodRatio` says."""
+    """(2, n) means and variances with and without each example, shrunk as in `LikelihoodRatio`."""
     level = level.astype(np.float32)  # equal levels belong to one stratum, however they were rounded
-    strata = min(STRATA, max(1, int(usable.sum()) // FEWEST_A_STRATUM))
+    strata = min(STRATA, max(1, int(usable.sum()) // MIN_PER_STRATUM))
     cuts = np.quantile(level[usable], np.arange(1, strata) / strata)
     stratum = np.searchsorted(cuts, level, side="right")
 
@@ -203,7 +204,7 @@ def _shrunk_by_strata(
 
 @dataclass(frozen=True)
 class _Side:
-    """Models with (or without) the examples of a part: how many, their means and squared deviations."""
+    """Models with (or without) the examples of a part: their number, means and squared deviations."""
 
     count: Array  # (p, 1)
     mean: Array  # (p, d)
@@ -211,14 +212,14 @@ class _Side:
 
     @classmethod
     def of(cls, values: Array, squares: Array, weight: Array) -> _Side:
-        """Of (p, m, d) centred values, their squares, and weights (p, 1, m): 1 for the models of this side."""
+        """From (p, m, d) centred values, their squares, and weights (p, 1, m): 1 for the models of this side."""
         count = weight.sum(-1)
         mean = (weight @ values)[:, 0] / np.maximum(count, 1)
         ss = (weight @ squares)[:, 0] - count * np.square(mean)
         return cls(count, mean, np.maximum(ss, 0.0))
 
     def without(self, one: Array, chosen: Bools) -> _Side:
-        """Without the model of values `one` (p, d), on the examples where it is `chosen` (p,): on this side."""
+        """The side without the model of values `one` (p, d), for the `chosen` (p,) examples, which have it here."""
         mine, left = chosen[:, None], np.maximum(self.count - 1, 1)
         away = (one - self.mean) * mine
         ss = np.maximum(self.ss - np.square(away) * (self.count / left), 0.0)
@@ -236,19 +237,19 @@ def _ratios_of_vectors(
 ) -> Array:
     """(len(reads), n) log ratios of (models, n, d) numbers, a few examples at a time; `member` is the references'.
 
-    Means and squared deviations are those of all references less the models that a read one is not compared with,
+    Models that a read one is not compared with are removed from the means and squared deviations of all references,
 
         mean' = mean - (x - mean) / (c - 1),    SS' = SS - (x - mean)^2 c / (c - 1),    c models on the side of x,
 
-    so that p models cost O(p n d) beside the O(m n d) of one. What is subtracted is centred; what rounding leaves of
-    a variance is far below the floor that is added to all.
+    so that p models cost O(p n d) on top of the O(m n d) for one. Values are centred first, so rounding errors of a
+    variance are far below the floor that is added to all.
     """
     (_, n, d), m = values.shape, len(references)
     models = np.array([*references, *(read for read in reads if read not in references)], dtype=np.int64)
     place = {int(model): i for i, model in enumerate(models)}
-    left_out = [[place[model] for model in references if model not in kept] for kept in others]
+    excluded = [[place[model] for model in references if model not in compared] for compared in others]
     usable = []
-    for left in left_out:
+    for left in excluded:
         inside = member.sum(0) - member[left].sum(0)
         usable.append((inside > 0) & (inside < m - len(left)))
         if not usable[-1].any():
@@ -256,15 +257,14 @@ def _ratios_of_vectors(
 
     def parts(passes: int) -> Iterator[tuple[slice, Array, tuple[_Side, _Side]]]:
         """Slices of the examples, their (p, models, d) values less the references' mean, and both sides of these."""
-        every, told = max(1, SILENT // max(models.size * d, 1)), 0
+        every, ticks = max(1, NUMBERS_PER_TICK // max(models.size * d, 1)), 0
         for start, found in windows(values, models, max(1, CHUNK // (max(d, 1) * (m + 1)))):
-            if tick is not None and start // every > told:
-                told = start // every
+            if tick is not None and start // every > ticks:
+                ticks = start // every
                 tick((passes + start / n) / 2)
             part = slice(start, start + found.shape[1])
-            seen = found if view is None else view(found)
-            x = np.array(seen.transpose(1, 0, 2), dtype=np.float64, order="C")
-            x -= x[:, :1].copy()  # values that are all equal then deviate from their mean by exactly 0
+            viewed = np.asarray(found if view is None else view(found), dtype=np.float64)
+            x = np.ascontiguousarray(centred(viewed)[0].transpose(1, 0, 2))
             x -= x[:, :m].mean(1, keepdims=True)
             known, inside = x[:, :m], member[:, part].T[:, None, :].astype(np.float64)
             squares = np.square(known)
@@ -278,14 +278,14 @@ def _ratios_of_vectors(
 
     total, dof = np.zeros((len(reads), d)), np.zeros(len(reads))
     for part, x, sides in parts(0):
-        for k, left in enumerate(left_out):
+        for k, left in enumerate(excluded):
             good = usable[k][part].astype(np.float64)
             for side in less(left, part, x, sides):
                 total[k] += good @ side.ss
                 dof[k] += (good * np.maximum(side.count[:, 0] - 1, 0)).sum()
     scores = np.zeros((len(reads), n))
     for part, x, sides in parts(1):
-        for k, (read, left) in enumerate(zip(reads, left_out, strict=True)):
+        for k, (read, left) in enumerate(zip(reads, excluded, strict=True)):
             pooled = total[k] / max(dof[k], 1.0)
             inside, outside = less(left, part, x, sides)
             free = np.maximum(inside.count - 1, 0) + np.maximum(outside.count - 1, 0)
@@ -296,7 +296,7 @@ def _ratios_of_vectors(
 
 
 def _distance(away: Array, variance: Array) -> Array:
-    """Squares over variances, finite, as are sums and differences of them."""
+    """Squares over variances, capped so that their sums and differences are finite."""
     with np.errstate(over="ignore"):
         out: Array = np.minimum(np.square(away) / variance, 1e290)
     return out
@@ -309,9 +309,8 @@ def _distance(away: Array, variance: Array) -> Array:
 class LabelLikelihoodRatio:
     """Likelihood ratio of a released class label: the counts of each label among models with and without the example.
 
-    Probabilities are smoothed towards the label's share among all reference models on the example, which has the
-    weight of `smoothing` models; what survives every hardening of an explanation is seen here, since the label is
-    released anyway.
+    Probabilities are smoothed towards the label's share among all reference models on the example, with the weight of
+    `smoothing` models. The label is released anyway, so hardening does not change this attack.
 
     Args:
         smoothing: positive pseudo-count.
@@ -338,7 +337,7 @@ class LabelLikelihoodRatio:
         """
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim != 1:
-            raise InputError(f"labels are one number per example, got shape {target.shape}")
+            raise InputError(f"labels: expected one number per example, got shape {target.shape}")
         same = shadows == target
         inside, n = membership.sum(0), len(membership)
         prior = self.smoothing * (same.sum(0) + 1) / (n + 2)
@@ -350,12 +349,12 @@ class LabelLikelihoodRatio:
 
 @dataclass(frozen=True)
 class OwnLabelRatio:
-    """Likelihood ratio of the log odds that a query gets the label which the target gave to the plain one.
+    """Likelihood ratio of the log odds that a query gets the label that the target gave to the plain query.
 
-    Label-only attacks read an example's distance from the decision boundary out of the labels of its neighbours
+    Label-only attacks estimate an example's distance from the decision boundary from the labels of its neighbours
     (Choquette-Choo et al., arXiv 2007.14321; Li & Zhang, arXiv 2007.15528). Here the neighbours are the dithered
-    queries of which an audit averages the explanations anyway. References may give another label to the plain query,
-    and then `kept` is about that one; here all models are asked about the target's.
+    queries whose explanations an audit averages. The signal `kept` is about each model's own label of the plain query;
+    this attack compares all models on the target's label.
     """
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
@@ -363,10 +362,12 @@ class OwnLabelRatio:
         target, shadows, membership = check_signals(target, shadows, membership)
         classes = target.shape[-1] - 1
         if target.ndim != 2 or classes < 1:
-            raise InputError(f"expected a label and the log odds of the classes, (n, 1 + classes), got {target.shape}")
+            raise InputError(
+                f"expected a label and log odds of the classes, shape (n, 1 + classes), got {target.shape}"
+            )
         own = target[:, 0].astype(np.int64)
         if own.min() < 0 or own.max() >= classes:
-            raise InputError(f"labels lie in 0 .. {classes - 1}, as the shares say; got {own.min()} .. {own.max()}")
+            raise InputError(f"labels: expected 0 to {classes - 1}, one of the classes; got {own.min()} to {own.max()}")
         place = np.arange(len(own)), 1 + own
         return LikelihoodRatio("identity")(target[place], shadows[(slice(None), *place)], membership)
 
@@ -376,15 +377,15 @@ class OwnLabelRatio:
 
 @dataclass(frozen=True)
 class PooledDensityRatio:
-    """How often do members' signals lie here, and how often non-members'? Counted over all references and examples.
+    """Ratio of the densities of members' and non-members' signals, pooled over all references and examples.
 
-    The reference values are cut into bins of equal numbers; a bin's log ratio is that of the shares of all members' and
-    of all non-members' values in it, each with one added; between the middles of bins it is interpolated. Nothing is
-    estimated of one example alone, so that a few references are enough, and the ratio may rise and fall: interpolating
-    models put members into a narrow band of margins, with non-members on both sides of it.
+    The reference values are cut into bins of equal counts. A bin's log ratio compares the shares of members' and
+    non-members' values in it, each count with one added, and is interpolated between the middles of bins. Nothing is
+    estimated per example, so a few references are enough. The ratio need not be monotone: interpolating models put
+    members into a narrow band of margins, with non-members on both sides of it.
 
     Args:
-        bins: at most, see `FEWEST_A_BIN`.
+        bins: at most; each holds at least `MIN_PER_BIN` values.
     """
 
     bins: int = 200
@@ -396,12 +397,12 @@ class PooledDensityRatio:
         """(n,) log ratios of (n,) numbers, by those of reference models (m, n)."""
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim != 1:
-            raise InputError(f"PooledDensityRatio needs one number per example, got shape {target.shape}")
+            raise InputError(f"PooledDensityRatio: expected one number per example, got shape {target.shape}")
         if membership.all() or not membership.any():
-            raise InputError("the reference models have no members or only members; both are needed")
+            raise InputError("membership: expected members and non-members of the reference models, got one kind only")
         order = np.argsort(shadows, axis=None)
         values, member = shadows.ravel()[order].astype(np.float64), membership.ravel()[order]
-        bins = max(2, min(self.bins, len(values) // FEWEST_A_BIN))
+        bins = max(2, min(self.bins, len(values) // MIN_PER_BIN))
         cuts = np.linspace(0, len(values), bins + 1).astype(np.int64)[:-1]
         cuts = np.unique(np.searchsorted(values, values[cuts]))  # equal values share a bin
         inside = np.add.reduceat(member.astype(np.int64), cuts) + 1
@@ -413,11 +414,18 @@ class PooledDensityRatio:
 
 # ------------------------------------------------------------------------------------------ shared with other attacks
 
-NO_SIDES = "no example has reference models both with and without it; train more reference models"
+
+def centred(values: Array, *others: Array) -> tuple[Array, ...]:
+    """Numbers of models (m, ...) and the others (...) less those of the first model, so that values that are all equal
+    deviate from their mean by exactly 0."""
+    return tuple(a - values[0] for a in (values, *others))
+
+
+NO_SIDES = "no example has reference models trained both with and without it; train more reference models"
 
 
 def two_sided(membership: Bools) -> Bools:
-    """(n,) whether an example has reference models both with and without it.
+    """(n,) whether an example has reference models trained with it and without it.
 
     Raises:
         InputError: none has.
@@ -436,18 +444,18 @@ def shrunk(ss: Array, dof: Array, shrink: float, pooled: Array) -> Array:
 
 
 def check_transform(transform: str) -> None:
-    """Refuse other names."""
+    """Raise ConfigurationError for another name."""
     if transform not in ("auto", "log", "identity"):
-        raise ConfigurationError(f"transform is auto, log or identity, got {transform!r}")
+        raise ConfigurationError(f"transform: expected auto, log or identity, got {transform!r}")
 
 
 def transformed(transform: Transform, target: Floats, shadows: Floats) -> tuple[Floats, Floats]:
-    """Signals (n,) and (m, n) on the scale asked for; "auto" takes the logarithm of what is never negative.
+    """Signals (n,) and (m, n) on the chosen scale; "auto" takes the logarithm of signals that are never negative.
 
-    Zeros are raised to half of the smallest positive value before the logarithm is taken.
+    Zeros are first raised to half of the smallest positive value.
 
     Raises:
-        InputError: the logarithm of a negative signal was asked for.
+        InputError: transform "log" for a negative signal.
     """
     lowest = min(target.min(), shadows.min())
     if transform == "log" and lowest < 0:

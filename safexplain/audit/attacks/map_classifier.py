@@ -1,7 +1,7 @@
-"""The classifier of attribution maps: one hidden vector from the map, joined by a few numbers about it, to one logit.
+"""The classifier of attribution maps: a hidden vector from the map and a few numbers about it give one logit.
 
-Every map comes at unit size, its size and shape in these numbers (`SCALARS`) beside it. Maps reach the network's device
-a part at a time.
+Maps are scaled to unit size; the numbers (`SCALARS`) describe their size and shape. Maps are copied to the network's
+device a part at a time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from safexplain.audit.attacks.base import Floats
 from safexplain.audit.store import parts
 
 SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")
-"""What `unit_maps` says about each map beside the map itself."""
+"""Numbers that `unit_maps` returns with each map."""
 
 CLIP = 10.0
 """Largest standardised scalar."""
 
 
 def unit_maps(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """(p, d) float32 maps divided by their root mean square, and the (p, 6) `SCALARS` that this took away.
+    """(p, d) float32 maps divided by their root mean square, and their (p, 6) `SCALARS`.
 
     All-zero maps stay zero; scalars are in double precision, -inf for the logarithm of zero.
     """
@@ -50,7 +50,7 @@ def unit_maps(maps: Tensor) -> tuple[Tensor, Tensor]:
 class Standardisation:
     """Shift and scale of the scalars over the training rows."""
 
-    floor: Tensor  # (6,) what stands for the logarithm of zero: half of the smallest positive value
+    floor: Tensor  # (6,) replaces the logarithm of zero: that of half of the smallest positive value
     mean: Tensor  # (6,) after that
     deviation: Tensor  # (6,) 1 for scalars that never change
 
@@ -93,13 +93,13 @@ def logits_of(network: nn.Module, maps: Tensor, scalars: Tensor) -> NDArray[np.f
 
 
 WIDTH = 64
-"""Numbers of the hidden vectors."""
+"""Length of the hidden vectors."""
 
-F32 = torch.float32  # whatever the default is: another precision would draw other initial weights
+F32 = torch.float32  # not the default type, which would change the initial weights
 
 
 class MapClassifier(nn.Module):
-    """A dense branch for patterns at fixed places; for image maps (c, h, w) also a convolutional one, for any place."""
+    """A dense branch for patterns at fixed places and, for image maps (c, h, w), a convolutional one for any place."""
 
     def __init__(self, features: int, shape: tuple[int, ...] | None, dropout: float) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Attacks on recourse: how far is the way to the other side, and which way does it point?
+"""Attacks on recourse, by its distance.
 
 Training pushes the decision boundary away from the examples trained on, so that recourse is farther for members
 (Pawelczyk, Lakkaraju & Neel, "On the Privacy Risks of Algorithmic Recourse", arXiv 2211.05427, sections 4.1 and 4.2).
-`safexplain.audit.collect_recourse.collect_recourse` computes the signals that are read here, distances and margins.
+`safexplain.audit.collect_recourse.collect_recourse` computes the distances.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Spread = Literal["global", "local"]
 class CounterfactualDistance(Threshold):
     """Members are farther from the decision boundary, so a large recourse distance says "member" (CFD).
 
-    arXiv 2211.05427, section 4.1. The threshold is chosen when the score is read.
+    arXiv 2211.05427, section 4.1. The threshold is chosen when scores are evaluated.
     """
 
     member_when_low: bool = False
@@ -33,28 +33,28 @@ class CounterfactualDistance(Threshold):
 
 @dataclass(frozen=True)
 class CounterfactualLRT:
-    """Is the recourse farther than that of models which never saw the example (CFD-LRT, one-sided)?
+    """Compares the recourse distance with that of models not trained on the example (CFD-LRT, one-sided).
 
     arXiv 2211.05427, Algorithm 1 and section 4.2: the logarithm of the distance is Gaussian over models not trained on
     the example,
 
         z = (log d - mu_out) / (sd_out sqrt(1 + 1 / k)),
 
-    with k such reference models; large says "member". (Algorithm 1 as printed in "Accurate, Explainable, and Private
-    Models" calls these non-members.) Members and non-members alike are compared only with references that were not
-    trained on them: references trained on the scored non-members alone, as in the released code of arXiv 2211.05427,
-    find "members" where there are none.
+    with k such reference models; a large z says "member". (Algorithm 1 as printed in "Accurate, Explainable, and
+    Private Models" calls these non-members.) Members and non-members alike are compared only with references that were
+    not trained on them: references trained on the scored non-members alone, as in the released code of arXiv
+    2211.05427, find "members" where there are none.
 
     Args:
-        variance: "global", one for all examples; or "local", one an example, then z is referred to Student's t with
-            k - 1 degrees of freedom and returned on the normal scale, so that examples with different k compare.
+        variance: "global" is one variance for all examples. "local" is one per example; z then follows Student's t with
+            k - 1 degrees of freedom and is mapped to the normal scale, so that examples with different k compare.
     """
 
     variance: Spread = "global"
 
     def __post_init__(self) -> None:
         if self.variance not in get_args(Spread):
-            raise ConfigurationError(f"variance is global or local, got {self.variance!r}")
+            raise ConfigurationError(f"variance: expected global or local, got {self.variance!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
         """Score every example; higher says "member".
@@ -65,8 +65,7 @@ class CounterfactualLRT:
             membership: (m, n) bool.
 
         Returns:
-            (n,) scores; 0 for examples on which too many reference models were trained: fewer than one that was not
-            (two for "local").
+            (n,) scores; 0 for examples without a reference model that was not trained on them (two for "local").
 
         Raises:
             InputError: shapes disagree, a distance is negative or not finite, or no example has two references that
@@ -74,12 +73,14 @@ class CounterfactualLRT:
         """
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim != 1:
-            raise InputError(f"recourse distances are one number per example, got shape {target.shape}")
+            raise InputError(f"recourse distances: expected one number per example, got shape {target.shape}")
         log_target, log_shadows = transformed("log", np.asarray(target), np.asarray(shadows))
         without = ~membership
         count = without.sum(0).astype(np.float64)
         if count.max(initial=0.0) < 2:
-            raise InputError("no example has two reference models that were not trained on it; train more of them")
+            raise InputError(
+                "no example has two reference models that were not trained on it; train more reference models"
+            )
         mean = np.where(without, log_shadows, 0.0).sum(0) / np.maximum(count, 1)
         squares = np.where(without, (log_shadows - mean) ** 2, 0.0).sum(0)
         if self.variance == "global":

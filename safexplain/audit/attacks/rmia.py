@@ -1,4 +1,4 @@
-"""RMIA: is the model's probability of an example's label raised more than that of other examples?
+"""RMIA: whether the model raises the probability of an example's label more than that of other examples.
 
 Zarifzadeh, Liu & Shokri, "Low-Cost High-Power Membership Inference Attacks", arXiv 2312.03262.
 """
@@ -26,15 +26,14 @@ class RMIA:
         online    (mean over models with x + mean over models without x) / 2              (eq. 10)
         offline   ((1 + a) * mean over models without x + (1 - a)) / 2                    (eq. 11)
 
-    All is worked out on logarithms, so that probabilities below the smallest float count, and a loss of exactly 0 is a
-    value like any other. Examples of equal shares are ordered by their ratios, by less than one step of the share. As
-    the share never falls with the ratio, whatever gamma is, this is the ranking for every gamma, and a threshold on the
-    paper's score stays a threshold.
+    Logarithms are used throughout, so that probabilities below the smallest float count. Ties in the share are broken
+    by the ratio, by less than one step of the share. The share never falls with the ratio, so this ranking holds for
+    every gamma, and a threshold on the paper's score is a threshold here.
 
     Args:
-        a: of the offline average, in [0, 1]: about the slope of mean-with against mean-without; the lower, the more
-            the target's models are thought to raise p on members.
-        offline: use reference models without the example only.
+        a: of the offline average, in [0, 1], about the slope of mean-with against mean-without; a lower value assumes
+            that training raises p more on members.
+        offline: use only reference models without the example.
 
     Raises:
         ConfigurationError: `a` out of range.
@@ -45,7 +44,7 @@ class RMIA:
 
     def __post_init__(self) -> None:
         if not 0 <= check_number("a", self.a) <= 1:
-            raise ConfigurationError(f"a lies in [0, 1], got {self.a!r}")
+            raise ConfigurationError(f"a: expected a number in [0, 1], got {self.a!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
         """Score every example; higher says "member".
@@ -56,7 +55,7 @@ class RMIA:
             membership: (m, n) bool.
 
         Returns:
-            (n,) shares in [0, 1]. An example without the reference models it needs gets the ratio 1: nothing is known.
+            (n,) shares in [0, 1]. An example without the reference models it needs gets the ratio 1.
 
         Raises:
             InputError: shapes disagree, a value is negative or not finite, fewer than two examples, or no example has
@@ -65,15 +64,17 @@ class RMIA:
         target, shadows, membership = check_signals(target, shadows, membership)
         n = len(target)
         if target.ndim != 1 or n < 2:
-            raise InputError(f"RMIA needs one loss an example and at least 2 examples, got shape {target.shape}")
+            raise InputError(f"RMIA: expected one loss per example and at least 2 examples, got shape {target.shape}")
         lowest = min(target.min(), shadows.min())
         if lowest < 0:
-            raise InputError(f"RMIA takes the cross-entropy, which is never negative, got {lowest:g}; pass the loss")
+            raise InputError(f"RMIA: expected cross-entropies, which are never negative, got {lowest:g}; pass the loss")
         log_without = _log_mean(shadows, ~membership)
         if self.offline:
             usable = ~membership.all(0)
             if not usable.any():
-                raise InputError("every reference model was trained on every example; add models that were not")
+                raise InputError(
+                    "offline RMIA needs reference models without the example, got none; train more reference models"
+                )
             with np.errstate(divide="ignore"):
                 log_p = np.logaddexp(np.log((1 + self.a) / 2) + log_without, np.log((1 - self.a) / 2))
         else:

@@ -1,7 +1,7 @@
 """Scores of every example by every row of the suite, for one target at a time.
 
-`Scorer` fits what learns (stacks, boosted trees, classifiers of maps) on reference models only: some of them play the
-target, with the other references as theirs, so that whom the target was trained on changes no score.
+`Scorer` fits learning attacks (stacks, boosted trees, classifiers of maps) on reference models only: some of them play
+the target, with the others as references, so that the target's membership affects no score.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from safexplain.audit.attacks.boosted import Boosted, FittedBoosted
 from safexplain.audit.attacks.learned import FittedLearned, Learned
 from safexplain.audit.attacks.likelihood import LikelihoodRatio, Tick, likelihood_ratios
 from safexplain.audit.attacks.stacked import FittedStack, Stacked
-from safexplain.audit.attacks.suite import FEWEST_TO_LEARN, VIEWS, SuiteRow, values_of
+from safexplain.audit.attacks.suite import MIN_TO_LEARN, VIEWS, SuiteRow, values_of
 from safexplain.audit.signals import Signals
 from safexplain.audit.store import parts
 from safexplain.errors import InputError
 
 PSEUDO_TARGETS = 8
-"""Reference models that play the target for the stacks, at most; others are left for what learns before these."""
+"""Most reference models that play the target for the stacks; the others train the attacks in their columns."""
 
-FEWEST_FOR_NULL = 4
-"""Models from which on one of the references plays the null model; with fewer, an untrained one does."""
+MIN_FOR_NULL = 4
+"""Fewest models with which a reference is the null model; with fewer, an untrained model is."""
 
 Array = NDArray[np.float64]
 
@@ -40,10 +40,10 @@ def scores_of(
     fitted: FittedBoosted | FittedLearned | None = None,
     tick: Tick | None = None,
 ) -> Array:
-    """(len(reads), n) scores of what each of `reads` released, by an attack that is no stack.
+    """(len(reads), n) scores of the signals of each model in `reads`, by an attack that is no stack.
 
-    Each is compared with the references but itself and its partner (`references_for`); `fitted` is what was learned
-    before, where the attack learns, and `tick` is told the share that is done, where there is much to do.
+    Each is compared with the references except itself and its partner (`references_for`). A learning attack needs
+    `fitted`; `tick` receives the share that is done.
     """
     attack, membership = row.attack, signals.membership
     if isinstance(attack, LikelihoodRatio):
@@ -62,25 +62,25 @@ def scores_of(
 
 
 class Scorer:
-    """Scores of one target by the rows of a suite; everything that is fitted is fitted once, on references only.
+    """Scores of one target by the rows of a suite; attacks are fitted once, on references only.
 
     Half of the references, at most `PSEUDO_TARGETS`, play the target for the stacks. Classifiers of maps and boosted
-    trees are trained on the other half, so that what a stack sees of them is what they say about models that they
-    were not trained on. Stacks are fitted on examples that no classifier was trained on.
+    trees are trained on the other half, so that stacks are fitted to scores of held-out models. Stacks are fitted on
+    examples that no classifier was trained on.
 
     Args:
-        signals: what was released.
+        signals: the released signals.
         rows: of the suite, as `fitting` gives them.
-        target: the model whose membership is guessed; it is nobody's reference.
-        training: (n,) bool, the examples that classifiers of maps may be trained on; none: all.
-        seed: of the choice of pseudo-targets and of what learns.
-        also: models whose scores will be asked for beside the target's: attacks on large maps then read these once.
-        known: the scorer of another release of the same models to the same queries, with the same target and seed:
-            what it found without an explanation (in rows about labels and losses) is not computed again.
-        progress: told after each row.
+        target: the attacked model; it is no reference.
+        training: (n,) bool, the examples for training classifiers of maps; if none is set, all are used.
+        seed: of the choice of pseudo-targets and of learning attacks.
+        also: further models that will be scored, so that large maps are read only once.
+        known: the scorer of another release of the same models for the same queries, with the same target and seed; its
+            scores of rows on labels and losses are reused.
+        progress: called after each row.
 
     Raises:
-        InputError: a row has too few references, or as its attack; or `known` is about another target or seed.
+        InputError: a row has too few references, its attack fails, or `known` has another target or seed.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Scorer:
         self._signals, self._seed = signals, seed
         self._references = np.array(signals.references(target), dtype=np.int64)
         order = self._shuffled(np.random.default_rng([seed, 0x57AC]))
-        playing = min(PSEUDO_TARGETS, len(order) // 4 * 2) if len(order) >= FEWEST_TO_LEARN else 0
+        playing = min(PSEUDO_TARGETS, len(order) // 4 * 2) if len(order) >= MIN_TO_LEARN else 0
         self._players, self._teachers = np.sort(order[:playing]), np.sort(order[playing:])
         outside = signals.out_of_distribution
         inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
@@ -124,8 +124,8 @@ class Scorer:
             progress("fitting attacks", i + 1, len(self.rows))
 
     def scores(self, read: int) -> list[Array]:
-        """(n,) scores of every row, higher says "member", of what the target released; or, for the null control,
-        another model, which is then nobody's reference."""
+        """(n,) scores of every row for the target, higher says "member"; or, for the null control, for another model,
+        which is then no reference."""
         known = dict(self._of_target if read == self.target else self._of_also.get(read, {}))
         return [self._score(row, read, known) for row in self.rows]
 
@@ -135,7 +135,7 @@ class Scorer:
         return isinstance(fitted, FittedStack) and fitted.adds
 
     def _shuffled(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The references in a random order, complements next to each other: a classifier that knows one knows both."""
+        """The references in random order, with complementary ones side by side, as one reveals the other."""
         order: list[int] = []
         for model in rng.permutation(self._references).tolist():
             if model not in order:
@@ -144,7 +144,7 @@ class Scorer:
         return np.array(order, dtype=np.int64)
 
     def _prepare(self, row: SuiteRow, tick: Tick) -> None:
-        """Fit what the row needs; scores of the target and of the pseudo-targets, where a stack asks for them."""
+        """Fit what the row needs, and score the target and, for columns of stacks, the pseudo-targets."""
         if row in self._of_target:
             return
         for column in row.columns:
@@ -185,7 +185,7 @@ class Scorer:
         return scores_of(row, self._signals, reads, self._references, fitted, tick)
 
     def _learned(self, attack: Learned | Boosted, row: SuiteRow) -> FittedBoosted | FittedLearned:
-        """Trained on references that are no pseudo-targets."""
+        """The attack fitted on references that are no pseudo-targets."""
         values, member = values_of(self._signals, row.reads), self._signals.membership
         if isinstance(attack, Boosted):
             teachers = np.flatnonzero(np.isin(self._references, self._teachers)).tolist()
@@ -197,7 +197,7 @@ class Scorer:
 
 
 def _columns(row: SuiteRow) -> Iterator[SuiteRow]:
-    """All rows that are columns of a stack somewhere in it."""
+    """All rows that are columns of the stack, recursively."""
     for column in row.columns:
         yield column
         yield from _columns(column)

@@ -1,9 +1,9 @@
 """Several scores as one: a logistic regression over log ratios, fitted on reference models in the target's place.
 
-Whoever audits knows whom each reference model was trained on. So every reference model can play the target, with the
-others as its references, and how much weight each log ratio deserves is learned from these pseudo-targets. The first
-score is what is known anyway (the baseline, such as the label's): unless the others add to it on pseudo-targets that
-the weights were not fitted on, the result is the first score itself, so that nothing is lost by asking more.
+An auditor knows the members of each reference model. So every reference model can play the target, with the others as
+its references, and the weights of the log ratios are learned from these pseudo-targets. The first score is the baseline
+(such as the label's): unless the others add to it on held-out pseudo-targets, the result is the first score itself, so
+that reading more never finds less.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SURE = 2.0
 """Standard errors by which the held-out gain must exceed zero."""
 
 PENALTY = 1e-4
-"""Of the squared weights, as a share of the number of observations."""
+"""Penalty of the squared weights, as a share of the number of observations."""
 
 FOLDS = 4
-"""Of the cross-validation, at most; one pseudo-target a fold where there are fewer."""
+"""Folds of the cross-validation, at most; each has at least one pseudo-target."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Stacked:
     Every column is centred at its median, divided by its spread and compressed beyond three spreads (arsinh), so that
     one overconfident ratio of thousands of features does not swamp the others. Whether the others add is decided by
     cross-validation over pseudo-targets: the held-out Brier score must be better than that of the first column alone
-    by `SURE` standard errors, and the true-positive rate by one. (Of log likelihoods, which have no bound, one example
-    with a ratio of minus a million would decide.)
+    by `SURE` standard errors, and the true-positive rate by one. (Log likelihoods are unbounded: a single example with
+    a ratio of minus a million would decide.)
 
     Args:
-        fpr: false-positive rate at which the two are compared.
+        fpr: false-positive rate at which true-positive rates are compared.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -61,7 +61,7 @@ class Stacked:
     def fit(self, shadows: Floats, membership: Bools, *, always: bool = False) -> FittedStack:
         """Weights from the (p, n, k) log ratios of pseudo-targets and their (p, n) membership.
 
-        With `always`, all columns are used, whether they are seen to add to the first or not.
+        With `always`, all columns are used, whether or not they add to the first.
 
         Raises:
             InputError: shapes disagree, or fewer than 2 pseudo-targets.
@@ -71,7 +71,7 @@ class Stacked:
         flat = shadows.reshape(-1, shadows.shape[2])
         low, centre, high = np.quantile(flat, (0.05, 0.5, 0.95), axis=0)
         spread = (high - low) / 3.29
-        spread = np.where(spread > 0, spread, flat.std(axis=0))  # of what hardly ever differs
+        spread = np.where(spread > 0, spread, flat.std(axis=0))  # for nearly constant columns
         scaled = FittedStack(centre, np.where(spread > 0, spread, np.inf), None)
         x, y = scaled.scale(shadows), membership
         if x.shape[2] < 2 or y.all() or not y.any() or not (always or self._adds(x, y)):
@@ -79,7 +79,7 @@ class Stacked:
         return FittedStack(scaled.centre, scaled.spread, _weights(x, y))
 
     def _adds(self, x: Array, y: Bools) -> bool:
-        """Whether held-out pseudo-targets are told better by all columns than by the first."""
+        """Whether all columns predict held-out pseudo-targets better than the first alone."""
         fold = np.arange(len(x)) % min(FOLDS, len(x))
         gain, found = np.zeros(y.shape), np.zeros((len(x), 2))
         for f in range(fold.max() + 1):
@@ -101,9 +101,9 @@ class Stacked:
 
 @dataclass(frozen=True, eq=False)
 class FittedStack:
-    """What pseudo-targets said about several log ratios."""
+    """Scale and weights of several log ratios, fitted to pseudo-targets."""
 
-    centre: Array  # (k,) of the columns
+    centre: Array  # (k,) median of each column
     spread: Array  # (k,)
     weights: Array | None  # (k + 1,), the intercept last; None: nothing adds to the first column
 
@@ -113,7 +113,7 @@ class FittedStack:
         return self.weights is not None
 
     def scale(self, x: Floats) -> Array:
-        """(..., k) log ratios as the regression sees them."""
+        """(..., k) scaled log ratios, the inputs of the regression."""
         out: Array = 3 * np.arcsinh((x - self.centre) / self.spread / 3)
         return out
 
@@ -139,6 +139,6 @@ def _odds(x: Array, weights: Array) -> Array:
 
 
 def _tpr(scores: Array, member: Bools, fpr: float) -> float:
-    """Share of the members found, ties broken at random."""
+    """True-positive rate, with ties broken at random."""
     curve = roc(scores, member)
     return float(np.interp(fpr, curve.fpr, curve.tpr))

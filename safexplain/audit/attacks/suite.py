@@ -1,15 +1,15 @@
-"""Which attacks are run: a table, one line an attack, fixed before anything is measured.
+"""The table of attacks, one line each, fixed before measuring.
 
-`fitting` says which of them suit given signals. At every level of the policy's patience there are
+`fitting` selects those that suit given signals. For every number of queries in the policy's patience there are
 
-    single attacks       the lines of the tables below whose signals are there and whose references are enough
-    LabelPatience        a stack of those on the labels: what is known without an explanation, the baseline
-    PredictionPatience   a stack of those on predictions and labels: the baseline where predictions are released too
-    Boosted              trees on the summary numbers of the explanation beside the labels; a baseline has its own, on
-                         what it reads
-    Stacked              a stack of the baseline and all on the explanation, which must beat the baseline
+    single attacks       the lines of the tables below with signals and enough references
+    LabelPatience        a stack of those on the labels: the baseline, without an explanation
+    PredictionPatience   a stack of those on predictions and labels: the baseline if predictions are released too
+    Boosted              trees on the labels and the summary numbers of the explanation; a baseline has its own trees,
+                         on its own signals
+    Stacked              a stack of the baseline and all attacks on the explanation, which must beat the baseline
 
-Stacks and trees need four references. Why these rows and no others: docs/evidence/attack_table.md.
+Stacks and trees need four references. The choice of rows is explained in docs/evidence/attack_table.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Attack, Threshold
 from safexplain.audit.attacks.boosted import Boosted
-from safexplain.audit.attacks.joint import MOST_COLUMNS, JointLikelihoodRatio
+from safexplain.audit.attacks.joint import MAX_COLUMNS, JointLikelihoodRatio
 from safexplain.audit.attacks.learned import Learned
 from safexplain.audit.attacks.likelihood import (
     LabelLikelihoodRatio,
@@ -44,17 +44,17 @@ from safexplain.verdict.policy import Policy
 Numbers = NDArray[np.floating[Any]]
 
 VIEWS: dict[str, Callable[[Numbers], Numbers]] = {"sign": lambda a: np.sign(a).astype(np.float32)}
-"""What clipping and normalisation leave of a map: the sign of each entry."""
+"""Transforms of a map; clipping and normalisation keep the sign of each entry."""
 
-FEWEST_TO_LEARN = 4
-"""Reference models below which nothing is learned from them."""
+MIN_TO_LEARN = 4
+"""Fewest reference models for attacks that learn."""
 
-MOST_BOOSTED = 12
-"""Columns of the signal that boosted trees read, at most."""
+MAX_BOOSTED = 12
+"""Most columns that boosted trees read."""
 
 
 class Signal(NamedTuple):
-    """What is read, parsed: "attributions@32:sign" are the signs of maps averaged over 32 queries."""
+    """A parsed signal: "attributions@32:sign" are the signs of maps averaged over 32 queries."""
 
     name: str
     level: int = 1
@@ -62,7 +62,7 @@ class Signal(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Signal:
-        """Of one name, without "+"."""
+        """Parse one name, without "+"."""
         stored, _, view = text.partition(":")
         return cls(*split_level(stored), view)
 
@@ -75,7 +75,7 @@ class Signal(NamedTuple):
         return f"{self.stored}:{self.view}" if self.view else self.stored
 
     def at(self, level: int) -> Signal:
-        """The same from so many queries; the label of the plain query is known at every level."""
+        """The same signal from so many queries; the label of the plain query is known at every level."""
         return self if self.name == "label" else self._replace(level=level)
 
 
@@ -87,15 +87,15 @@ class Line(NamedTuple):
 
     name: str
     attack: Attack
-    signal: str  # what it reads of the plain query; joined by "+": columns of one vector; after ":" a view of maps
+    signal: str  # that of the plain query; joined by "+": columns of one vector; after ":" a view of maps
     role: Role
     references: int = 2  # at least
-    widest: float = np.inf  # numbers an example that it can read, at most
-    once: bool = False  # whether it is run at one query only; otherwise at every level
+    widest: float = np.inf  # most numbers per example that it can read
+    once: bool = False  # whether it is run at one query only, and not at every level
 
     @property
     def reads(self) -> list[Signal]:
-        """Parsed."""
+        """The parsed signals."""
         return [Signal.parse(part) for part in self.signal.split("+")]
 
     def row(self, level: int) -> SuiteRow:
@@ -107,7 +107,7 @@ IDENTITY = LikelihoodRatio("identity")
 FARTHER = Threshold(member_when_low=False)
 
 SUMMARY = ("l1", "mean", "positive")
-"""Summary numbers of a map: its size, and the balance of its signs, which no clipping and no scaling takes away."""
+"""Summary numbers of a map: its size, and the balance of its signs, which survives clipping and scaling."""
 
 EXPLANATION: tuple[Line, ...] = (
     Line("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation"),
@@ -115,26 +115,26 @@ EXPLANATION: tuple[Line, ...] = (
     Line("LikelihoodRatio", LikelihoodRatio(), "positive", "explanation"),
     Line("LikelihoodRatio", LikelihoodRatio(), WHOLE_MAP, "explanation"),
     Line("LikelihoodRatio", LikelihoodRatio(), f"{WHOLE_MAP}:sign", "explanation"),
-    Line("JointLikelihoodRatio", JointLikelihoodRatio(), "class_l1", "explanation", widest=MOST_COLUMNS),
-    Line("Learned", Learned(), WHOLE_MAP, "explanation", references=FEWEST_TO_LEARN, once=True),
+    Line("JointLikelihoodRatio", JointLikelihoodRatio(), "class_l1", "explanation", widest=MAX_COLUMNS),
+    Line("Learned", Learned(), WHOLE_MAP, "explanation", references=MIN_TO_LEARN, once=True),
 )
 
 ANY_SIGNAL: tuple[Line, ...] = (
     Line("LikelihoodRatio", LikelihoodRatio(), "", "explanation"),
-    Line("JointLikelihoodRatio", JointLikelihoodRatio(), "", "explanation", widest=MOST_COLUMNS),
+    Line("JointLikelihoodRatio", JointLikelihoodRatio(), "", "explanation", widest=MAX_COLUMNS),
 )
-"""Read any signal that no line names: others that the library computes were seen to add nothing, but a file of
-somebody else's may leak there alone. The second is for vectors, of which it takes logarithms."""
+"""For any signal that no line names, as a user's file may leak there alone. The second is for vectors, on a logarithmic
+scale."""
 
 ANY_SIGNAL_ALONE = (Line("Threshold", Threshold(), "", "explanation", references=0, widest=1, once=True),)
-"""The same with fewer than two references."""
+"""The same for fewer than two references."""
 
 WITHOUT_REFERENCES: tuple[Line, ...] = (
     Line("Threshold", Threshold(), "l1", "explanation", references=0, widest=1, once=True),
     Line("Threshold", Threshold(), "variance", "explanation", references=0, widest=1, once=True),
     Line("Threshold", Threshold(), "loss", "loss", references=0, widest=1, once=True),
 )
-"""Run with fewer than two references, or where the policy names them."""
+"""Run with fewer than two references, or if the policy names them."""
 
 LABELS: tuple[Line, ...] = (
     Line("LabelLikelihoodRatio", LabelLikelihoodRatio(), "label", "label", widest=1),
@@ -147,7 +147,7 @@ PREDICTIONS: tuple[Line, ...] = (
     Line("LikelihoodRatio", LikelihoodRatio(), "loss", "loss"),
     Line("LikelihoodRatio", LikelihoodRatio(), "margin", "loss"),
     Line("RMIA", RMIA(), "loss", "loss", widest=1, once=True),
-    Line("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss", widest=MOST_COLUMNS),
+    Line("JointLikelihoodRatio", JointLikelihoodRatio("identity"), "prediction", "loss", widest=MAX_COLUMNS),
 )
 
 RECOURSE: tuple[Line, ...] = (
@@ -165,9 +165,8 @@ RECOURSE: tuple[Line, ...] = (
     Line("DirectionDensity", PooledDensityRatio(), "regressed_margin", "explanation", 2, 1, once=True),
     Line("AveragingAttack", CounterfactualLRT(), "averaged_distance", "explanation", 2, 1, once=True),
 )
-"""By the distance of recourse, by margins from the boundary that its directions (or the scores) tell, and by the
-distance averaged over many answers, in which noise cancels out; run where `meta` says, under "recourse", how it was
-asked for (`audit.collect_recourse`)."""
+"""On the distance of recourse, on margins computed from its directions (or the scores), and on the distance averaged
+over many answers, in which noise cancels out. Run if `meta` has an entry "recourse" (`audit.collect_recourse`)."""
 
 SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)
 """All single attacks."""
@@ -196,13 +195,13 @@ class SuiteRow:
 
     Args:
         name: of the attack.
-        attack: what scores; of a stack, what joins the scores of its columns.
+        attack: computes the scores; a stack combines those of its columns.
         signal: name in the file; several joined by "+" are columns of one vector; "attributions:sign" is a view. A
-            stack has no signal of its own: its name says what its columns read.
-        role: what is read.
-        level: how often the attacker asks about each example.
-        columns: of a stack, the attacks whose scores it joins; the first is the one that it must beat.
-        baseline: whether it is what is known without an explanation at this level, which the others are compared with.
+            stack has no signal of its own: its name describes its columns'.
+        role: the kind of signal.
+        level: queries per example.
+        columns: the attacks that a stack combines; the first is the one that it must beat.
+        baseline: whether this is the attack without an explanation, at this level, that others are compared with.
     """
 
     name: str
@@ -215,32 +214,32 @@ class SuiteRow:
 
     @cached_property
     def reads(self) -> tuple[Signal, ...]:
-        """The signals that it reads; of a stack, those of its columns."""
+        """The signals that it reads; for a stack, those of its columns."""
         if self.columns:
             return tuple(dict.fromkeys(signal for column in self.columns for signal in column.reads))
         return tuple(Signal.parse(part) for part in self.signal.split("+"))
 
     @property
     def explains(self) -> bool:
-        """Whether anything of the explanation is read."""
+        """Whether it reads the explanation."""
         return not {s.name for s in self.reads} <= {*LABEL_SIGNALS, *OWN_LABEL, *ALL_CLASSES}
 
     @property
     def learns(self) -> bool:
-        """Whether it is trained on examples, which then certify nothing."""
+        """Whether it is trained on examples, which then cannot certify."""
         return isinstance(self.attack, Learned) or any(column.learns for column in self.columns)
 
     @property
     def needs_references(self) -> bool:
-        """Whether it compares with reference models."""
+        """Whether it uses reference models."""
         return not isinstance(self.attack, Threshold)
 
 
 def check_suite(policy: Policy) -> None:
-    """A policy's suite names attacks that there are.
+    """Check that a policy's suite names existing attacks.
 
     Raises:
-        ConfigurationError: an attack that is not known.
+        ConfigurationError: an unknown attack.
     """
     if wrong := sorted(set(policy.suite) - NAMES):
         known = ", ".join(sorted(NAMES))
@@ -250,14 +249,14 @@ def check_suite(policy: Policy) -> None:
 
 
 def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
-    """The rows whose signals are there and whose reference models are enough, level by level; other signals too.
+    """The rows that suit the signals and the number of reference models, level by level.
 
     Args:
-        signals: of any pipeline.
-        policy: whose patience, release and suite are looked at; default `Policy()`.
+        signals: the collected signals.
+        policy: its patience, release and suite are used; default `Policy()`.
 
     Raises:
-        ConfigurationError: the policy's suite names an attack that is not known.
+        ConfigurationError: the policy's suite names an unknown attack.
     """
     policy = policy or Policy()
     check_suite(policy)
@@ -270,9 +269,8 @@ def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
 
 
 def gaps(signals: Signals, rows: Sequence[SuiteRow], policy: Policy) -> tuple[str, ...]:
-    """What stands against a certificate by being left out: arrays that no row reads, and those that are missing because
-    all that is released must have been asked for at every level of the policy. Arrays in which nothing differs count as
-    read."""
+    """Omissions that prevent a certificate: arrays that no row reads, and arrays that are missing at some level of the
+    policy although they are released. Constant arrays count as read."""
     read = {s.stored for row in rows for s in row.reads}
     read |= {
         at_level("predictions", s.level) for row in rows for s in row.reads if s.name == "prediction"
@@ -292,7 +290,7 @@ def gaps(signals: Signals, rows: Sequence[SuiteRow], policy: Policy) -> tuple[st
 
 
 def families_allowed(signals: Signals, policy: Policy | None = None) -> tuple[str, ...]:
-    """Names of the attacks that the complete suite would run on these signals, whatever the policy's suite says."""
+    """Names of the attacks that the complete suite runs on these signals, regardless of the policy's suite."""
     return tuple(dict.fromkeys(r.name for r in fitting(signals, replace(policy or Policy(), suite=()))))
 
 
@@ -302,7 +300,7 @@ def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
     labels = _labels(signals, level)
     predicted = _suitable(signals, level, _chosen(PREDICTIONS, signals, policy), "loss")
     rows = [*explained, *(r for r in labels if r.signal == "label" and level == 1), *predicted]
-    if len(signals.models) - 1 < FEWEST_TO_LEARN:
+    if len(signals.models) - 1 < MIN_TO_LEARN:
         return rows
 
     def stack(name: str, signal: str, role: Role, columns: Iterable[SuiteRow], baseline: bool = False) -> SuiteRow:
@@ -336,19 +334,19 @@ def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
 
 
 def _named(policy: Policy) -> frozenset[str]:
-    """The single attacks that a policy names, where it does not name the stack of all."""
+    """The single attacks that a policy names, unless it names the stack of all."""
     return frozenset() if "Stacked" in policy.suite else frozenset(policy.suite) - {*STACKS}
 
 
 def _chosen(lines: Sequence[Line], signals: Signals, policy: Policy) -> list[Line]:
-    """The lines that the policy wants, and thresholds where there is nothing to compare with."""
+    """The lines that the policy names (default: all), and thresholds if there are too few references."""
     if named := _named(policy):
         return [line for line in (*lines, *WITHOUT_REFERENCES) if line.name in named]
     return [*lines, *(() if _compared(signals) else WITHOUT_REFERENCES)]
 
 
 def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
-    """Attacks on the explanation alone; one of them stays even if nothing in it ever differs."""
+    """Attacks on the explanation alone, at least one even if the explanation is constant."""
     recourse = RECOURSE if "recourse" in signals.meta else ()
     alone, any_signal = ((), ANY_SIGNAL) if _compared(signals) else (WITHOUT_REFERENCES, ANY_SIGNAL_ALONE)
     lines = [line for line in (*EXPLANATION, *alone, *recourse) if _fits(signals, line, level)]
@@ -365,20 +363,20 @@ def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]
 
 
 def _labels(signals: Signals, level: int) -> list[SuiteRow]:
-    """Attacks on the labels of the same queries; none where these were not kept."""
+    """Attacks on the labels of the same queries; none if these were not stored."""
     if "label" not in signals.values or (level > 1 and at_level("kept", level) not in signals.values):
         return []
     return _suitable(signals, level, LABELS, "label", one=True) if _compared(signals) else []
 
 
 def _suitable(signals: Signals, level: int, lines: Iterable[Line], role: Role, *, one: bool = False) -> list[SuiteRow]:
-    """Rows of the lines of this role that can be run; `one` of them even if nothing in its signals ever differs."""
+    """Rows of this role that can be run on varying signals; with `one`, at least one even on constant signals."""
     rows = [line.row(level) for line in lines if line.role == role and _fits(signals, line, level)]
     return [r for r in rows if any(_varies(signals, s) for s in r.reads)] or (rows[:1] if one else [])
 
 
 def _fits(signals: Signals, line: Line, level: int) -> bool:
-    """Whether its signals are there at this level, of a shape that it reads, and its references are enough."""
+    """Whether its signals exist at this level in a shape that it reads, with enough references."""
     widths = [_width(signals, s.at(level)) for s in line.reads]
     if 0 in widths or sum(widths) > line.widest or (line.once and level > 1):
         return False
@@ -389,16 +387,15 @@ def _fits(signals: Signals, line: Line, level: int) -> bool:
 
 
 def _trees(signals: Signals, level: int, rows: Sequence[SuiteRow], labelled: bool) -> list[SuiteRow]:
-    """Boosted trees over the summary numbers (without these, all numbers) beside the labels of the same queries.
+    """Boosted trees on the labels of the same queries and the summary numbers (without these, all numbers).
 
-    The baseline has trees too, of what it reads: those of an explanation would otherwise be credited with what trees
-    find in labels alone.
+    The baseline has its own trees, so that those on an explanation get no credit for what trees find in labels.
     """
     known = [Signal("label"), *([Signal("kept", level)] if level > 1 else [])] if labelled else []
     read = dict.fromkeys([*known, *(r.reads[0] for r in rows if len(r.reads) == 1 and not r.reads[0].view)])
     numbers = [s for s in read if _width(signals, s) == 1 and (s.name == "label" or _varies(signals, s))]
     summary = {*known, *(Signal(name, level) for name in (*SUMMARY, *OWN_LABEL))} & {*numbers}
-    chosen = [s for s in numbers if len(summary) == len(known) or s in summary][:MOST_BOOSTED]
+    chosen = [s for s in numbers if len(summary) == len(known) or s in summary][:MAX_BOOSTED]
     if not chosen or (rows and len(chosen) <= len(known)):
         return []
     role: Role = rows[0].role if rows else "label"
@@ -414,15 +411,15 @@ def _compared(signals: Signals) -> bool:
 
 
 def stored_in(signals: Signals, signal: Signal) -> Numbers | None:
-    """The array (models, examples) or (models, examples, k), where it is there."""
+    """The array (models, examples) or (models, examples, k); None if it is missing."""
     return signals.attributions if signal.stored == WHOLE_MAP else signals.values.get(signal.stored)
 
 
 def values_of(signals: Signals, reads: Sequence[Signal]) -> Numbers:
-    """(m, n) or (m, n, k): what a row reads; shares of labels and probabilities as log odds.
+    """(m, n) or (m, n, k) inputs of a row, with shares of labels and probabilities as log odds.
 
     Raises:
-        InputError: it is not there.
+        InputError: the signal is missing.
     """
     if len(reads) > 1:
         columns = [np.asarray(values_of(signals, [one]), dtype=np.float64) for one in reads]
@@ -430,25 +427,25 @@ def values_of(signals: Signals, reads: Sequence[Signal]) -> Numbers:
     (signal,) = reads
     values = stored_in(signals, signal)
     if values is None:
-        raise InputError(f"signal {signal.stored!r} is not there; found {sorted(signals.values)}")
+        raise InputError(f"expected a signal {signal.stored!r}, got {sorted(signals.values)}")
     if signal.name in ("kept", "shares") and signal.level > 1:
         return log_odds(values, signal.level)
     if signal.name in ALL_CLASSES and values.ndim == 3:
         return _as_log_odds(values, signal.level if signal.name == "predictions" else 1)
     if values.ndim == 3 and values.shape[2] == 1 and signal.name not in (WHOLE_MAP, *LABEL_SIGNALS):
-        return values[..., 0]  # one number, however it is written: on the scale of one
+        return values[..., 0]  # treated as one number
     return VIEWS[signal.view](values) if signal.view else values
 
 
 def log_odds(share: Numbers, level: int) -> NDArray[np.float64]:
-    """Log odds of a share of `level` queries, with half a query added to either side."""
+    """Log odds of a share of `level` queries, with half a query added on both sides."""
     count = np.asarray(share, dtype=np.float64) * level
     out: NDArray[np.float64] = np.log((count + 0.5) / (level - count + 0.5))
     return out
 
 
 def _as_log_odds(values: Numbers, queries: int) -> Numbers:
-    """Predictions (m, n, queries * classes) as log odds, where they are probabilities that add up to 1."""
+    """Predictions (m, n, queries * classes) as log odds, if they are probabilities that sum to 1."""
     import torch
 
     from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
@@ -460,13 +457,13 @@ def _as_log_odds(values: Numbers, queries: int) -> Numbers:
 
 
 def _width(signals: Signals, signal: Signal) -> int:
-    """Numbers an example; 0: it is not there."""
+    """Numbers per example; 0 if the signal is missing."""
     values = stored_in(signals, signal)
     return 0 if values is None else 1 if values.ndim == 2 else int(values.shape[2])
 
 
 def _varies(signals: Signals, signal: Signal) -> bool:
-    """Whether a signal is not one number throughout, which would decide nothing."""
+    """Whether a signal is not constant."""
     values = values_of(signals, [signal._replace(view="")])
     first = values[(0, 0, *[0] * (values.ndim - 2))] if values.size else 0
     return any(bool((part != first).any()) for _, _, part in blocks(values)) if values.size else False

@@ -1,11 +1,10 @@
-"""Canaries: does a differentially private training keep the epsilon that it claims, if one record is substituted?
+"""Canaries: whether a differentially private training keeps its claimed epsilon when one record is substituted.
 
-`setting` describes a training; `reference` trains it without noise, to find its target record; `make_canary` makes what
-stands in the record's place in D' (`canary`; inputs of its own by `craft_input`, far ones by `outlier`). Models are
-trained on D and on D', side by side (`batched`) or by anybody's function (`trainer`), and scored;
-`safexplain.verdict.canaries` judges scores.
-`run` goes this way for a setting, `finetuning` for a `DPFineTuner`, `CanaryProbe` for a function. `WhiteBox` watches
-the steps of a training instead.
+`setting` describes a training; `reference` trains it without noise to find the target record; `make_canary` makes its
+substitute in D' (`canary`; far ones by `outlier`). Models are trained on D and on D', side by side (`batched`) or by a
+user's function (`trainer`), and scored; `safexplain.verdict.canaries` judges the scores. `run` does all this for a
+setting, `finetuning` for a `DPFineTuner`, `CanaryProbe` for a function. `WhiteBox` watches the steps of a training
+instead.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`audit_training` is imported when it is asked for: Opacus takes seconds, which the command would pay."""
+    """Import `audit_training` on first use, as importing Opacus takes seconds."""
     if name == "audit_training":
         from safexplain.audit.canaries.finetuning import audit_training
 

@@ -47,7 +47,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LinearHead:
-    """One linear layer."""
+    """Linear heads, many as the rows of one flat tensor.
+
+    theta has the shape (runs, P). A run's parameters are a matrix (out, in + 1) in row-major order whose last column is
+    the bias, or (out, in) without one. Another network with the same attributes and methods can be trained likewise.
+    """
 
     features: int
     classes: int
@@ -58,7 +62,7 @@ class LinearHead:
         check_whole("features", self.features, 1)
         check_whole("classes", self.classes, 2)
         if self.one_logit and self.classes != 2:
-            raise ConfigurationError(f"one_logit is for 2 classes, got {self.classes}")
+            raise ConfigurationError(f"one_logit: expected 2 classes, got {self.classes}")
 
     @property
     def outputs(self) -> int:
@@ -67,12 +71,12 @@ class LinearHead:
 
     @property
     def parameters(self) -> int:
-        """P."""
+        """Number P of parameters."""
         return self.outputs * (self.features + self.bias)
 
     @property
     def numbers_per_row(self) -> int:
-        """Logits, residuals and what is scaled, norms and factors."""
+        """Numbers per row of a batch: logits, residuals, scaled residuals, norms and factors."""
         return 3 * self.outputs + 4
 
     def initial(self, runs: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -80,9 +84,9 @@ class LinearHead:
         return torch.zeros(runs, self.parameters, device=device, dtype=dtype)
 
     def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-        """(runs, P): for each run, sum over the batch of the clipped gradients of each example's cross-entropy.
+        """(runs, P) sums over the batch of the clipped gradients of each example's cross-entropy.
 
-        Rows are the same for all runs; weights (runs, b), or (1, b), are factors on the examples.
+        All runs share the rows; weights (runs, b), or (1, b), are factors on the examples.
         """
         return clipped_sum(self._matrices(theta), rows, weight, clipping).flatten(1)
 
@@ -108,7 +112,7 @@ _BATCHES, _COINS, _NOISE, START = range(4)
 
 
 class KeyedDraws:
-    """Poisson sampling and Gaussian noise, functions of a seed and, but for the batches, of the block of runs."""
+    """Poisson sampling and Gaussian noise, as functions of a seed and, except for batches, of the block of runs."""
 
     def __init__(self, seed: int, block: int, sample_rate: float, steps: int, device: torch.device) -> None:
         self.sample_rate, self.steps = sample_rate, steps
@@ -129,12 +133,12 @@ class KeyedDraws:
         return drawn < self.sample_rate
 
     def noise(self, like: Tensor, std: float) -> Tensor:
-        """Like `like`, of standard deviation `std`."""
+        """Noise of the shape of `like` and standard deviation `std`."""
         return gaussian(like, std, self._noise, float_safe=False)
 
 
 def stream(device: torch.device, *key: int) -> torch.Generator:
-    """A generator that is a function of the numbers of its key."""
+    """A generator that depends only on its key."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
     return torch.Generator(device=device).manual_seed(seed)
 
@@ -148,11 +152,11 @@ class Substitutes:
     on_d: Tensor  # (runs,) bool
 
     def weights(self, coins: Tensor) -> Tensor:
-        """(runs,) -> (runs, 2)."""
+        """(runs,) coins -> (runs, 2) weights of z and z'."""
         return torch.stack([coins & self.on_d, coins & ~self.on_d], 1)
 
     def add(self, total: Tensor, coins: Tensor) -> None:
-        """Nothing."""
+        """Add nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,37 +169,39 @@ class Direction:
     gradients: Tensor  # (runs,): C or -C
 
     def weights(self, coins: Tensor) -> Tensor:
-        """(runs, 0)."""
+        """(runs, 0), as no record is inserted."""
         return coins[:, None][:, :0]
 
     def add(self, total: Tensor, coins: Tensor) -> None:
-        """The gradient in those runs whose coin says so."""
+        """Add the gradient in the runs whose coin is True."""
         total[:, self.coordinate] += self.gradients * coins
 
 
 Inserted = Substitutes | Direction
-"""What joins each run's batch by that run's coin: records `x` with labels `y` behind the others, or a gradient."""
+"""Joins each run's batch by that run's coin: records `x` with labels `y` after the others, or a gradient."""
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
 
 
 class FinishedRuns:
-    """Arrays by the number of a run, or of a block of runs, each in a file of its own as soon as it is there; the key
-    is a digest of all else that they depend on. Without a folder they are kept in memory."""
+    """Arrays by the number of a run, or of a block of runs, each in its own file in the folder (None: in memory).
+
+    The key is a digest of everything else that they depend on.
+    """
 
     def __init__(self, folder: str | Path | None, key: str) -> None:
         self.folder, self._memory = folder, dict[int, Array]()
         self._files, self._key = None if folder is None else FileStore(folder, "finished runs"), key
 
     def load(self, number: int) -> Array | None:
-        """What was saved; None: nothing."""
+        """The stored array, or None."""
         if self._files is None:
             return self._memory.get(number)
         return self._files.load(f"{self._key}-{number}.npz", lambda path: read_arrays(path, "values")["values"])
 
     def save(self, number: int, values: Array) -> None:
-        """All or nothing."""
+        """Store an array atomically."""
         if self._files is None:
             self._memory[number] = values
         else:
@@ -203,9 +209,9 @@ class FinishedRuns:
 
 
 _PARAMETERS = {"cpu": 2**19, "cuda": 2**24}
-"""Parameters of the runs of a block: what a processor's cache holds, or what keeps a GPU busy."""
+"""Parameters of all runs of a block, so that they fit a processor's cache or keep a GPU busy."""
 _NUMBERS = {"cpu": 2**27, "cuda": 2**28}
-"""Numbers that the rows of a batch which are computed together may take, in all runs of a block."""
+"""Most numbers of the rows that are computed together, in all runs of a block."""
 
 
 @dataclass(frozen=True)
@@ -221,41 +227,41 @@ class Block:
 
 
 def blocks_of(runs: int, parameters: int, device: torch.device) -> list[Block]:
-    """Blocks whose size depends on the model and the kind of device alone, as results depend on it."""
+    """Blocks whose size depends only on the model and the kind of device, as results depend on it."""
     size = max(2, _PARAMETERS.get(device.type, _PARAMETERS["cpu"]) // parameters)
     return [Block(i, first, min(first + size, runs)) for i, first in enumerate(range(0, runs, size))]
 
 
 def rows_at_once(runs: int, numbers_per_row: int, device: torch.device) -> int:
-    """How many rows of a batch are computed together for so many runs; at least one, whatever it takes."""
+    """Rows of a batch that are computed together for so many runs, at least one."""
     return max(1, _NUMBERS.get(device.type, _NUMBERS["cpu"]) // (runs * numbers_per_row))
 
 
 Tick = Callable[[float], None]
-"""Called with the share of a block that is done."""
+"""Receives the share of a block that is done."""
 TrainBlock = Callable[[Block, torch.device, Tick], Array]
 
 
 def train_blocks(
     blocks: Sequence[Block], train: TrainBlock, devices: Sequence[torch.device], store: FinishedRuns, progress: Progress
 ) -> list[Array]:
-    """The numbers of each block: those that are not stored are trained in turn on the devices, with a thread for each
-    time that one is named; each is stored when it is finished.
-    """
+    """The arrays of all blocks. Missing ones are trained in turn on the devices, with one thread per entry of
+    `devices`,
+    and stored when finished."""
     found = {block: values for block in blocks if (values := store.load(block.number)) is not None}
     missing = [block for block in blocks if block not in found]
     shares = {block: float(block in found) for block in blocks}
     total, lock = sum(map(len, blocks)), threading.Lock()
 
-    def tell(block: Block, share: float) -> None:
+    def report(block: Block, share: float) -> None:
         with lock:
             shares[block] = share
             progress("training", sum(len(b) * s for b, s in shares.items()), total)
 
     def work(block: Block, device: torch.device) -> None:
-        found[block] = train(block, device, partial(tell, block))
+        found[block] = train(block, device, partial(report, block))
         store.save(block.number, found[block])
-        tell(block, 1.0)
+        report(block, 1.0)
 
     tasks = [delayed(work)(block, devices[i % len(devices)]) for i, block in enumerate(missing)]
     Parallel(min(len(devices), len(missing) or 1), backend="threading")(tasks)
@@ -266,7 +272,7 @@ def train_blocks(
 
 
 TRAINERS = ("safexplain.audit.canaries.batched",)
-"""Modules that train blocks: stored blocks are not used again when their code, or what it imports, has changed."""
+"""Modules that train blocks; stored blocks are discarded when their code, or code that they import, has changed."""
 
 
 def train_runs(
@@ -288,15 +294,15 @@ def train_runs(
     """Train runs on D, with record z = row `canary.target`, and on D', with z' in its place, and score them.
 
     The canary joins each run's batch by that run's own coin, with probability `recipe.sample_rate` at each step. Runs
-    differ in coins, in noise, and in where they start unless `initial` (P,) or (runs, P) says it. All meet one Poisson
-    sample of the other records at a step: the guarantee that is put to the test, and its dominating pair, hold given
-    that sample, and given it runs are independent. The scores are a function of the arguments, of the generator's next
-    number and of the kind of device, not of how many there are: each of `devices`, None for that of x, has a thread of
-    its own. Finished blocks of runs are kept in the folder `cache`. Even runs are on D.
+    differ in coins, in noise and, unless `initial` (P,) or (runs, P) is given, in their start. They share one Poisson
+    sample of the other records at each step: given that sample, runs are independent, and the claimed guarantee and its
+    dominating pair hold. Scores depend on the arguments, on the generator's next number and on the kind of device, but
+    not on the number of `devices` (None: that of x), each of which gets a thread. Finished blocks of runs are stored in
+    the folder `cache`. Even runs are on D.
 
     Raises:
-        InputError: a canary that cannot be used, or weights that diverged.
-        ConfigurationError: too few runs, or steps to score after that there are not.
+        InputError: an unusable canary, or diverged weights.
+        ConfigurationError: too few runs, or `every` out of range.
     """
     if runs < 2:
         raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
@@ -316,7 +322,9 @@ def train_runs(
     places = [torch.device(d) for d in devices or [x.device]]
     kinds = {place.type for place in places}
     if len(kinds) > 1:
-        raise ConfigurationError(f"devices: expected one kind, whose random numbers agree, got {sorted(kinds)}")
+        raise ConfigurationError(
+            f"devices: expected devices of one kind, got {sorted(kinds)}, whose random numbers differ"
+        )
     key = ""
     if cache is not None:
         everything = {**vars(job), "network": [type(network).__name__, vars(network)]}
@@ -329,14 +337,14 @@ def train_runs(
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What all blocks of runs share; the generator's next number is the seed of all randomness.
+    """The part that all blocks of runs share; the generator's next number seeds all randomness.
 
     Raises:
-        InputError, ConfigurationError: a canary that cannot be used.
+        InputError, ConfigurationError: an unusable canary.
     """
 
     network: LinearHead
-    x: Tensor  # (n, d) features of all records, in whose precision is trained; half precision is raised
+    x: Tensor  # (n, d) features of all records, whose precision the training has; half precision is raised
     y: Tensor  # (n,)
     canary: Canary
     recipe: HeadRecipe
@@ -359,7 +367,9 @@ class Job:
             check_records("canary", self.network, canary.x[None], torch.tensor([canary.y]))
             return
         if self.recipe.clipping is None:
-            raise ConfigurationError("a gradient canary is as long as the clipping bound: give the recipe a clipping")
+            raise ConfigurationError(
+                "clipping: a gradient canary is as long as the bound, got None; give the recipe a clipping"
+            )
         if not 0 <= canary.coordinate < self.network.parameters:
             raise InputError(f"coordinate: expected 0 to {self.network.parameters - 1}, got {canary.coordinate}")
         if canary.drift is not None and canary.drift.shape != (self.recipe.steps + 1,):
@@ -388,12 +398,12 @@ class Job:
             if step % every == 0:
                 tick(step / self.recipe.steps)
         if not bool(theta.isfinite().all()):
-            raise InputError("the weights of a run are no longer finite; lower the learning rate")
+            raise InputError("the weights of a run are NaN or infinite: training diverged; lower the learning rate")
 
     def scores(self, theta: Tensor, step: int, start: Tensor) -> Tensor:
         """(runs of the block,), higher on D, from the parameters after a step and before the first.
 
-        A gradient on D moves its parameter down by lr C / B at each step that has it in the batch, on D' up; less the
+        A gradient moves its parameter by lr C / B at each step that samples it, down on D and up on D'. Without the
         drift, scores are centred on 0.
         """
         canary = self.canary
@@ -430,8 +440,8 @@ def steps_of(
 ) -> Iterator[int]:
     """Train theta (runs, P) in place, stopping after each step with its number, from 1.
 
-    All runs share `others`, records without the canary's place, where `inserted` stands. `rows_at_once` are the rows of
-    a batch that are computed together, which bounds the memory.
+    All runs share `others`, the records except the target, which `inserted` replaces. `rows_at_once` rows of a batch
+    are computed together, which bounds the memory.
     """
     runs, records = len(theta), len(others.x)
     rows = others
@@ -466,7 +476,7 @@ def _clipped_sum(
     recipe: HeadRecipe,
     at_once: int,
 ) -> Tensor:
-    """(runs, P) sum over the batch, some rows after the others."""
+    """(runs, P) sum over the batch, `at_once` rows at a time."""
     count, total = len(rows.x) if index is None else len(index), None
     for first in range(0, max(1, count), at_once):
         part = slice(first, first + at_once)

@@ -1,10 +1,10 @@
-"""What a canary is: the target record z, what stands in its place in D', and how a trained model is scored for it.
+"""Canaries, which replace the target record z in D', and the scores of trained models.
 
-The two data sets differ in one record (substitute adjacency): D holds z, D' holds z' instead. Scenarios S2 to S5 of
-arXiv 2511.21804, table 1; scores of its Algorithm 1, line 23, the higher, the more likely the model was trained on D.
-The margin is the logit-scaled confidence of Carlini et al. (2112.03570, VI-A).
+The two data sets differ in one record (substitute adjacency): D holds z, D' holds z' instead. Scenarios are S2 to S5 of
+arXiv 2511.21804, table 1. Scores are those of its Algorithm 1, line 23; a higher score says "trained on D". The margin
+is the logit-scaled confidence of Carlini et al. (2112.03570, VI-A).
 
-`Model` is what canaries are made for: one of the batched networks, or any module through `ModuleNetwork`.
+Canaries are made for a `Model`: a `LinearHead`, or any module through `ModuleNetwork`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from safexplain.errors import InputError
 
 RecordScenario = Literal["crafted", "mislabelled", "natural", "outlier"]
-"""Those in which z' is a record: S3 to S5, and one more."""
+"""Scenarios in which z' is a record: S3 to S5, and the outlier."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientCanary:
     """Gradients +C (D) and -C (D') at one parameter, in place of the gradient of row `target`.
 
-    The drift is what the parameter has moved after step t of a noiseless run without the target, (steps + 1,) with a
-    leading 0; of a training function after the last step alone, (1,); None: not known.
+    The drift is how far the parameter has moved after step t of a noiseless run without the target, (steps + 1,) with a
+    leading 0; for a training function after the last step only, (1,). None: unknown.
     """
 
     target: int
@@ -35,29 +35,29 @@ class GradientCanary:
 
 
 FOR_FUNCTIONS = (
-    'scenario "outlier" finds bugs of a training function of yours; what is described in a file is trained by'
-    " safexplain's own: expected gradient, crafted, mislabelled or natural"
+    'scenario: expected gradient, crafted, mislabelled or natural for this training; "outlier" and "white-box" audit'
+    " your own training function"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class RecordCanary:
-    """A record z' = (x, y) that stands in place of z, row `target`, in D'."""
+    """A record z' = (x, y) that replaces z, row `target`, in D'."""
 
     scenario: RecordScenario
     target: int
     x: Tensor  # of the shape of one record; in scenario "mislabelled" that of z
     y: int  # in scenario "crafted" that of z
-    cosine: float | None = None  # of the gradients of z and z' under the reference model; the lower the better
-    norms: tuple[float, float] | None = None  # of these two gradients, of z first, before clipping
+    cosine: float | None = None  # of the gradients of z and z' under the reference model; lower is better
+    norms: tuple[float, float] | None = None  # of the gradients of z and z', before clipping
 
 
 Canary = GradientCanary | RecordCanary
 
 
 def margins(logits: Tensor, y: int) -> Tensor:
-    """Log of p_y / (1 - p_y), where p is the softmax of the logits (R, outputs), or the sigmoid of one for class 1 of
-    two: (R,)."""
+    """(R,) log of p_y / (1 - p_y), where p is the softmax of the logits (R, outputs), or the sigmoid of a single logit
+    for class 1 of two."""
     outputs = logits.shape[-1]
     if not 0 <= y < max(2, outputs):
         raise InputError(f"label {y}: expected 0 to {max(2, outputs) - 1} for {outputs} outputs; classes count from 0")
@@ -70,12 +70,12 @@ def margins(logits: Tensor, y: int) -> Tensor:
 def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, scenario: RecordScenario) -> Tensor:
     """Scores (R,) of R models for a record canary, higher on D, from logits (R, outputs) at z and at z'.
 
-    Mislabelled: the logit of y minus that of y' at the input that z and z' share; otherwise the margin at z
-    minus the margin at z'. InputError: labels out of range.
+    In scenario "mislabelled" the logit of y minus that of y' at the shared input, otherwise the margin at z minus the
+    margin at z'. InputError: labels out of range.
     """
     if scenario == "mislabelled":
         if y == y_canary:
-            raise InputError(f"a mislabelled canary has another label than its target, got {y} for both")
+            raise InputError(f"mislabelled canary: expected another label than that of its target, got {y} for both")
         if logits_z.shape[1] == 1:
             return margins(logits_z, y)
         if not (0 <= y < logits_z.shape[1] and 0 <= y_canary < logits_z.shape[1]):
@@ -85,22 +85,22 @@ def record_scores(logits_z: Tensor, logits_c: Tensor, y: int, y_canary: int, sce
 
 
 class Model(Protocol):
-    """A classifier whose parameters are one flat tensor: one of `batched.networks`, or a `ModuleNetwork`."""
+    """A classifier whose parameters are one flat tensor: a `LinearHead` or a `ModuleNetwork`."""
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """Number of classes."""
 
     @property
     def parameters(self) -> int:
-        """P."""
+        """Number P of parameters."""
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
         """Theta (1, P) and x (n, ...) -> (1, n, outputs)."""
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """Half precision raised to float32, anything else as it is."""
+    """Half precision converted to float32; others unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -112,7 +112,7 @@ def check_data(network: Model, x: Tensor, y: Tensor) -> None:
 
 
 def check_records(name: str, network: Model, x: Tensor, y: Tensor) -> None:
-    """Raise InputError unless these are records that a network takes: finite x (n, ...) and class indices y (n,)."""
+    """Raise InputError unless a network accepts these records: finite x (n, ...) and class indices y (n,)."""
     if x.dim() < 2 or not x.numel():
         raise InputError(f"{name}: expected x of shape (n, ...) with at least one record, got {tuple(x.shape)}")
     features = getattr(network, "features", None)
@@ -121,7 +121,7 @@ def check_records(name: str, network: Model, x: Tensor, y: Tensor) -> None:
     if x.is_floating_point() and not bool(x.isfinite().all()):
         rows = (~x.flatten(1).isfinite().all(1)).nonzero()
         raise InputError(
-            f"{name}: x must be finite, got NaN or infinity in {len(rows)} of {len(x)} records, the first is row"
+            f"{name}: expected finite x, got NaN or infinity in {len(rows)} of {len(x)} records, first in row"
             f" {int(rows[0])}; remove or impute them"
         )
     if y.shape != x.shape[:1] or y.is_floating_point() or y.dtype == torch.bool:
@@ -134,6 +134,6 @@ def check_records(name: str, network: Model, x: Tensor, y: Tensor) -> None:
 
 
 def check_target(target: int, n: int) -> None:
-    """Raise InputError unless it is a row."""
+    """Raise InputError unless `target` is a row."""
     if not 0 <= target < n:
         raise InputError(f"target: expected a row from 0 to {n - 1}, got {target}")

@@ -1,7 +1,6 @@
-"""Canaries for what a `DPFineTuner` would train, through the very code that it trains with.
+"""Canaries for the training of a `DPFineTuner`, through its own `fit`.
 
-The training function that the white box watches, and that canaries train again and again, is the tuner's own `fit`. Of
-a frozen backbone the features are computed once.
+The features of a frozen backbone are computed once.
 """
 
 from __future__ import annotations
@@ -41,38 +40,39 @@ def audit_training(
     progress: Progress = silent,
     **how: Any,
 ) -> CanaryResult | WhiteBoxResult:
-    """Put a tuner's guarantee to the test: watch its steps, or train many times, half of the times with one record
-    substituted.
+    """Test a tuner's guarantee: watch its steps, or train many times, half of them with one record substituted.
 
     Args:
-        tuner: whose model, data, plan and options are taken.
-        scenario: "white-box" watches the tuner's steps (`WhiteBox`); of the other arguments, `seed` and `progress` are
-            used. The others go through the tuner's own training, once for each run: "crafted", "mislabelled",
-            "natural" and "outlier" replace a record (with `groups=`, one of a person), "gradient" a record's gradient,
-            in mode "hooks" or "functorch". Of a head on a frozen backbone the records are its features. None: crafted
-            for a head, otherwise mislabelled.
-        auxiliary: (x, y) of records that are not trained on, for "natural".
-        runs: models, half for each data set; a thousand can show an epsilon of about 8 where 10 is true.
+        tuner: its model, data, plan and options are used.
+        scenario: "white-box" watches the tuner's steps (`WhiteBox`) and uses only `seed` and `progress`. The other
+            scenarios train once per run: "crafted", "mislabelled", "natural" and "outlier" replace a record (with
+            `groups=`, one of a person), "gradient" a record's gradient, in mode "hooks" or "functorch". For a head on a
+            frozen backbone, records are its features. None: crafted for a head, otherwise mislabelled.
+        auxiliary: (x, y) records outside the training data, for "natural".
+        runs: models, half for each data set; a thousand can show an epsilon of about 8 if 10 is true.
         seed: of everything random in the audit.
-        cache: folder for features and finished runs, from which an interrupted audit goes on.
-        progress: told stage, done and total.
+        cache: folder for features and finished runs, from which an interrupted audit resumes.
+        progress: called with stage, done and total.
         how: `target`, `workers`, `method`, `threshold` and `confidence` of `CanaryProbe`.
 
     Raises:
-        ConfigurationError, InputError: as `DPFineTuner.fit`; or a scenario that the model does not allow.
+        ConfigurationError, InputError: as `DPFineTuner.fit`, or the model does not allow the scenario.
     """
     budget, model, version = tuner.plan.budget, tuner.prepared(), _version(tuner)
     adjacency = "add_remove" if budget.adjacency == "zero_out" else budget.adjacency
     claim = Claim(tuner.plan.phase(), budget.delta, adjacency=adjacency)
     name = None if scenario is None else scenario_of(scenario)
     if name == "worst-case":
-        raise ConfigurationError("worst-case: nothing of this training is in it; see safexplain.audit.canaries.run")
+        raise ConfigurationError(
+            "scenario: expected one that uses this training, got worst-case, which needs none; see"
+            " safexplain.audit.canaries.run"
+        )
     head = has_closed_form(model, tuner.records, tuner.config)
     if name == "gradient" and (head or tuner.persons is not None):
-        why = "a head is trained in closed form" if head else "it clips gradients of persons"
+        why = "it trains a head in closed form" if head else "it clips gradients of persons"
         raise ConfigurationError(
-            f'gradient: this training has none of single records, as {why}; "white-box" sees its steps, and'
-            ' "mislabelled" replaces a record'
+            f'gradient: this training has no gradients of single records, as {why}; take "white-box", which watches its'
+            ' steps, or "mislabelled", which replaces a record'
         )
     if head:
         tuner, auxiliary = _on_features(tuner, model, auxiliary, cache)
@@ -96,7 +96,7 @@ def audit_training(
 def _on_features(
     tuner: DPFineTuner, model: nn.Module, auxiliary: tuple[Tensor, Tensor] | None, cache: str | Path | None
 ) -> tuple[DPFineTuner, tuple[Tensor, Tensor] | None]:
-    """The same training of the head alone, on the features of the records, and the features of the others."""
+    """The training of the head alone, on the features of the records, and the features of the auxiliary records."""
     assert isinstance(tuner.records, InMemory)
     folder = None if cache is None else Path(cache) / "features"
     problem = head_problem(model, tuner.records, tuner.plan, tuner.config, cache=folder)
@@ -109,13 +109,13 @@ def _on_features(
 
 
 def _version(tuner: DPFineTuner) -> str:
-    """Names what is trained and how; optimizer and loss by their source where they are functions."""
+    """A description of the training for the cache; functions among optimizer and loss count by their source."""
     config = tuner.config
     try:
         functions = digest(config.optimizer, config.loss)
     except Undigestable as reason:
         raise ConfigurationError(
-            f"optimizer or loss cannot be told from others ({reason}), so that finished runs could be mistaken; leave"
+            f"cache: optimizer or loss cannot be digested ({reason}), so finished runs could belong to another; leave"
             " cache out"
         ) from None
     whose = [] if tuner.persons is None else [tuner.persons.digest()]

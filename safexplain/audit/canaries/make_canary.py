@@ -37,7 +37,7 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
 _RECORDS = 128
-"""Tried as starts of a crafted input."""
+"""Records tried as starts of a crafted input."""
 
 
 def make_canary(
@@ -50,7 +50,8 @@ def make_canary(
     auxiliary: tuple[Tensor, Tensor] | None = None,
     generator: torch.Generator | None = None,
 ) -> Canary:
-    """The canary of a scenario for the reference's target record z; a record has cosine and norms of the gradients.
+    """The canary of a scenario for the reference's target record z; record canaries carry cosine and norms of
+    gradients.
 
     | scenario | z' |
     |---|---|
@@ -60,11 +61,11 @@ def make_canary(
     | natural | the auxiliary record whose gradient opposes z's most |
     | outlier | a record far from all others, under another label |
 
-    The generator draws these places, and the records that "crafted" tries as starts; None: the first ones.
+    The generator draws the records that "crafted" tries as starts; None: the first ones.
 
     Raises:
-        ConfigurationError: a scenario that has none.
-        InputError: data that cannot be used, or no auxiliary records for "natural".
+        ConfigurationError: a scenario without a canary.
+        InputError: unusable data, or no auxiliary records for "natural".
     """
     if scenario not in ("gradient", *get_args(RecordScenario)):
         raise ConfigurationError(
@@ -88,7 +89,9 @@ def make_canary(
     if scenario == "natural":
         return _natural(target, reference.target, auxiliary)
     if not x.is_floating_point():
-        raise InputError(f"a crafted input needs inputs of real numbers, got {x.dtype}; make it on their embeddings")
+        raise InputError(
+            f"crafted input: expected floating-point x, got {x.dtype}; craft it on embeddings of the inputs"
+        )
     order = torch.arange(len(x)) if generator is None else torch.randperm(len(x), generator=generator, device=x.device)
     norm = max(target.norm, reference.bound or 0.0)
     made = craft_input(target, Box(x.amin(0), x.amax(0)), x[order[:_RECORDS]], norm=norm)
@@ -103,11 +106,11 @@ def _mislabelled(target: Target, row: int) -> RecordCanary:
 
 
 def _natural(target: Target, row: int, auxiliary: tuple[Tensor, Tensor] | None) -> RecordCanary:
-    """Algorithm 5, all records at once or in pieces."""
+    """Algorithm 5, all records at once or in blocks."""
     if auxiliary is None:
         raise InputError(
-            'scenario "natural" picks from records that are not in the data: give auxiliary=(x, y), or craft another'
-            " scenario"
+            'auxiliary: scenario "natural" needs records that are not in the data, got None; give auxiliary=(x, y), or'
+            " take another scenario"
         )
     x, y = auxiliary
     check_records("auxiliary", target.network, x, y)
@@ -138,30 +141,30 @@ class Box:
 
     @property
     def width(self) -> Tensor:
-        """Of each feature."""
+        """Width of each feature's range."""
         return self.high - self.low
 
     def project(self, x: Tensor) -> Tensor:
-        """(n, ...) to the nearest inputs inside."""
+        """(n, ...) nearest inputs inside."""
         return torch.minimum(torch.maximum(x, self.low), self.high)
 
     def corners(self, x: Tensor, weights: Tensor) -> Tensor:
         """The corners that minimise x . c - w / 2 ||c||^2 for each weight w: (len(weights), ...).
 
-        From the corner opposite to x they lead to the one farthest from 0.
+        They range from the corner opposite to x to the one farthest from 0.
         """
         w = weights.view(-1, *[1] * x.dim()) / 2
         return torch.where(x * self.low - w * self.low**2 <= x * self.high - w * self.high**2, self.low, self.high)
 
 
 _NUMBERS = 2**24
-"""Numbers of gradients that are held together."""
+"""Numbers of gradients held at a time."""
 
 
 def gradients(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Theta (P,), x (n, ...) and y (n,) -> (n, P) gradients of each record's cross-entropy, differentiable in x.
+    """(n, P) gradients of each record's cross-entropy at theta (P,), for x (n, ...) and y (n,), differentiable in x.
 
-    Record by record for models that vmap refuses.
+    Computed record by record if vmap refuses the model.
     """
 
     def loss_of(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -183,7 +186,7 @@ def gradients(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Similarity(NamedTuple):
-    """Of the gradients of n records to that of the target."""
+    """Similarity of the gradients of n records to that of the target."""
 
     cosine: Tensor  # (n,); 0 where a gradient is 0
     norm: Tensor  # (n,) of the gradients of the n records
@@ -200,12 +203,12 @@ class Target:
 
     @property
     def norm(self) -> float:
-        """Of the gradient of z."""
+        """Norm of the gradient of z."""
         return float(self.to_all(self.x[None], self.label[None]).norm)
 
     @property
     def label(self) -> Tensor:
-        """() long."""
+        """The label as a () long tensor."""
         return torch.tensor(self.y, device=self.x.device)
 
     def to(self, x: Tensor, y: Tensor) -> Similarity:
@@ -217,30 +220,30 @@ class Target:
         return Similarity(dots[1:] / (norms[0] * norms[1:]), norms[1:])
 
     def to_all(self, x: Tensor, y: Tensor) -> Similarity:
-        """The same in pieces, for many records; not differentiable."""
+        """The same for many records, in blocks; not differentiable."""
         size = max(1, _NUMBERS // self.network.parameters)
         with torch.no_grad():
-            pieces = [self.to(*piece) for piece in zip(torch.split(x, size), torch.split(y, size), strict=True)]
-        return Similarity(torch.cat([p.cosine for p in pieces]), torch.cat([p.norm for p in pieces]))
+            parts = [self.to(*part) for part in zip(torch.split(x, size), torch.split(y, size), strict=True)]
+        return Similarity(torch.cat([p.cosine for p in parts]), torch.cat([p.norm for p in parts]))
 
 
 _SCALES = 64
 _STEPS = 200
-"""Of Adam."""
+"""Steps of Adam."""
 _RATE = 0.02
-"""Of Adam, in widths of a feature."""
+"""Learning rate of Adam, in widths of a feature."""
 _STARTS = 4
-"""Inputs that are descended from."""
+"""Number of starts of the descent."""
 
 
 def loss(found: Similarity, norm: float) -> Tensor:
-    """Cosine plus squared relative difference of the norm from the one that is wanted: (n,)."""
+    """(n,) cosine plus squared relative difference from the wanted norm."""
     return found.cosine + (found.norm / norm - 1).square()
 
 
 def craft_input(target: Target, within: Box, records: Tensor, *, norm: float) -> Tensor:
-    """The input within the box with the least loss that projected Adam reaches, from the best of many inputs, records
-    (k, ...) of the data among them; its gradient is to have this norm."""
+    """The input within the box with the least loss by projected Adam, started from the best of many inputs, including
+    records (k, ...) of the data; the loss asks for a gradient of this norm."""
     tried = _candidates(target.x, within, records)
     losses = loss(target.to_all(tried, target.label.expand(len(tried))), norm)
     chosen = losses.topk(min(_STARTS, len(tried)), largest=False).indices

@@ -1,7 +1,7 @@
-"""What the adversary of a canary knows beforehand: trainings of their own, without noise, on the same data.
+"""Reference trainings of the canary's adversary: without noise, on the same data.
 
-Algorithms 2 to 5 of arXiv 2511.21804: a training without clipping finds the record that the model is least sure of and
-the parameters under which gradients are compared; one with clipping finds the parameter that moves least.
+Algorithms 2 to 5 of arXiv 2511.21804: a training without clipping finds the record with the least confidence and the
+parameters at which gradients are compared; one with clipping finds the parameter that moves least.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from safexplain.audit.canaries.canary import Model, at_least_single
 from safexplain.dp.heads.closed_form import HeadRecipe, Rows, common_batches
 from safexplain.errors import InputError
 
-__all__ = ["Reference", "least_sure", "reference", "true_class_probability"]
+__all__ = ["Reference", "least_confident", "reference", "true_class_probability"]
 
-_LOOKS = 100
-"""How often, about, the confidence is read in a training."""
+_READS = 100
+"""Approximate number of times that the confidence is computed in a training."""
 _ROWS = 2**14
-"""Records whose confidence is read together."""
+"""Records whose confidence is computed together."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What the reference trainings found."""
+    """Results of the reference trainings."""
 
     theta: Tensor  # (P,) at the end of the training without clipping
-    target: int  # row of the record whose true class had the least probability, on average over that training
-    confidence: Tensor  # (n,) that average for each record
+    target: int  # row of the record with the least mean probability of its true class over that training
+    confidence: Tensor  # (n,) that mean for each record
     bound: float | None = None  # clipping bound C of the recipe
     movement: Tensor | None = None  # (P,) sum over the clipped training's steps of how far each parameter moved
     drift: Tensor | None = None
-    """(steps + 1,) what the parameter that moves least has moved by after each step of that training; None: not asked
-    for, or by Adam, whose steps are as long as without noise only where there is none."""
+    """(steps + 1,) how far the parameter that moves least has moved after each step of that training; None: not
+    computed,
+    or under Adam, whose step lengths depend on the noise."""
 
     @property
     def least_moving(self) -> int:
@@ -57,16 +58,16 @@ def reference(
     movement: bool = True,
     progress: Progress = silent,
 ) -> Reference:
-    """Train without noise, once as it is and once with clipping, with the recipe's optimizer, batches and steps.
+    """Train without noise, once without and once with clipping, with the recipe's optimizer, batches and steps.
 
-    The clipped training, which only a gradient canary needs (`movement`), leaves the target out: its gradient is not
-    there in D and D' of such a canary. InputError: the parameters diverged.
+    The clipped training, which only a gradient canary needs (`movement`), excludes the target, as that canary replaces
+    its gradient. InputError: the parameters diverged.
     """
     x, y = at_least_single(x), y.long()
     start = network.initial(1, generator, x.device, x.dtype) if initial is None else initial.to(x).reshape(1, -1)
     rows = Rows.of(x, y, bias=network.bias)
 
-    every, theta = max(1, recipe.steps // _LOOKS), start
+    every, theta = max(1, recipe.steps // _READS), start
     confidence = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for step, theta in enumerate(_training(network, rows, replace(recipe, clipping=None), start, None, generator), 1):
         progress("reference", step, recipe.steps)
@@ -77,12 +78,14 @@ def reference(
         theta[0], int(confidence.argmin()), confidence, None if recipe.clipping is None else recipe.clipping.bound
     )
     if not bool(theta.isfinite().all()):
-        raise InputError("the parameters of the reference training are no longer finite; lower the learning rate")
+        raise InputError(
+            "the parameters of the reference training are NaN or infinite: it diverged; lower the learning rate"
+        )
     return _moved(network, rows, recipe, start, found, generator, progress) if movement else found
 
 
 def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Probability of the true class of each record under one model, theta (1, P): (n,) float64."""
+    """(n,) float64 probability of each record's true class under one model, theta (1, P)."""
     found = []
     for inputs, labels in zip(torch.split(x, _ROWS), torch.split(y, _ROWS), strict=True):
         with torch.no_grad():
@@ -93,8 +96,8 @@ def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) 
     return torch.cat(found)
 
 
-def least_sure(confidence: Tensor, y: Tensor) -> dict[int, int]:
-    """Class -> row of its record with the least confidence (n,), of which NaN is least; the rarest class first."""
+def least_confident(confidence: Tensor, y: Tensor) -> dict[int, int]:
+    """Class -> row of its record with the least confidence (n,), NaN being least; the rarest class first."""
     order = torch.where(confidence.isnan(), -torch.inf, confidence)
     classes, counts = torch.unique(y, return_counts=True)
     rarest = counts.argsort(stable=True)
@@ -110,7 +113,7 @@ def _moved(
     generator: torch.Generator,
     progress: Progress,
 ) -> Reference:
-    """With the movement and the drift; the training runs twice, as all steps of all parameters can be too much."""
+    """The reference with movement and drift; trains twice, as all parameters at all steps may not fit into memory."""
     state, movement, before = generator.get_state(), torch.zeros_like(start[0]), start[0].clone()
     for step, theta in enumerate(_training(network, rows, recipe, start, found.target, generator), 1):
         progress("movement", step, recipe.steps)
@@ -128,14 +131,14 @@ def _moved(
 
 
 def _training(
-    network: LinearHead, rows: Rows, recipe: HeadRecipe, start: Tensor, left_out: int | None, generator: torch.Generator
+    network: LinearHead, rows: Rows, recipe: HeadRecipe, start: Tensor, excluded: int | None, generator: torch.Generator
 ) -> Iterator[Tensor]:
     """The parameters (1, P) after each step of a training without noise, one tensor that changes in place."""
     theta = start.clone()
     update = recipe.make_update(theta)
     members = torch.ones(1, len(rows.x), dtype=torch.bool, device=rows.x.device)
-    if left_out is not None:
-        members[0, left_out] = False
+    if excluded is not None:
+        members[0, excluded] = False
     for index, weight in common_batches(recipe.sample_rate, members, recipe.steps, generator):
         batch = rows if index is None else rows.take(index)
         total = network.clipped_sum(theta, batch, weight, recipe.clipping)

@@ -1,7 +1,7 @@
-"""From a setting and a scenario to a verdict: make the canary, train the runs on D and on D', count, judge.
+"""The audit of a setting: make the canary, train runs on D and on D', and judge their scores.
 
-`run_canaries` trains many models (arXiv 2511.21804, algorithm 1). Its scenario S1 is the worst pair of data sets, in
-which the record's gradient is +C, its canary's -C, and all others are 0: nothing has to be trained for it.
+`run_canaries` trains many models (arXiv 2511.21804, algorithm 1). Scenario S1, the worst pair of data sets, needs no
+training: the record's gradient is +C, its canary's -C, and all others are 0.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from safexplain.verdict.stats.lower_bounds import BoundMethod
 __all__ = ["Threshold", "canary_for", "run_canaries", "scores_of", "worst_case_scores"]
 
 Threshold = float | Literal["auto", "split"]
-"""A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 where the scores on D and D' lie on
-either side of it by construction (worst-case; gradient with SGD, whose drift is known), otherwise "split"."""
+"""A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 if the scores on D and D' are centred on 0
+by construction (worst-case; gradient with SGD, whose drift is known), otherwise "split"."""
 
 
 def run_canaries(
@@ -57,24 +57,24 @@ def run_canaries(
     """Audit a training under substitution (arXiv 2511.21804, algorithm 1).
 
     Args:
-        setting: what is trained, on what, and what it claims.
+        setting: the data, the training and its claim.
         scenario: name or number of `safexplain.verdict.canaries.claim.SCENARIOS`.
         runs: models on D and D' together, half on each.
-        every: audit after each so many steps, too; None: the released model only.
+        every: also audit after every so many steps; None: the released model only.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: above which a run is said to be on D.
+        threshold: scores above it predict D.
         confidence: of each bound.
-        canary: one of your own; None: crafted.
-        target: row that it stands in for; None: the record of whose label the model is least sure.
+        canary: your own; None: it is made.
+        target: row that it replaces; None: the record with the least confident label.
         seed: of everything random.
-        device: where to train.
-        devices: several, which share the runs; goes before `device`. One processor shares them among its threads.
-        cache: folder for finished pieces of runs, from which a run is taken up.
-        progress: told how far it is.
+        device: to train on.
+        devices: several that share the runs, instead of `device`. One processor shares them among its threads.
+        cache: folder for finished blocks of runs, from which an interrupted audit resumes.
+        progress: called after each step.
 
     Raises:
         ConfigurationError: an unknown scenario or method, or too few runs.
-        InputError: data that cannot be trained on, or no auxiliary records for the natural canary.
+        InputError: unusable data, or no auxiliary records for the natural canary.
     """
     name, threshold = scenario_of(scenario), checked_threshold(threshold)
     check_method(method, confidence, setting.claim)
@@ -107,8 +107,7 @@ def scores_of(
     cache: str | Path | None = None,
     progress: Progress = silent,
 ) -> Scores:
-    """Train runs on these devices; blocks side by side use a processor's cores better than threads of single operations
-    do."""
+    """Train runs on these devices. On a processor, blocks run in parallel, with one thread each."""
     if len(places) == 1 and places[0].type == "cpu":
         places = [*places] * torch.get_num_threads()
     threads = torch.get_num_threads()
@@ -133,7 +132,7 @@ def canary_for(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Canary:
-    """The canary of a scenario that needs one, on the setting's device; other arguments as for `run_canaries`."""
+    """The canary of a scenario, on the setting's device; other arguments as for `run_canaries`."""
     if target is not None:
         check_target(target, len(setting.x))
     progress("crafting", 0, 1)
@@ -154,20 +153,22 @@ def canary_for(
 def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, rng: np.random.Generator) -> Scores:
     """The sum of all noisy gradients after so many steps, in units of C.
 
-    Nothing has to be trained: after t steps the sum is +k or -k, k ~ Binomial(t, q), plus N(0, t sigma^2). The paper
-    scores it by the log-likelihood ratio of the two mixtures (arXiv 2511.21804, equation 3), which rises with the sum,
-    so that both order the runs alike. The adversary sees the sum, not the single gradients: for q < 1 the exact epsilon
-    of the sum is a little below the accountant's (9.81 for 10 at q = 1/16, 500 steps). Half of the runs are on D; with
-    `every`, they are looked at after each so many steps, too.
+    No training is needed: after t steps the sum is +k or -k, k ~ Binomial(t, q), plus N(0, t sigma^2). The paper's
+    score, the log-likelihood ratio of the two mixtures (arXiv 2511.21804, equation 3), rises with the sum and so orders
+    runs alike. The adversary sees the sum, not the single gradients: for q < 1 the exact epsilon of the sum is a little
+    below the accountant's (9.81 for 10 at q = 1/16, 500 steps). Half of the runs are on D; with `every`, sums after
+    every so many steps are returned too.
     """
     if runs < 4 or runs % 2:
-        raise ConfigurationError(f"runs: expected an even number from 4 on, half for D and half for D'; got {runs}")
+        raise ConfigurationError(f"runs: expected an even number of at least 4, half for D and half for D'; got {runs}")
     if mechanism.noise_multiplier == 0 or mechanism.steps == 0:
-        raise ConfigurationError("the worst case needs noise and at least one step: without them nothing is claimed")
+        raise ConfigurationError(
+            "mechanism: expected noise and at least one step for the worst case; without them there is no claim"
+        )
     if mechanism.sampling == "fixed-size":
-        raise ConfigurationError('the worst case of sampling="fixed-size" is another one; expected "poisson"')
+        raise ConfigurationError('mechanism: expected sampling="poisson" for the worst case, got "fixed-size"')
     if every is not None and every < 1:
-        raise ConfigurationError(f"every: expected a number of steps from 1 on, got {every}")
+        raise ConfigurationError(f"every: expected at least 1 step, got {every}")
     steps = (*(() if every is None else range(every, mechanism.steps, every)), mechanism.steps)
     sums = np.zeros((2, runs // 2))
     found = np.empty((len(steps), 2, runs // 2))
@@ -180,7 +181,7 @@ def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, 
 
 
 def checked_threshold(threshold: Any) -> Threshold:
-    """The threshold, if it is "auto", "split" or a finite number, also as a text; otherwise ConfigurationError."""
+    """The threshold as "auto", "split" or a finite number, which may come as text; otherwise ConfigurationError."""
     if isinstance(threshold, str):
         if threshold in ("auto", "split"):
             return "split" if threshold == "split" else "auto"
@@ -190,7 +191,7 @@ def checked_threshold(threshold: Any) -> Threshold:
 
 
 def fixed_threshold(threshold: Threshold, canary: Canary | None) -> float | None:
-    """What was fixed beforehand; None: to be chosen on some of the runs."""
+    """The threshold fixed beforehand; None: it is chosen on some of the runs."""
     if threshold == "auto":
         centred = canary is None or (isinstance(canary, GradientCanary) and canary.drift is not None)
         return 0.0 if centred else None
@@ -198,6 +199,6 @@ def fixed_threshold(threshold: Threshold, canary: Canary | None) -> float | None
 
 
 def generator_of(seed: int, purpose: str, device: torch.device | str) -> torch.Generator:
-    """A generator of its own for each purpose, so that crafting and training share no draws."""
+    """A separate generator per purpose, so that crafting and training share no draws."""
     digest = hashlib.sha256(f"canaries {purpose} {seed}".encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))

@@ -1,8 +1,8 @@
-"""A training with DP whose runs can be computed side by side: a linear head on fixed features.
+"""A DP training whose runs can be computed side by side: a linear head on fixed features.
 
-The presets have paper C's sizes on made-up data, to try the audit without any file of one's own. Their features are
-Gaussian around a mean a class, of the length that features of image and text encoders have: what is audited is the
-training, and the gradient canary of a training does not depend on what its other records are.
+The presets have paper C's sizes on synthetic data, to try the audit without your own files. Their features are Gaussian
+around a mean per class, with the length of features of image and text encoders; a gradient canary does not depend on
+the other records.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["PRESETS", "Setting", "preset"]
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Data, network, training and what the training is said to keep.
+    """Data, network, training and the claim of the training.
 
     Args:
         name: for readers.
         x: (n, d) floating-point features, as the training sees them.
         y: (n,) class indices.
         recipe: of the training.
-        claim: its mechanism has the sample rate and the steps of `recipe`; its noise multiplier is trained with.
-        auxiliary: (x, y) of records that are not trained on, from which the natural canary is chosen.
-        initial: (P,) where all runs start, a row of weights and its bias after the other; None: zeros.
+        claim: its mechanism has the sample rate and steps of `recipe`, and the noise multiplier of the training.
+        auxiliary: (x, y) records outside the training data, from which the natural canary is chosen.
+        initial: (P,) initial parameters of all runs, each row of weights followed by its bias; None: zeros.
 
     Raises:
         ConfigurationError: recipe and claim contradict each other.
@@ -66,36 +66,36 @@ class Setting:
         m = self.mechanism
         if (m.sample_rate, m.steps) != (self.recipe.sample_rate, self.recipe.steps) or m.sampling == "fixed-size":
             raise ConfigurationError(
-                f"claim: expected the mechanism that is trained, {self.recipe.steps} steps with Poisson batches at"
+                f"claim: expected the mechanism of the recipe, {self.recipe.steps} steps with Poisson batches at"
                 f" sample rate {self.recipe.sample_rate:g}; got {m}"
             )
         if self.recipe.clipping is None:
-            raise ConfigurationError("a training without clipping makes no claim: give the recipe a clipping")
+            raise ConfigurationError("recipe: expected a clipping, without which there is no claim; got None")
 
     @property
     def mechanism(self) -> Steps:
-        """The claim's, which is what is trained.
+        """The mechanism of the claim and of the training.
 
         Raises:
-            ConfigurationError: the claim names none.
+            ConfigurationError: the claim has none.
         """
         if self.claim.mechanism is None:
-            raise ConfigurationError("claim: expected one with the mechanism, which is what is trained")
+            raise ConfigurationError("claim: expected one with a mechanism, got none; give Claim(Steps(...), delta)")
         return self.claim.mechanism
 
     @cached_property
     def network(self) -> LinearHead:
-        """What is trained."""
+        """The trained network."""
         return LinearHead(self.x.shape[1], self.recipe.classes, self.recipe.bias, self.recipe.one_logit)
 
     def to(self, device: torch.device | str) -> Setting:
-        """The same with its data on a device."""
+        """The setting with its data on a device."""
         auxiliary = None if self.auxiliary is None else (self.auxiliary[0].to(device), self.auxiliary[1].to(device))
         initial = None if self.initial is None else self.initial.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), auxiliary=auxiliary, initial=initial)
 
     def describe(self) -> Mapping[str, Any]:
-        """What was trained on what, plain values by name."""
+        """Description of the training and data as plain values by name."""
         r, m = self.recipe, self.mechanism
         return {
             "name": self.name,
@@ -113,11 +113,11 @@ class Setting:
 DELTA = 1e-5
 
 AUXILIARY = 500
-"""Records beside the data, for the natural canary."""
+"""Records outside the data, for the natural canary."""
 
 
 class Preset(NamedTuple):
-    """A row of the table; the rest as in arXiv 2511.21804, table A1."""
+    """A row of the table; other values are those of arXiv 2511.21804, table A1."""
 
     summary: str
     records: int
@@ -137,7 +137,7 @@ PRESETS = {
 }  # fmt: skip
 
 EPSILON, RATE, STEPS, CLIP = 10.0, 0.25, 500, 2.0
-"""Of all presets: for a substituted record, to which the noise is calibrated; sample rate, steps and clipping bound."""
+"""Of all presets: epsilon under substitution, to which the noise is calibrated; sample rate, steps, clipping bound."""
 
 
 def preset(name: str) -> Setting:
@@ -148,7 +148,7 @@ def preset(name: str) -> Setting:
     """
     if name not in PRESETS:
         known = "; ".join(f"{key}: {row.summary}" for key, row in PRESETS.items())
-        raise ConfigurationError(f"preset: {name!r} is unknown; there are {known}")
+        raise ConfigurationError(f"preset: expected one of {known}; got {name!r}")
     row = PRESETS[name]
     recipe = HeadRecipe(
         classes=row.classes,

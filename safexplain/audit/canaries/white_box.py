@@ -1,18 +1,18 @@
-"""The white box: the steps of a training are watched, one by one, and what the mechanism promises is checked in each.
+"""The white box: watches each step of a training and checks that it follows the claimed mechanism.
 
-A training by DP-SGD with seeded randomness is a function of its data and of what is released in each step, the clipped
-sum plus noise. So the same seeds are run on neighbouring data sets, and in every step the later runs are given what the
-first one released (*replayed*): all of them then go through the same models, and
+DP-SGD with seeded randomness is a function of its data and of the released sums, clipped sum plus noise, of its steps.
+So the same seeds are run on neighbouring data sets, and later runs receive the released sums of the first (they are
+*replayed*). All runs then go through the same models, and
 
-- what a record adds to the sum of a step is seen directly, as the difference of two sums of the same model;
-- noise and batches must be the same in both, as they may not depend on what records contain;
-- the model that is returned must be the same, as it may depend on the records through the released sums alone: not by
-  buffers, by the optimizer's state, by its start, by a learning rate or a checkpoint chosen on the records, nor by what
-  is done after the last step.
+- the difference of two sums at the same model shows directly what a record adds to the sum of a step;
+- noise and batches must be the same in both, as they may not depend on the content of records;
+- the returned model must be the same, as it may depend on records only through the released sums: not through buffers,
+  the optimizer's state, its start, a learning rate or checkpoint chosen on the records, or anything after the last
+  step.
 
-Trainings with other seeds show how large the noise is, how it is distributed, and how batches are drawn. Nothing is
-assumed of the loop but that it hands over its steps. An optimizer of Opacus or `safexplain.dp` does so by itself; a
-hand-written loop takes a third argument, and adds its noise by `step(clipped, noise, batch)`.
+Trainings with other seeds show the size and distribution of the noise, and how batches are drawn. The loop only has to
+pass on its steps. An optimizer of Opacus or `safexplain.dp` does so by itself; a hand-written loop takes a third
+argument and adds its noise by `step(clipped, noise, batch)`.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ __all__ = ["WhiteBox", "add_noise"]
 Array = NDArray[np.float64]
 Step = Callable[[Any, Any, Any], Any]
 
-STEPS_SEEN = 400
-"""Steps of all trainings together, at least, from which the noise and the batches are judged."""
+MIN_STEPS = 400
+"""Fewest steps, over all trainings, by which noise and batches are judged."""
 
-FEWEST, MOST = 3, 60
-"""Trainings with seeds of their own."""
+MIN_TRAININGS, MAX_TRAININGS = 3, 60
+"""Number of trainings with different seeds."""
 
 BYTES = 2**24
-"""Of the sums and of the noise of one training that are kept; of longer ones, every so many steps."""
+"""Most bytes of stored sums, and of stored noise, per training; longer ones store only some steps."""
 
 COORDINATES = 4096
-"""Of the noise, at most, that are tested one by one."""
+"""Most coordinates of the noise that are tested one by one."""
 
 ALIKE = 1e-4
-"""Relative difference up to which two numbers are called the same: sums in another order differ by rounding."""
+"""Relative difference up to which two numbers count as equal, as rounding depends on the order of summation."""
 
 NEAR = 3.0
-"""Distance of an ordinary record that is made, where that of far ones is `FAR`."""
+"""Distance of a made ordinary record; that of far ones is `FAR`."""
 
 
 def add_noise(clipped: Any, noise: Any, batch: Any = None) -> Any:
-    """What `step` does when nobody watches: the clipped sum plus the noise.
+    """The default `step` of a training that is not watched: the clipped sum plus the noise.
 
     Args:
         clipped: a tensor or array, or lists or dictionaries of these: the sum of clipped gradients, before any noise.
         noise: the same shapes.
-        batch: (b,) numbers of the records in the batch, or (n,) bool; only looked at by `WhiteBox`.
+        batch: (b,) numbers of the records in the batch, or (n,) bool; used by `WhiteBox` only.
     """
     (sums, spec), (noises, _) = tree_flatten(clipped), tree_flatten(noise)
     return tree_unflatten([s + n for s, n in zip(sums, noises, strict=True)], spec)
@@ -88,24 +88,24 @@ def add_noise(clipped: Any, noise: Any, batch: Any = None) -> Any:
 
 @dataclass(eq=False)
 class Watched:
-    """The steps of one training, as they were handed over; with `replay`, each is given what that one released."""
+    """The recorded steps of one training; with `replay`, they return the released sums of that training."""
 
     records: int
-    steps: int  # that are claimed
+    steps: int  # of the claim
     replay: Watched | None = None
-    keep: bool = False  # what is released in each step, to be replayed
+    keep: bool = False  # whether released sums are stored for replay
     taken: int = 0
-    sums: dict[int, Array] = field(default_factory=dict)  # step -> (P,), of the steps that are kept
+    sums: dict[int, Array] = field(default_factory=dict)  # step -> (P,), of the stored steps
     noises: dict[int, Array] = field(default_factory=dict)
     released: list[Array] = field(default_factory=list)
-    batches: list[NDArray[np.bool_] | None] = field(default_factory=list)  # (n,) of each step; None: not told
+    batches: list[NDArray[np.bool_] | None] = field(default_factory=list)  # (n,) of each step; None: unknown
     parts: list[int] = field(default_factory=list)  # numbers in each tensor
-    result: list[Array] = field(default_factory=list)  # the model that was returned, and an optimizer's state
+    result: list[Array] = field(default_factory=list)  # the returned model and an optimizer's state
     fetched: Fetched = field(default_factory=Fetched)
     optimizer: Any = None
 
     def __call__(self, clipped: Any, noise: Any, batch: Any = None) -> Any:
-        """Note a step, and return what is released in it."""
+        """Record a step, and return its released sum."""
         (sums, spec), (noises, _) = tree_flatten(clipped), tree_flatten(noise)
         if [np.shape(s) for s in sums] != [np.shape(n) for n in noises]:
             raise InputError(
@@ -138,9 +138,9 @@ class Watched:
 
     @contextmanager
     def watching(self, seed: int) -> Iterator[None]:
-        """Optimizers of Opacus and `safexplain.dp`, and heads trained in closed form, hand their steps over.
+        """Record the steps of optimizers of Opacus and `safexplain.dp`, and of heads trained in closed form.
 
-        What would come from the operating system's cryptographic generator is seeded meanwhile, in this context.
+        In this context, secure random numbers are seeded.
         """
         from safexplain.dp.heads.closed_form import STEP_OBSERVER
 
@@ -154,11 +154,14 @@ class Watched:
 
     def _attach(self, optimizer: Any) -> None:
         if "AdaClip" in type(optimizer).__name__:
-            raise RefusedError("adaptive clipping is another mechanism than the sampled Gaussian one that is claimed")
+            raise RefusedError(
+                "expected the claimed sampled Gaussian mechanism, got adaptive clipping, which the white box cannot"
+                " check"
+            )
         self.optimizer = optimizer
         add, clip = optimizer.add_noise, optimizer.clip_and_accumulate
         rows: list[int] = []
-        self.fetched.take()  # looked at before training
+        self.fetched.take()  # discard records read before training
 
         def clipped() -> None:
             rows.append(max(map(rows_of, optimizer.params)))
@@ -170,8 +173,8 @@ class Watched:
             noises = [p.grad - s for p, s in zip(optimizer.params, sums, strict=True)]
             drawn, count = self.fetched.take(), sum(rows)
             rows.clear()
-            told = count < len(drawn) or count % max(1, len(drawn)) == 0  # persons of several records; views of one
-            for p, released in zip(optimizer.params, self(sums, noises, drawn if told else None), strict=True):
+            known = count < len(drawn) or count % max(1, len(drawn)) == 0  # persons of several records; views of one
+            for p, released in zip(optimizer.params, self(sums, noises, drawn if known else None), strict=True):
                 p.grad.copy_(released)
 
         optimizer.clip_and_accumulate, optimizer.add_noise = clipped, noisy
@@ -179,23 +182,23 @@ class Watched:
 
 @dataclass(frozen=True, eq=False)
 class WhiteBox:
-    """Watches the steps of a training, and checks whether they are those of the claimed mechanism.
+    """Watches the steps of a training, and checks whether they follow the claimed mechanism.
 
-    In seconds it finds what models that are trained with canaries do not show: a bias without noise, layers that are
-    clipped to the whole bound each, batches that are not drawn, moments of clean gradients. Where every check passes,
-    the verdict is "as claimed": as far as it was run, this training is the claimed mechanism.
+    In seconds it finds bugs that models trained with canaries do not show: a bias without noise, layers that are each
+    clipped to the whole bound, batches that are not sampled, moments of clean gradients. If every check passes, the
+    verdict is "as claimed": this training, as far as it was run, follows the claimed mechanism.
 
     Args:
-        train: `train(dataset, generator)` that trains with an optimizer of Opacus or `safexplain.dp`, fetching each
-            batch from the data set right before its step; or `train(dataset, generator, step)` with a loop of its own,
-            which adds noise by `noisy = step(clipped, noise, batch)` (`add_noise`, its default, trains as before).
-            `dataset` has (x, y) tensors; `generator` is seeded for the run, as are the global ones of torch, NumPy and
-            Python. It returns the model: a module, or arrays in lists and dictionaries.
+        train: `train(dataset, generator)` trains with an optimizer of Opacus or `safexplain.dp` and fetches each batch
+            from the data set right before its step; `train(dataset, generator, step)` is a hand-written loop that adds
+            noise by `noisy = step(clipped, noise, batch)` (default: `add_noise`). `dataset` has (x, y) tensors;
+            `generator` is seeded for the run, as are the global ones of torch, NumPy and Python. It returns the model:
+            a module, or arrays in lists and dictionaries.
         data: a pair (x, y) of tensors or arrays, or a map-style data set of (x, y).
-        claim: with its mechanism.
-        clip: C, in the units of the sums that are handed over: what one record may add to them, in 2-norm. None: that
-            of the optimizer (`max_grad_norm`), 1 in a loop of its own.
-        targets: how many records are substituted, one after another, of different classes.
+        claim: it must have a mechanism.
+        clip: the clipping bound C, in the units of the sums passed to `step`. None: that of the optimizer
+            (`max_grad_norm`), or 1 in a hand-written loop.
+        targets: number of records that are substituted in turn, of different classes.
         seed: of everything random.
 
     Raises:
@@ -214,7 +217,8 @@ class WhiteBox:
         mechanism = self.claim.mechanism
         if mechanism is None or not mechanism.noise_multiplier or not mechanism.steps:
             raise ConfigurationError(
-                "claim: the white box checks the steps of a mechanism with noise; give Claim(Steps(...), delta)"
+                "claim: the white box checks the steps of a mechanism with noise, got none; give Claim(Steps(...),"
+                " delta)"
             )
         if self.clip is not None:
             check_number("clip", self.clip, above=0.0)
@@ -224,9 +228,9 @@ class WhiteBox:
         """Train some dozens of times, watch every step, and judge.
 
         Raises:
-            InputError: the function seeds its noise, so that every run is the same; or is not repeatable with the same
-                seeds; or raised an error.
-            RefusedError: no step was seen.
+            InputError: the function seeds its noise, so that every run is the same; or two runs with the same seeds
+                differ; or it raised an error.
+            RefusedError: no step was observed.
         """
         began = time.monotonic()
         plain = self._watched(0)
@@ -234,12 +238,13 @@ class WhiteBox:
             return self._without_steps(plain, began)
         if not plain.taken:
             raise RefusedError(
-                "no step was seen: the training uses no Opacus optimizer, made it before it was called, or runs in"
-                " another process. Let train(dataset, generator, step) add its noise by"
+                "expected training steps, observed none: train uses no Opacus optimizer, created it before it was"
+                " called,"
+                " or runs in another process. Let train(dataset, generator, step) add its noise by"
                 " noisy = step(clipped, noise, batch)"
             )
         clip = self.clip or float(getattr(plain.optimizer, "max_grad_norm", 1.0))
-        seeds = min(max(FEWEST, math.ceil(STEPS_SEEN / plain.taken)), MOST)
+        seeds = min(max(MIN_TRAININGS, math.ceil(MIN_STEPS / plain.taken)), MAX_TRAININGS)
         targets = self._targets(plain.batches)
         new = {target: self._new_records(target) for target in targets}
         total = 2 + seeds + len(targets) + sum(len(v) for v in new.values()) + len(new[targets[0]])
@@ -283,7 +288,7 @@ class WhiteBox:
         return WhiteBoxResult(self.claim, checks, total, time.monotonic() - began, setting)
 
     def _without_steps(self, plain: Watched, began: float) -> WhiteBoxResult:
-        """A private optimizer was made, and its step never called: whatever trained has no noise."""
+        """The result if a private optimizer was created but never stepped, so that the training has no noise."""
         target = self._targets([])[0]
         runs = [plain, *(self._watched(0, {target: new}) for new in self._new_records(target))]
         return WhiteBoxResult(self.claim, (_released([runs]),), len(runs), time.monotonic() - began, {"steps seen": 0})
@@ -307,12 +312,12 @@ class WhiteBox:
         except (RefusedError, ConfigurationError):
             raise
         except Exception as error:
-            what = "on the data" if not instead else f"with {len(instead)} of the records replaced by made ones"
+            what = "on the data" if not instead else f"with {len(instead)} records replaced by made ones"
             raise InputError(f"a training {what} stopped with {type(error).__name__}: {error}") from error
         return found
 
     def _result(self, model: Any, optimizer: Any) -> list[Array]:
-        """All numbers of what was returned, of its outputs for a few records, and of an optimizer's state."""
+        """All numbers of the returned model, of its outputs for a few records, and of an optimizer's state."""
         found = numbers_of(model) + (self._outputs(model) if isinstance(model, nn.Module) else [])
         if optimizer is not None:
             found += numbers_of([[*state.values()] for state in optimizer.original_optimizer.state.values()])
@@ -329,7 +334,7 @@ class WhiteBox:
         return numbers_of(output)
 
     def _targets(self, batches: Sequence[NDArray[np.bool_] | None]) -> list[int]:
-        """Of each class, the rarest first, the record that was in most batches."""
+        """The record of each class that was in most batches, the rarest class first."""
         _, y = stacked(self.data)
         often = np.zeros(len(y))
         for batch in batches:
@@ -340,7 +345,7 @@ class WhiteBox:
         return chosen[: max(1, self.targets)]
 
     def _new_records(self, target: int) -> list[Record]:
-        """Records that are put in its place: far on either side and near, under two labels; z under another."""
+        """Records to replace it: far ones on both sides, a near one, under two labels; and z under another label."""
         x, y = stacked(self.data)
         z, own = self.data[target]
         values, counts = np.unique(y.numpy(), return_counts=True) if y.dim() == 1 else (np.zeros(0), np.zeros(0))
@@ -362,7 +367,7 @@ class WhiteBox:
     # ------------------------------------------------------------------------------------ checks
 
     def _accounted(self, runs: Sequence[Watched]) -> Iterator[Check]:
-        """As many steps as the accountant was told, and an epsilon that is not below what it finds."""
+        """Checks that there are no more steps, and no larger epsilon, than claimed."""
         claim = self.claim
         assert claim.mechanism is not None
         most = max(run.taken for run in runs)
@@ -373,8 +378,8 @@ class WhiteBox:
             yield Check("accounting", spent, claim.epsilon * SLACK, says)
 
     def _sensitivity(self, changed: Sequence[Sequence[Watched]], copies: Sequence[Watched], clip: float) -> Check:
-        """What one record adds to the sum, in C: half of what it changes if it is substituted by any other, or its
-        share of a sum to which all records add alike."""
+        """The contribution of one record to a sum, in C: half of the change by a substitution, or its share of a sum of
+        equal records."""
         most = 0.0
         for runs in changed:
             for one, other in combinations(runs, 2):
@@ -388,12 +393,12 @@ class WhiteBox:
                 most = max(most, _norm(total) / size if size else 0.0)
         found = most / clip
         if found < 0.5:
-            says = f"no made record added more than {found:.2g} C to a sum: whether clipping works was not seen"
+            says = f"no made record added more than {found:.2g} C to a sum, so clipping could not be tested"
             return Check("sensitivity", None, SLACK, says)
         return Check("sensitivity", found, SLACK, f"one record adds up to {found:.3g} C to the sum of a step")
 
     def _noise(self, runs: Sequence[Watched], changed: Sequence[Sequence[Watched]], clip: float) -> Iterator[Check]:
-        """Its size, distribution and independence, over the steps of all runs, and that records do not change it."""
+        """Size, distribution and independence of the noise over all runs, and its independence of the records."""
         assert self.claim.mechanism is not None
         std = self.claim.mechanism.noise_multiplier * clip
         steps = sorted(runs[0].noises)
@@ -410,7 +415,7 @@ class WhiteBox:
         yield noise_independence(z, rng)
         apart = [_noise_change(one, runs[0]) for runs in changed for one in runs[1:]]
         if any(change is None for change in apart):
-            says = "with another record the noise is drawn otherwise, so that it could not be compared"
+            says = "with another record the noise is drawn differently, so it could not be compared"
             yield Check("noise apart from the records", None, ALIKE, says)
             return
         worst = max((change for change in apart if change is not None), default=0.0)
@@ -418,21 +423,21 @@ class WhiteBox:
         yield Check("noise apart from the records", worst, ALIKE, says)
 
     def _batches(self, runs: Sequence[Watched], changed: Sequence[Sequence[Watched]]) -> Iterator[Check]:
-        """How often records are in a batch, and whether they are drawn each by itself, anew in each step."""
+        """How often records are in a batch, and whether they are sampled independently, anew in each step."""
         mechanism = self.claim.mechanism
         assert mechanism is not None
         if mechanism.sample_rate == 1:
             return
         steps = min(run.taken for run in runs)
-        told = [[b for b in run.batches[:steps] if b is not None] for run in runs]
-        if any(len(batches) < steps for batches in told):
+        batches = [[b for b in run.batches[:steps] if b is not None] for run in runs]
+        if any(len(one) < steps for one in batches):
             says = (
-                "which records were in the batches was not told: hand them over by step(clipped, noise, batch), or"
-                " fetch each batch from the data set right before its step"
+                "the records in the batches are unknown: pass them to step(clipped, noise, batch), or fetch each batch"
+                " from the data set right before its step"
             )
             yield Check("batches", None, 0.0, says)
             return
-        drawn = np.array(told)  # (runs, steps, n)
+        drawn = np.array(batches)  # (runs, steps, n)
         yield from batches_drawn(drawn, mechanism)
         same = all(
             np.array_equal(a, b)
@@ -441,13 +446,13 @@ class WhiteBox:
             for a, b in zip(first.batches, one.batches, strict=False)
             if a is not None and b is not None
         )
-        says = "another record " + ("leaves the batches as they are" if same else "changes who is in the batches")
+        says = "another record " + ("does not change the batches" if same else "changes who is in the batches")
         yield Check("batches apart from the records", float(not same), 0.0, says)
 
 
 @contextmanager
 def _collected(errors: list[InputError]) -> Iterator[None]:
-    """A training may refuse records that it never saw the like of; others then tell."""
+    """Collect errors of trainings that refuse unusual records, while others succeed."""
     try:
         yield
     except InputError as error:
@@ -467,7 +472,7 @@ def _like(given: Any, values: Array) -> Any:
 
 
 def _norm(values: Array) -> float:
-    """2-norm; 0 where there are numbers that are not finite, which tell nothing of clipping."""
+    """2-norm; 0 if it is not finite, which says nothing about clipping."""
     found = float(np.linalg.norm(values.astype(np.float64)))
     return found if math.isfinite(found) else 0.0
 
@@ -482,7 +487,7 @@ def _repeats(one: Watched, other: Watched) -> bool:
 
 
 def _difference(one: Watched, other: Watched) -> float:
-    """The largest relative difference of what two trainings returned; infinite where shapes differ."""
+    """The largest relative difference of the results of two trainings; infinite if shapes differ."""
     if [a.shape for a in one.result] != [b.shape for b in other.result]:
         return math.inf
     worst = 0.0
@@ -494,22 +499,22 @@ def _difference(one: Watched, other: Watched) -> float:
 
 
 def _released(changed: Sequence[Sequence[Watched]]) -> Check:
-    """Whether the model depends on a record by anything but the released sums."""
+    """Checks that the model depends on a record only through the released sums."""
     name = "released by the sums alone"
     if not changed[0][0].result:
-        says = "train returned no module and no arrays, so that models could not be compared"
+        says = "train returned no module and no arrays, so models could not be compared"
         return Check(name, None, ALIKE, says)
     worst = max(_difference(first, one) for first, *others in changed for one in others)
     says = "given the same noisy sums, " + (
-        "the model and the optimizer's state are the same whatever a record is"
+        "the model and the optimizer's state do not depend on a record"
         if worst <= ALIKE
-        else "the model or the optimizer's state still changes with a record, which no noise hides"
+        else "the model or the optimizer's state still depends on a record, which no noise hides"
     )
     return Check(name, min(worst, 1e6), ALIKE, says)
 
 
 def _noise_change(one: Watched, first: Watched) -> float | None:
-    """How much longer or shorter, relatively, the noise is with another record; None: it is other noise."""
+    """Relative change of the noise's length with another record; None: it is different noise."""
     worst = 0.0
     for t in first.noises.keys() & one.noises.keys():
         a, b = first.noises[t].astype(np.float64), one.noises[t].astype(np.float64)

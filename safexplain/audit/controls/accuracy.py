@@ -1,13 +1,13 @@
-"""Whether the data are what the model was trained on, prepared in the same way: else a verdict is about nothing.
+"""Whether the data are those that the model was trained on, prepared in the same way; else a verdict is meaningless.
 
-Images of 8 bits that were not normalised, or a table that was not standardised, make a model guess, and what it then
-explains tells little of its members. Three things show it:
+On images that were not normalised, or a table that was not standardised, a model guesses, and its explanations reveal
+little about its members. Three signs show this:
 
-    stated       the model is right less often on non-members than its owner says it is
-    references   it is right less often on non-members than reference models, which train on these very data
-    statistics   the numbers that reach its first batch normalisation are not those that it kept from its training
+    stated       the accuracy on non-members is below the one that its owner states
+    references   it is below that of reference models, which train on these data
+    statistics   the inputs of its first batch normalisation differ from the statistics of its training
 
-The first and the last are known before anything is trained, and `prepare` warns of them; all stand in the control.
+`prepare` warns of the first and the last before any training; the control reports all three.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 META = "accuracy"
-"""Entry of the signals' meta data with what the control looks at."""
+"""Entry of the signals' meta data with the inputs of the control."""
 
 ROUNDED = 0.02
-"""A stated accuracy is itself measured and rounded: only what is surely lower by more than this counts."""
+"""Tolerance below a stated accuracy, which is itself measured and rounded."""
 
 MATTERS = 0.05
-"""Smallest shortfall from the references that counts, however sure it is."""
+"""Smallest shortfall from the references that counts, even if significant."""
 
 FEWEST = 4
-"""Reference models below which the target's accuracy is not compared with theirs."""
+"""Fewest reference models for comparing the target's accuracy with theirs."""
 
 UNUSUAL, IMPOSSIBLE = 0.25, 16.0
-"""Divergence from which batch statistics are told of, and ratio of variances, or its inverse, from which they fail.
+"""Divergence from which batch statistics are reported, and ratio of variances, or its inverse, from which they fail.
 
-Measured in nats, a channel: CIFAR-10 ResNets on right data .04, on data in [-1, 1] .53, in [0, 1] 1.0 to 1.1, in
-[0, 255] over 3,000; networks of 160 to 400 steps .002 on right data, .3 in [-1, 1]. Normalisation that was frozen at
-the statistics of other images may lie above the first, and so it only warns."""
+Measured in nats per channel: CIFAR-10 ResNets on right data .04, on data in [-1, 1] .53, in [0, 1] 1.0 to 1.1, in
+[0, 255] over 3,000; networks of 160 to 400 steps .002 on right data, .3 in [-1, 1]. Normalisation frozen at the
+statistics of other images may lie above the first, so that only warns."""
 
 SETTLED = 50
-"""Batches after which running statistics have forgotten how they began."""
+"""Batches after which running statistics no longer depend on their initial values."""
 
 LOOKED_AT = 512
-"""Members whose batch statistics are looked at."""
+"""Most members for measuring batch statistics."""
 
 
 class Statistics(NamedTuple):
-    """What reaches the first batch normalisation, against what it kept from training."""
+    """The inputs of the first batch normalisation, compared with its statistics from training."""
 
     divergence: float  # Kullback-Leibler, of normals with these means and variances: nats, mean over channels
     ratio: float  # of the variances, geometric mean over channels
 
     @classmethod
     def of(cls, model: nn.Module, x: Tensor, batch_size: int = 256) -> Self | None:
-        """Of a model in evaluation mode and (n, ...) examples like its training's; None: nothing to compare with."""
+        """Statistics of a model in evaluation mode on (n, ...) examples like its training's; None: it kept none."""
         import torch
         from torch import nn
 
@@ -71,14 +71,14 @@ class Statistics(NamedTuple):
         reached: list[nn.modules.batchnorm._BatchNorm] = []  # as often as they were
         sums: list[Tensor] = []
 
-        def look(module: Any, given: tuple[Tensor, ...]) -> None:
+        def record(module: Any, given: tuple[Tensor, ...]) -> None:
             reached.append(module)
             if module is reached[0]:
                 a = given[0].detach().double()
                 axes = [0, *range(2, a.dim())]
                 sums.append(torch.stack([torch.ones_like(a).sum(axes), a.sum(axes), (a * a).sum(axes)]).cpu())
 
-        handles = [m.register_forward_pre_hook(look) for m in kept]
+        handles = [m.register_forward_pre_hook(record) for m in kept]
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         try:
             with torch.no_grad():
@@ -96,7 +96,7 @@ class Statistics(NamedTuple):
         if number is not None and 0 < int(number) < SETTLED and first.momentum is not None:
             return None
         if not number and not known_mean.any() and bool((known_var == 1).all()):
-            return None  # as they were made; files of old versions do not count batches
+            return None  # initial values; files of old versions do not count batches
         n, total, squares = torch.stack(sums).sum(0)
         mean, known_var = total / n, known_var + first.eps
         var = (squares / n - mean * mean).clamp_min(0) + first.eps
@@ -105,26 +105,27 @@ class Statistics(NamedTuple):
 
     @property
     def impossible(self) -> bool:
-        """Whether no training on such data could have left them."""
+        """Whether no training on such data could have produced them."""
         return abs(math.log(max(self.ratio, 1e-300))) > math.log(IMPOSSIBLE)
 
     def __str__(self) -> str:
         return (
-            f"what reaches the model's first batch normalisation has {self.ratio:.3g} times the variance of what did in"
-            f" its training ({self.divergence:.2g} nats a channel apart)"
+            f"the inputs of the model's first batch normalisation have {self.ratio:.3g} times the variance of those"
+            " in its"
+            f" training (divergence: {self.divergence:.2g} nats per channel)"
         )
 
 
 class Hits(NamedTuple):
-    """How often a model is right on its non-members."""
+    """The correct predictions of a model on its non-members."""
 
     right: int
     examples: int
-    units: int  # independent ones: groups, where examples belong together
+    units: int  # independent units: examples, or groups of them
 
     @classmethod
     def of(cls, right: NDArray[np.bool_], member: NDArray[np.bool_], groups: NDArray[Any] | None) -> Self:
-        """Of one model: (n,) whether it is right, its (n,) members, and the (n,) groups of examples, if any."""
+        """From (n,) whether a model is right, its (n,) members, and the (n,) groups of examples, if any."""
         outside = ~member
         units = int(outside.sum()) if groups is None else len(np.unique(groups[outside]))
         return cls(int(right[outside].sum()), int(outside.sum()), units)
@@ -140,17 +141,17 @@ class Hits(NamedTuple):
 
 
 def below_stated(target: Hits, stated: float | None, risk: float = RISK / 2) -> str:
-    """What is to be said where a model is surely less often right than is stated, else ""."""
+    """The finding if a model's accuracy is significantly below the stated one, else ""."""
     if stated is None or target.highest(risk) >= stated - ROUNDED:
         return ""
     return f"the model is right on {target.share:.1%} of its non-members, where {stated:.1%} is stated"
 
 
 def below_references(target: Hits, references: Sequence[Hits], risk: float = RISK / 2) -> str:
-    """What is to be said where a model is surely less often right than reference models, else "".
+    """The finding if a model's accuracy is significantly below that of reference models, else "".
 
-    Trained alike, its accuracy is one more draw from theirs: a t-test, whose variance is at least that of as many
-    independent examples as the target has non-members.
+    If trained alike, its accuracy is one more draw from theirs. The t-test's variance is at least the sampling variance
+    over the target's non-members.
     """
     if len(references) < FEWEST or not target.units:
         return ""
@@ -162,8 +163,8 @@ def below_references(target: Hits, references: Sequence[Hits], risk: float = RIS
     if mean - target.share <= needed:
         return ""
     return (
-        f"the model is right on {target.share:.1%} of its non-members, and reference models, which trained on these"
-        f" data, on {mean:.1%} of theirs"
+        f"the model is right on {target.share:.1%} of its non-members, but reference models trained on these data are"
+        f" right on {mean:.1%} of theirs"
     )
 
 
@@ -174,16 +175,16 @@ ADVICE = (
 
 
 def accuracy(meta: Mapping[str, Any]) -> tuple[Control, ...]:
-    """The control, from what the signals' meta data say under `META` (see `measured`); nothing where they say nothing.
+    """The control, from the signals' meta data under `META` (see `measured`); none without them.
 
-    These are `hits`, (right, examples, units) of the target and then of each reference model, all on non-members;
-    `stated`, an accuracy or null; and `statistics`, (divergence, ratio) or null.
+    `hits` are (right, examples, units) of the target and then of each reference model, all on non-members; `stated` is
+    an accuracy or null; `statistics` are (divergence, ratio) or null.
     """
-    told = meta.get(META)
-    if not isinstance(told, Mapping) or not told.get("hits"):
+    known = meta.get(META)
+    if not isinstance(known, Mapping) or not known.get("hits"):
         return ()
-    target, *references = (Hits(*map(int, row)) for row in told["hits"])
-    stated, found = told.get("stated"), told.get("statistics")
+    target, *references = (Hits(*map(int, row)) for row in known["hits"])
+    stated, found = known.get("stated"), known.get("statistics")
     statistics = None if found is None else Statistics(float(found[0]), float(found[1]))
     against = [below_stated(target, stated), below_references(target, references)]
     if statistics is not None and statistics.impossible:
@@ -199,7 +200,7 @@ def accuracy(meta: Mapping[str, Any]) -> tuple[Control, ...]:
         more = ", or the references were trained better than the model" if against[1] and len(wrong) == 1 else ""
         return (Control(META, True, f"{'; '.join(wrong)}: {ADVICE}{more}", numbers),)
     if stated is None and len(references) < FEWEST and statistics is None:
-        says = "no accuracy is stated, and there are few reference models to compare with"
+        says = "no accuracy is stated, and there are too few reference models to compare with"
         return (Control(META, None, says, numbers),)
     others = [*([] if stated is None else ["what is stated"]), *(["reference models"] if references else [])]
     compared = f", compared with {' and '.join(others)}" if others else ""
@@ -214,6 +215,6 @@ def measured(
     stated: float | None,
     statistics: Statistics | None,
 ) -> dict[str, Any]:
-    """What signals say under `META`: from the (m, n) predicted classes of the target and its references, and (n,) y."""
+    """The meta data under `META`, from (m, n) predicted classes of the target and its references, and (n,) y."""
     hits = [list(Hits.of(row == y, member, groups)) for row, member in zip(labels, membership, strict=True)]
     return {"hits": hits, "stated": stated, "statistics": None if statistics is None else list(statistics)}

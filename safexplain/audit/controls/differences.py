@@ -1,12 +1,12 @@
-"""Audits of what cannot leak. One that finds something has failed: members and non-members differ by more than
-training, or the tool is broken, and the verdict is then inconclusive.
+"""Audits of what cannot leak. If one finds something, members and non-members differ in more than training, or the
+tool is broken; the verdict is then inconclusive.
 
-    blind baseline       a classifier that sees inputs only
-    null model           the attacks, on a model that knows nothing of the target's members
-    shuffled membership  the judged attacks, with the members drawn at random
+    blind baseline       a classifier that sees only inputs
+    null model           the attacks, on a model that was not trained on the target's members
+    shuffled membership  the judged attacks, with members drawn at random
 
-Each fails by mistake with a probability of about 1 %. All look at one target. Of each group one member and one
-non-member are looked at, drawn at random, so that what is tested are independent examples.
+Each fails by mistake with a probability of about 1 %. All concern one target. They test one random member and one
+random non-member of each group, so that examples are independent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RISK = 0.01
 SHUFFLES = 200
 FEWEST_TO_TRAIN = 40
 MOST_FEATURES = 256
-"""Inputs of more numbers are reduced to their principal components for the blind baseline."""
+"""Larger inputs are reduced to principal components for the blind baseline."""
 
 
 def blind_baseline(
@@ -40,12 +40,12 @@ def blind_baseline(
     seed: int,
     groups: NDArray[np.integer[Any]] | None = None,
 ) -> Control:
-    """A classifier of members and non-members that sees the (n, ...) inputs of models, but no answer.
+    """A classifier of members and non-members that sees the (n, ...) inputs of models, but no answers.
 
-    Gradient-boosted trees and a logistic regression on the inputs (or their principal components), their ranks
-    averaged; fitted to the training split and tested on the scored examples, or, without a training split, fitted to
-    either half of the scored examples and tested on the other; a group is trained on or tested on, never both. (Das,
-    Zhang & Tramer, arXiv 2406.16201, on why membership attacks must beat blind ones.)
+    It averages the ranks of gradient-boosted trees and a logistic regression on the inputs (or their principal
+    components). It is fitted to the training split and tested on the scored examples; without a training split, it is
+    fitted to each half of the scored examples and tested on the other. No group is in both. (Das, Zhang & Tramer, arXiv
+    2406.16201: membership attacks must beat blind ones.)
     """
     name = "blind baseline"
     if inputs is None:
@@ -81,11 +81,11 @@ def null_model(
     seed: int = 0,
     groups: NDArray[np.integer[Any]] | None = None,
 ) -> Control:
-    """The (s,) scores of attacks on a model, described by `kind`, that knows nothing of the (s,) target's members."""
+    """The (s,) scores of attacks on a model, described by `kind`, that was not trained on the (s,) target's members."""
     alone = one_of_each(groups, member, seed)
     found = {name: _test(s[alone], member[alone], policy, RISK / max(len(scores), 1)) for name, s in scores.items()}
     if not found:
-        return Control("null model", None, "there is no model that knows nothing of the target's members", {})
+        return Control("null model", None, "there is no model that was not trained on the target's members", {})
     worst = max(found, key=lambda n: (max(found[n][1] - 0.5, found[n][2] - policy.fpr), found[n][0]))
     auc, low, rate = found[worst]
     failed = bool(low > 0.5 or rate > policy.fpr)
@@ -101,11 +101,11 @@ def shuffled_membership(
     seed: int,
     groups: NDArray[np.integer[Any]] | None = None,
 ) -> Control:
-    """How often the judged attacks would find more than chance if the members had been drawn at random.
+    """How often the judged attacks find more than chance with members drawn at random.
 
-    This is the false-alarm rate of this very audit, on its own scores; its expectation is at most 1 - confidence.
-    `alarm` says whether the audit, were these (s,) the members, would prove more than chance; None: nothing is judged.
-    As many are drawn as there are members; of groups, as many groups as have mostly members.
+    This is the false-alarm rate of the audit on its own scores; its expectation is at most 1 - confidence. `alarm`
+    returns whether the audit would prove more than chance if the given (s,) were the members; None: no attack is
+    judged. As many members are drawn as there are, or as many groups as have mostly members.
     """
     name = "shuffled membership"
     if alarm is None:
@@ -122,7 +122,7 @@ def shuffled_membership(
 
 
 def one_of_each(groups: NDArray[np.integer[Any]] | None, member: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
-    """(n,) bool: of each group one member and one non-member, drawn at random; all where there are no groups."""
+    """(n,) bool: one random member and one random non-member of each group; all examples without groups."""
     if groups is None:
         return np.ones(len(member), dtype=bool)
     order = np.random.default_rng([seed, 0x0E5]).permutation(len(member))

@@ -1,21 +1,20 @@
-"""How often examples have been used for a verdict: if you try hardenings until one passes, you have certified luck.
+"""Counts how often examples were used for a verdict: if you try hardenings until one passes, you have certified luck.
 
-A use is one verdict on a set of examples, the *holdout*: what was released about them, under a policy. The same release
-under the same policy is the same use, whatever the order of rows and models, the precision of the numbers or the title;
-anything else is another: another policy, also one that is merely softer; other answers, also under the same name of a
-configuration; another seed.
+A use is one verdict on the release for a set of examples, the *holdout*, under a policy. The same release under the
+same policy is the same use, regardless of the order of rows and models, the precision of numbers or the title. Anything
+else is another use: another policy, even a softer one; other answers, even under the same name of a configuration;
+another seed.
 
-Two holdouts are the same people, however they are written, where
+Two holdouts are the same people, in whatever form, if
 - they share more than one in twenty of the smaller set, by hashes that near-duplicates have in common
   (`hash_examples`), or
-- their models' membership matrices are the same, with the labels that these models predicted: up to the order of rows,
-  and either to rows that were left out or to models that were left out, repeated or in another order. Inputs may be
-  rescaled or standardised, and hashes invented. Rows and models changed at once, or labels renamed, are not recognised.
+- their models' membership matrices and predicted labels are the same, up to the order of rows and either to missing
+  rows, or to models that are missing, repeated or reordered. Inputs may be rescaled or standardised, and hashes
+  invented. Changes of rows and models together, or renamed labels, are not recognised.
 
-What is kept, in one SQLite file of the user: for each use the policy, the verdict, the time, a few sums over what was
-released, and hashes of the examples and of the matrix, at most 65,536 of each (half a megabyte). The
-file and an example tell whether a verdict was taken on it, not whether it was a member. That the file was deleted, or
-another one named, cannot be noticed.
+One SQLite file of the user holds for each use the policy, the verdict, the time, a few sums over the release, and
+hashes of the examples and of the matrix, at most 65,536 of each (half a megabyte). With an example at hand, the file
+reveals whether a verdict was taken on it, but not whether it was a member. A deleted or renamed file goes unnoticed.
 """
 
 from __future__ import annotations
@@ -49,25 +48,25 @@ VARIABLE = "SAFEXPLAIN_USES"
 """Environment variable that names the file in which uses are counted."""
 
 MOST_HASHES = 2**16
-"""Hashes kept of one set: of a larger one the smallest, after `spread`, which are a random sample of it."""
+"""Most stored hashes of a set: the smallest after `spread`, which are a random sample."""
 
 SAME = 0.05
-"""Two sets are the same examples where they share more than this of the smaller one."""
+"""Two sets are the same examples if they share more than this of the smaller one."""
 
 MATRIX, CHANCE = 0.975, 0.93
-"""Two membership matrices are the same where they share more than `MATRIX` of their columns, if those of another target
-would be expected to share at most `CHANCE`."""
+"""Two membership matrices are the same if they share more than `MATRIX` of their columns and those of another target
+are expected to share at most `CHANCE`."""
 
 PAIRS = 0.5
-"""Or where they share more than this of their pairs of a target and another model."""
+"""Or if they share more than this of their pairs of a target and another model."""
 
 CLOSE = 1e-5
-"""Relative difference up to which sums over what was released are the same."""
+"""Relative difference up to which sums over the release are the same."""
 
 CONFIGURES = frozenset(
     {"explainer", "output", "options", "hardening", "classes", "seed", "recipe", "references", "asked", "dither"}
 )
-"""Entries of the signals' meta data that make another configuration. The model (`subject`) does not."""
+"""Entries of the signals' meta data that define a configuration; the model (`subject`) does not."""
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS holdouts (digest TEXT PRIMARY KEY, content BLOB NOT NULL, given BLOB NOT NULL,"
@@ -78,7 +77,7 @@ SCHEMA = (
 
 
 def default_path() -> Path:
-    """The file of this user: $SAFEXPLAIN_USES, or safexplain/uses.sqlite in the folder for state ($XDG_STATE_HOME)."""
+    """The user's file: $SAFEXPLAIN_USES, or safexplain/uses.sqlite in the state folder ($XDG_STATE_HOME)."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
     state = os.environ.get("XDG_STATE_HOME")
@@ -87,7 +86,7 @@ def default_path() -> Path:
 
 @contextmanager
 def counted_in(path: Path) -> Iterator[None]:
-    """Count in this file meanwhile, in the whole process, unless $SAFEXPLAIN_USES names another."""
+    """Count in this file, in the whole process, unless $SAFEXPLAIN_USES names another."""
     if os.environ.get(VARIABLE):
         yield
         return
@@ -102,41 +101,42 @@ def counted_in(path: Path) -> Iterator[None]:
 class Uses:
     """Counts verdicts on the same examples."""
 
-    path: Path  # of an SQLite file; it and its folder are made
-    configuration: str  # digest of what is judged, see `uses_of`
-    force: bool = False  # certify although the examples were used for others; the certificate says so
-    look: int = 0  # of an audit that declared several, which are one use; 0: it declared one
+    path: Path  # of an SQLite file, which is created with its folder
+    configuration: str  # digest of the judged configuration, see `uses_of`
+    force: bool = False  # certify although the examples were used before; the certificate states it
+    look: int = 0  # number of the look, if the audit declared several, which are one use; else 0
 
     def record(self, signals: Signals, certified: NDArray[np.bool_], says: str = "") -> tuple[int, tuple[str, ...]]:
         """Note a use of the (n,) certified examples.
 
         Args:
-            signals: what was released.
+            signals: the released signals.
             certified: the holdout.
             says: the policy and the verdict, in words.
 
         Returns:
-            Which use this is of these examples, the first being 1; and what the others were, a line each.
+            The number of this use of these examples, from 1; and the other uses, a line each.
 
         Raises:
             InputError: the signals have no hashes of examples, or the file cannot be read or written.
         """
         if signals.examples is None:
             raise InputError(
-                "uses are counted by hashes of the examples, and the signals have none: give inputs, or the array"
-                " examples (hash_examples)"
+                "uses: expected signals with inputs, or with the array examples (hash_examples), by which uses are"
+                " counted;"
+                " got neither"
             )
         hashes = [sample_of(near(signals.examples[certified])), *map(sample_of, _matrix(signals, certified))]
-        blobs = [kept.astype("<u8").tobytes() for kept in hashes]
+        blobs = [sample.astype("<u8").tobytes() for sample in hashes]
         found = {"look": [float(self.look)], **released_sums(signals, certified)}
         this = (self.configuration, json.dumps(found), says, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
         with self._table() as table:
-            table.execute("BEGIN IMMEDIATE")  # nobody writes between the look and the note
+            table.execute("BEGIN IMMEDIATE")  # no other writer in between
             digest = sha256(b"".join(blobs))
             names = "INSERT OR IGNORE INTO holdouts (digest, content, given, pairs) VALUES (?, ?, ?, ?)"
             table.execute(names, (digest, *blobs))
             every = table.execute("SELECT digest, content, given, pairs FROM holdouts")
-            same = {one for one, *kept in every if _are_same([np.frombuffer(k, "<u8") for k in kept], hashes)}
+            same = {one for one, *stored in every if _are_same([np.frombuffer(b, "<u8") for b in stored], hashes)}
             rows = table.execute("SELECT holdout, configuration, released, says, at FROM verdicts ORDER BY id")
             before = [tuple(row) for holdout, *row in rows if holdout in same | {digest}]
             table.execute(
@@ -151,7 +151,7 @@ class Uses:
         return number + 1, tuple(f"{use[3]}: {use[2]}" for i, use in enumerate(uses) if i != number)
 
     def check(self) -> None:
-        """Raise `InputError` if uses cannot be counted, before anything long is begun."""
+        """Raise `InputError` if uses cannot be counted, before any long computation."""
         with self._table():
             pass
 
@@ -171,14 +171,14 @@ class Uses:
 
 
 def sample_of(hashes: Hashes) -> Hashes:
-    """The hashes, sorted, as `spread` makes them uniform; of many the `MOST_HASHES` smallest."""
+    """The hashes after `spread`, sorted; at most the `MOST_HASHES` smallest."""
     return np.sort(spread(hashes))[:MOST_HASHES]
 
 
 def shared(one: Hashes, other: Hashes) -> float:
-    """Share of the smaller of two sorted samples that is in the other too, repeated ones as often.
+    """Share of the smaller of two sorted samples that is also in the other, with multiplicity.
 
-    A full sample says nothing above its largest number, so both are compared up to the smaller of these.
+    A full sample is cut off at its largest number, so both are compared up to the smaller cut-off.
     """
     for sample in (one, other):
         if len(sample) == MOST_HASHES:
@@ -190,19 +190,19 @@ def shared(one: Hashes, other: Hashes) -> float:
     return float(np.minimum(n[i], m[j]).sum()) / min(len(one), len(other))
 
 
-def _are_same(kept: Sequence[Hashes], new: Sequence[Hashes]) -> bool:
+def _are_same(stored: Sequence[Hashes], new: Sequence[Hashes]) -> bool:
     """Whether two holdouts are of the same people: by content, or by the matrix of their models."""
-    content, columns, pairs = (shared(a, b) for a, b in zip(kept, new, strict=True))
+    content, columns, pairs = (shared(a, b) for a, b in zip(stored, new, strict=True))
     return content > SAME or columns > MATRIX or pairs > PAIRS
 
 
 def _matrix(signals: Signals, certified: NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
-    """Hashes of who was trained on which example and of the labels that models gave it, in two ways.
+    """Hashes of the membership and predicted labels of examples in all models, in two ways.
 
-    (n,), of each example, with the models as they come, which stand when rows are left out; none where those of other
-    people could well be the same: of c examples with the same column in all but one model, two random targets divide
-    X and X' ~ Bin(c, 1/2) alike but for |X - X'|, sqrt(c / pi) on average. And of the target with each other model the
-    number of examples of every kind, which stand when models are left out, repeated, or in another order.
+    First (n,) hashes per example, with the models in order, which survive missing rows. There are none if other people
+    could well have the same: of c examples with the same column in all but one model, two random targets divide X and
+    X' ~ Bin(c, 1/2) alike but for |X - X'|, sqrt(c / pi) on average. Then hashes of the counts of examples of every
+    kind, for the target with each other model, which survive models that are missing, repeated or reordered.
     """
     models = list(signals.models)
     member = signals.membership[models][:, certified].astype(np.int64)
@@ -223,8 +223,9 @@ def hash_rows(rows: Iterable[NDArray[Any]]) -> Hashes:
 
 
 def released_sums(signals: Signals, certified: NDArray[np.bool_]) -> dict[str, list[float]]:
-    """Of each signal a few sums over models, examples and features, with weights that follow from the examples' hashes:
-    the same in any order of models and examples, and other ones for other numbers."""
+    """A few sums of each signal over models, examples and features, weighted by the examples' hashes: independent of
+    the
+    order of models and examples, and different for other numbers."""
     assert signals.examples is not None
     rows = np.flatnonzero(certified)
     weight = (spread(near(signals.examples[rows])) >> np.uint64(11)) * 2.0**-52 - 1.0
@@ -248,7 +249,7 @@ def released_sums(signals: Signals, certified: NDArray[np.bool_]) -> dict[str, l
 
 
 def _are_one_use(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two rows of the table are of one configuration, and of the same release or of two looks at it."""
+    """Whether two rows of the table have one configuration, and the same release or two looks at it."""
     if one[0] != other[0]:
         return False
     a, b = json.loads(one[1]), json.loads(other[1])
@@ -258,11 +259,11 @@ def _are_one_use(one: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, force: bool = False) -> Uses | None:
-    """Where a verdict on these signals is counted, of a policy, a suite (names of its rows) and the audit's seed.
+    """The counter for a verdict on these signals under a policy, a suite (names of its rows) and the audit's seed.
 
-    All of the policy but its reason makes another use. Declared looks of one audit, which ask ever more models, are one
-    use, and share its risk. None means "not counted": examples cannot be recognised, because the signals have neither
-    hashes nor inputs (a name of the population is anybody's to choose), or (with a warning) the file cannot be written.
+    Every entry of the policy except its reason defines a use. Declared looks of one audit, which ask ever more models,
+    are one use and share its risk. None means "not counted": the signals have neither hashes nor inputs, or (with a
+    warning) the file cannot be written.
     """
     if signals.examples is None:
         return None

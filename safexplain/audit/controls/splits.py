@@ -1,7 +1,7 @@
-"""Which examples belong together, and what each is for: choosing, training, or the verdict.
+"""The splits of the examples for choosing, training and the verdict, and the copies that stay together.
 
-What chose is not what certifies. An example's place depends on its content alone, so that nobody can draw another
-split: neither by a seed, nor by another order of the rows, nor by leaving rows out.
+What chose is not what certifies. An example's split depends only on its content, so nobody can draw another split by a
+seed, by reordering rows, or by leaving rows out.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from safexplain.verdict.policy import Policy
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Disjoint sets of examples, (n,) bool. Those of one group are in the same set."""
+    """Disjoint sets of examples, (n,) bool; a group is in one set."""
 
-    selection: NDArray[np.bool_]  # for choosing a configuration, as often as one likes
+    selection: NDArray[np.bool_]  # for choosing a configuration, any number of times
     training: NDArray[np.bool_]  # for attacks that learn and for the blind control
     certification: NDArray[np.bool_]  # for the verdict, once
 
     @classmethod
     def of(cls, signals: Signals, policy: Policy, *, trains: bool) -> Splits:
-        """Split the examples at random, by the data alone.
+        """Split the examples pseudo-randomly, by the data alone.
 
-        Where examples have hashes (or inputs, which are hashed), each goes where its own hash says, or the smallest one
-        of its group: other examples do not matter, nor does their order. Each set then holds about its share. Without
-        hashes the shares are exact, and the split that of the population's digest and of who is a member of which
-        target: another order or another row gives another split. Out-of-distribution examples belong to no set; unless
-        some attack or control `trains`, no example is spent on training.
+        If examples have hashes (or inputs, which are hashed), an example's own hash, or the smallest of its group,
+        decides, independently of other examples and their order; each set then holds about its share. Without hashes
+        shares are exact, and the split follows from the population's digest and the targets' members: another order or
+        another row gives another split. Out-of-distribution examples are in no set; unless some attack or control
+        `trains`, no example is used for training.
         """
         outside = signals.out_of_distribution
         inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
         place = np.full(len(signals), np.inf)
         groups = np.arange(len(signals)) if signals.groups is None else signals.groups
         if signals.groups is not None and signals.examples is not None:
-            groups = _joined(groups, signals.examples)  # copies in several groups hold these together
+            groups = _joined(groups, signals.examples)  # copies join their groups
         _, first, unit = np.unique(groups[inside], return_index=True, return_inverse=True)
         unit = np.argsort(np.argsort(first))[unit.reshape(-1)]  # numbered as they come
         if signals.examples is not None:
@@ -63,13 +63,14 @@ class Splits:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Examples in each."""
+        """Number of examples in each."""
         return {name: int(getattr(self, name).sum()) for name in ("selection", "training", "certification")}
 
 
 def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Other numbers in place of hashes, one for one, uniform where these (serial numbers, say) are not: the finaliser
-    of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014, figure 17)."""
+    """A one-to-one map of hashes to uniform numbers, even if these are, say, serial numbers: the finaliser of
+    SplitMix64
+    (Steele, Lea & Flood, OOPSLA 2014, figure 17)."""
     z = hashes + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -77,12 +78,13 @@ def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 CLOSE = 1e-6
-"""Relative difference of every number up to which two examples are called exact copies: others differ by rounding."""
+"""Largest relative difference of any number between exact copies, to allow for rounding."""
 
 
 def copies_of(hashes: NDArray[np.uint64], x: NDArray[Any] | None) -> NDArray[np.int64]:
-    """(n,) a number for each example, the same for copies: those with one hash, or with (n, ...) inputs near-duplicates
-    that are close."""
+    """(n,) a number for each example, the same for copies: equal hashes or, with (n, ...) inputs, near-duplicates
+    within
+    `CLOSE`."""
     _, which = np.unique(hashes if x is None else near(hashes), return_inverse=True)
     which = which.reshape(-1).astype(np.int64)
     if x is None:
@@ -101,8 +103,9 @@ def copies_of(hashes: NDArray[np.uint64], x: NDArray[Any] | None) -> NDArray[np.
 def refuse_copies(
     copies: NDArray[np.int64], member: NDArray[np.bool_], out_of_distribution: NDArray[np.bool_] | None = None
 ) -> None:
-    """Raise InputError where a member is a copy of a non-member (`copies_of`): what is true of one copy would be false
-    of the other. Of several targets, (targets, n), each is looked at on its own."""
+    """Raise InputError if a member is a copy of a non-member (`copies_of`), so that its membership is undefined.
+    Several
+    targets, (targets, n), are checked one by one."""
     at = np.arange(len(copies)) if out_of_distribution is None else np.flatnonzero(~out_of_distribution)
     _, which = np.unique(copies[at], return_inverse=True)
     for one in np.atleast_2d(member)[:, at]:
@@ -116,18 +119,18 @@ def refuse_copies(
             pairs.append(f"{at[same[one[same]][0]]} and {at[same[~one[same]][0]]}")
         raise InputError(
             f"{int((mixed[which] & one).sum())} members are exact copies of {int((mixed[which] & ~one).sum())}"
-            f" non-members (examples {', '.join(pairs)}{', ...' if mixed.sum() > len(pairs) else ''}): whether such an"
-            " example is a member has no answer. Keep one copy of each, or all its copies on one side, and train"
-            " again; or leave all copies that are on both sides out (--drop-copies)"
+            f" non-members (examples {', '.join(pairs)}{', ...' if mixed.sum() > len(pairs) else ''}): the membership"
+            " of such an example is undefined. Keep one copy of each, or all its copies on one side, and train again;"
+            " or drop all copies that are on both sides (--drop-copies)"
         )
 
 
 def copies_together(signals: Signals) -> tuple[Signals, Control]:
-    """Signals in which copies are in one group, and a line that says so: a copy is no independent example.
-    Signals without hashes or inputs are returned as they are; raises as `refuse_copies`."""
+    """Signals with copies in one group, as copies are not independent, and the control that reports them.
+    Signals without hashes or inputs are returned unchanged; raises as `refuse_copies`."""
     name, hashes = "exact copies", signals.examples
     if hashes is None:
-        says = "neither inputs nor hashes of the examples are in the signals, so exact copies cannot be looked for"
+        says = "the signals hold neither inputs nor hashes of the examples, so exact copies cannot be looked for"
         return signals, Control(name, None, says, {})
     which = copies_of(hashes, signals.inputs)
     refuse_copies(which, signals.membership[list(signals.targets)], signals.out_of_distribution)
@@ -140,7 +143,7 @@ def copies_together(signals: Signals) -> tuple[Signals, Control]:
 
 
 def _joined(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
-    """(n,) the finest grouping in which all that are together in one of two groupings are together."""
+    """(n,) the finest grouping that is coarser than two given ones."""
     (first, a), (second, b) = (np.unique(g, return_inverse=True) for g in (one, other))
     size, a, b = len(first) + len(second), a.reshape(-1), b.reshape(-1) + len(first)
     _, component = connected_components(coo_array((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False)

@@ -1,8 +1,7 @@
-"""Whether the attacks were as strong as they can be. Where these fail, nothing is certified, but a leak that was found
-stands.
+"""Whether the attacks had full strength. If a control fails, nothing is certified, but a proven leak still counts.
 
-    references           whether reference models with and without the scored examples are there
-    recipe               whether what the target releases looks like what the reference models release
+references           there are reference models with and without the scored examples
+recipe               the target's signals look like those of the reference models
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from safexplain.verdict.evidence import WHOLE_MAP, Control, split_level
 from safexplain.verdict.thresholds import weights_of
 
 FEWEST_BOTH_SIDES = 0.8
-"""Share of the scored examples that must have reference models with and without them; four references give 7/8."""
+"""Smallest share of the scored examples with reference models on both sides; four references give 7/8."""
 
 FEWEST_TO_COMPARE = 4
-"""Reference models below which their recipe is not compared with the target's."""
+"""Fewest reference models for comparing their recipe with the target's."""
 
 FEWEST_EXAMPLES = 20
-"""Members and non-members of the target below which nothing is compared."""
+"""Fewest members, and non-members, of the target for a comparison."""
 
 SHARES = {"effect of all signals": 0.45, "effect": 0.1, "level": 0.2, "spread": 0.15}
 """How `RISK` is divided among the kinds of comparison, and within a kind among the signals (Bonferroni's correction). A
-tenth is left, as numbers of models are only nearly normal."""
+tenth is unused, as the compared numbers are only nearly normal."""
 
 MATTERS = {"effect of all signals": 0.1, "effect": 0.1, "level": 0.1, "spread": 0.2}
-"""Smallest difference that counts, however sure it is: of effects, a share of the references'; of levels, standard
-deviations between models; of spreads, the logarithm of a ratio of variances. Attacks hardly lose by smaller ones."""
+"""Smallest difference that counts: of effects, a share of the references'; of levels, standard deviations between
+models; of spreads, the logarithm of a ratio of variances. Smaller ones hardly weaken attacks."""
 
 PREDICTED = ("label", "loss", "margin", "kept", "shares", "prediction")
-"""Signals that all models are asked for alike at every level of patience. What reference models explain at levels above
-1 they explain less often and without noise, so that it is no draw of what the target does."""
+"""Signals that all models answer alike for every number of queries. Explanations of reference models at levels above 1
+use fewer queries and no noise, so they are not comparable with the target's."""
 
 MOST_NUMBERS = 10**8
-"""Numbers of whole maps that are looked at; of more, a part of the examples and of the features."""
+"""Most numbers of whole maps that are compared; larger ones use a part of the examples and features."""
 
 PRIVACY = "differential privacy"
-"""Entry of the signals' meta data: whether the target and its references were trained so, as far as anybody says."""
+"""Entry of the signals' meta data: whether the target and its references are stated to be trained so."""
 
 Floats = NDArray[np.float64]
 Compared = dict[tuple[str, str], Floats]
@@ -58,7 +57,7 @@ def reference_coverage(
 ) -> Control:
     """Whether most (n,) scored examples have reference models (rows of the signals) on both sides; groups count once.
 
-    Likelihood ratios say nothing about others.
+    Likelihood ratios are undefined for others.
     """
     if len(references) < 2:
         return Control("references", None, "there are no reference models", {})
@@ -77,46 +76,44 @@ def recipe_fit(
     scored: NDArray[np.bool_],
     names: Sequence[str] | None = None,
 ) -> Control:
-    """Whether the target's signals look like those of reference models, trained by the same recipe as they should be.
+    """Whether the target's signals look like those of the reference models, which should have the same recipe.
 
-    Trained alike, the target is one more draw of what the references are. Of every model, the others (of pairs of
-    references, one each) are asked what they expect of it, and it is compared with that, the target with the
-    references' comparison among themselves:
+    If trained alike, the target is one more draw from the distribution of the references. Each model is compared with
+    the prediction of all others (one of each pair of references), and the target with the references:
 
-        level     how far its numbers lie from those of the others with the same membership, of members and non-members
-        spread    how much they scatter around them, of members and non-members
-        effect    how much membership changes them, in units of what it changes in the others: the slope of a regression
-                  on the others' difference between members and non-members, example by example; for each signal, and
-                  once for all together
+        level     mean distance from the others with the same membership, for members and for non-members
+        spread    mean squared distance from them, for members and for non-members
+        effect    effect of membership relative to that in the others: the slope of a regression on the others'
+                  difference between members and non-members, example by example; per signal, and for all together
 
-    Each is one number a model, and the target's fails where it lies further from the references' than a t-test allows,
-    at a risk of `RISK` for all, and by more than `MATTERS`. A leak found is a leak; but a certificate would rest on
-    attackers who know less than they may. Numbers enter by their ranks among the models, example by example (van der
-    Waerden's normal scores), so that heavy tails and scales do not matter. Of whole maps and vectors, the length, the
-    mean entry and the log likelihood ratio of membership are compared.
+    Each is one number per model. The control fails if the target's differs from the references' by more than a t-test
+    allows, at a risk of `RISK` for all, and by more than `MATTERS`. A found leak still counts, but a certificate would
+    rest on attackers who know less than they could. Numbers enter by their ranks among the models, example by example
+    (van der Waerden's normal scores), so that heavy tails and scales do not matter. For whole maps and vectors, the
+    length, the mean entry and the log likelihood ratio of membership are compared.
 
     `target` and `references` are rows of the signals, `scored` is (n,) bool, and `names` are of the signals that are
-    judged, as the rows of a suite have them ("l1+mean", "attributions:sign"); None: all. Labels and losses are always
-    compared, which tell recipes apart best; explanations of levels above 1 never, see `PREDICTED`.
+    judged, as in the rows of a suite ("l1+mean", "attributions:sign"); None: all. Labels and losses, which distinguish
+    recipes best, are always compared; explanations of levels above 1 never, see `PREDICTED`.
     """
     name, models = "recipe", np.array([target, *references], dtype=np.int64)
     if len(models) <= FEWEST_TO_COMPARE:
-        return Control(name, None, "with few reference models, recipes cannot be compared", {})
+        return Control(name, None, "there are too few reference models to compare recipes", {})
     at = np.flatnonzero(scored)
     groups = None if signals.groups is None else signals.groups[at]
     at = at[one_of_each(groups, signals.membership[target, at], seed=0)]
     member = signals.membership[np.ix_(models, at)]
     if min(member[0].sum(), (~member[0]).sum()) < FEWEST_EXAMPLES:
-        return Control(name, None, "too few examples to compare recipes on", {})
-    parted: dict[str, list[Compared]] = {}
+        return Control(name, None, "there are too few examples to compare recipes", {})
+    by_set: dict[str, list[Compared]] = {}
     for rows in _independent(member):
         for signal, values, part in _columns(signals, names, models[rows], at, member[rows]):
             if (values != values[:1]).any():
                 one = _compared(_normal_scores(values), member[np.ix_(rows, np.arange(len(at))[part])])
-                parted.setdefault(signal, []).append(one)
-    found = {signal: _together(parts) for signal, parts in parted.items()}
+                by_set.setdefault(signal, []).append(one)
+    found = {signal: _together(parts) for signal, parts in by_set.items()}
     if not found:
-        return Control(name, None, "there is no judged signal to compare recipes by", {})
+        return Control(name, None, "there is no judged signal by which to compare recipes", {})
     tests = list(_tests(found))
     worst = max(tests, key=lambda t: (t.failed, t.of_tolerated))
     failed = bool(worst.failed)
@@ -133,31 +130,32 @@ def recipe_fit(
     )
 
 
-def _privacy_differs(said: Any, tests: Sequence[_Test]) -> str:
-    """What to do where the target, and not its references, was trained with differential privacy, or the reverse.
+def _privacy_differs(stated: Any, tests: Sequence[_Test]) -> str:
+    """Advice if the target, but not its references, was trained with differential privacy, or the reverse.
 
-    `said` tells of "target" and "references" whether they were, as far as anybody says. With differential privacy a
-    model tells less of its members than without, and fits them worse.
+    `stated` maps "target" and "references" to whether they are stated to be. A model with differential privacy reveals
+    less about its members, and fits them worse.
     """
-    target, references = (said.get(n) if isinstance(said, Mapping) else None for n in ("target", "references"))
+    target, references = (stated.get(n) if isinstance(stated, Mapping) else None for n in ("target", "references"))
     effect = next(t for t in tests if t.kind == "effect of all signals")
     losses = [t for t in tests if t.kind == "level" and t.signal == "loss" and t.side == "members" and t.failed]
     less = effect.ratio < 1 and (effect.failed or any(t.by > 0 for t in losses))
     more = effect.ratio > 1 and (effect.failed or any(t.by < 0 for t in losses))
     if target and references is False:
         return (
-            "The target was trained with differential privacy, as its statement says, and its references were not: add"
+            "The target was trained with differential privacy, as its statement says, but its references were not: add"
             " [dp] to the recipe, or give --privacy"
         )
     if less and not references:
         return (
-            "The target tells less of its members than they do, as after training with differential privacy: if it was"
-            " trained so, and its references were not, add [dp] to the recipe, or give --privacy"
+            "The target reveals less about its members than they do, as with differential privacy: if it was trained"
+            " so and they were not, add [dp] to the recipe, or give --privacy"
         )
     if more and references and not target:
         return (
-            "The references were trained with differential privacy, and the target tells more of its members, as if it"
-            " was not: leave [dp] out of the recipe, or correct it"
+            "The references were trained with differential privacy, but the target reveals more about its members,"
+            " as if"
+            " it was not: remove [dp] from the recipe, or correct it"
         )
     return ""
 
@@ -169,19 +167,19 @@ class _Test:
     kind: str
     says: str
     failed: bool
-    of_tolerated: float  # how far it lies from them, in units of what is tolerated
-    ratio: float  # to their mean
-    by: float  # how much it lies above their mean
+    of_tolerated: float  # distance from them, in units of the tolerance
+    ratio: float  # relative to their mean
+    by: float  # difference from their mean
     signal: str
     side: str  # members or non-members
 
 
 def _compared(a: Floats, member: NDArray[np.bool_]) -> Compared:
-    """(models, examples) numbers of one signal on one scale, each model's compared with what all others expect.
+    """Compares each model's (models, examples) numbers of one signal with the prediction of all others.
 
-    The ratio of "covariance" and "variance", sums over the examples of the expected effect with what is there, and of
-    its square, is the slope of "effect". Of each side, "level" is the mean distance, and "spread" the logarithm of the
-    mean squared one. All are (models,).
+    The slope "effect" is "covariance" (the sum over examples of expected effect times distance) over "variance" (that
+    of its square). "level" is the mean distance of a side, and "spread" the logarithm of the mean squared one. All are
+    (models,).
     """
     one = member.astype(np.float64)
     sides = []
@@ -194,7 +192,7 @@ def _compared(a: Floats, member: NDArray[np.bool_]) -> Compared:
     residual = a - np.where(member, (a * one).sum(0), (a * (1 - one)).sum(0)) / np.maximum(
         np.where(member, one.sum(0), (1 - one).sum(0)), 1
     )
-    # what one example's gap says is shrunk towards the mean of all, as far as it is noise (empirical Bayes)
+    # gaps of single examples are shrunk towards the mean of all, by their share of noise (empirical Bayes)
     within = (residual**2).sum() / max((len(a) - 2) * a.shape[1], 1)
     noise = float((within * (1 / np.maximum(n1, 1) + 1 / np.maximum(n0, 1)))[known].mean()) if known.any() else 0.0
     mean, variance = (float(gap[known].mean()), float(gap[known].var())) if known.any() else (0.0, 0.0)
@@ -214,7 +212,7 @@ def _compared(a: Floats, member: NDArray[np.bool_]) -> Compared:
 
 
 def _together(parts: Sequence[Compared]) -> Compared:
-    """Of independent sets of references: the target's mean over the sets, and all references."""
+    """Joins independent sets of references: the target's mean over the sets, then all references."""
     return {
         what: np.concatenate([[np.mean([part[what][0] for part in parts])], *(part[what][1:] for part in parts)])
         for what in parts[0]
@@ -222,9 +220,9 @@ def _together(parts: Sequence[Compared]) -> Compared:
 
 
 def _independent(member: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    """Rows of the target, the first, with one reference of each pair, and with the others (`partners`).
+    """Rows of the target, which is first, with one reference of each pair, and then with the others (`partners`).
 
-    Within a set all models are alike: no membership follows from the others', as it does within a pair.
+    Within a set no model's membership follows from another's, as it does within a pair.
     """
     partner, rows = partners(member), np.arange(len(member))
     second = (partner > 0) & (partner < rows)
@@ -276,7 +274,7 @@ def _columns(
     at: NDArray[np.int64],
     member: NDArray[np.bool_],
 ) -> Iterator[tuple[str, Floats, slice]]:
-    """Name, numbers (models, examples) and which of the examples, of everything that is compared."""
+    """Name, numbers (models, examples) and the slice of examples of every compared quantity."""
     wanted = [*signals.values, WHOLE_MAP]
     if names is not None:
         wanted = [part.partition(":")[0] for signal in names for part in signal.split("+")]
@@ -303,7 +301,7 @@ def _columns(
 
 
 def _map_ratio(maps: NDArray[np.float32], member: NDArray[np.bool_]) -> Floats:
-    """(models, examples) log likelihood ratio of membership by all other models, features taken as independent."""
+    """(models, examples) log likelihood ratio of membership by all other models, with independent features."""
     n1, n0 = member.sum(0), (~member).sum(0)
     sum1, sum0 = np.zeros(maps.shape[1:]), np.zeros(maps.shape[1:])
     for inside, a in zip(member[..., None], maps, strict=True):

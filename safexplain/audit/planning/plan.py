@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from safexplain.audit.answers import DITHERS_WITHOUT_NOISE, ExplainModel, predict
-from safexplain.audit.attacks.scoring import FEWEST_FOR_NULL
+from safexplain.audit.attacks.scoring import MIN_FOR_NULL
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries, levels_of
@@ -230,7 +230,7 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
     trained, rows = question.shadows, question.scored_rows
     number = len(trained.models) if trained is not None else 0 if question.recipe is None else looks[0].references
     scored, n, level = question.population.part(rows), len(rows), max(levels_of(policy.patience), default=0)
-    null = int(1 + number < FEWEST_FOR_NULL and question.build is not None)
+    null = int(1 + number < MIN_FOR_NULL and question.build is not None)
     m, twice = 1 + number + null, question.compares
     clock, stages, rates, notes = Clock(place, budget), list[Stage](), Rates(), list[str]()
     if parallel():
@@ -287,7 +287,7 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
         compared = name == NATIVE and twice  # attacked at one query
         title = "attacking" if endpoint else f"attacking ({name})"
         stages.append(Stage(title, attacking / len(policy.patience) if compared else attacking))
-    if question.explains and endpoint is None and m >= FEWEST_FOR_NULL:
+    if question.explains and endpoint is None and m >= MIN_FOR_NULL:
         stages.append(Stage("root cause", numbers * CAUSE_NUMBER))
     question.progress("planning", 3, 3, "done")
     weights = 0 if like is None else sum(t.numel() * t.element_size() for t in (*like.parameters(), *like.buffers()))

@@ -123,5 +123,5 @@ def test_too_few_references_and_too_many_labels_are_refused():
     with pytest.raises(InputError, match="at least 4 reference models"):
         SMALL(signal[0], signal[1:], member[1:])
     signal, member = released(1.0)
-    with pytest.raises(ConfigurationError, match="labels=2"):
+    with pytest.raises(ConfigurationError, match=r"labels: expected at most 1, .* got 2"):
         Boosted(labels=2)(signal[0], signal[1:], member[1:])

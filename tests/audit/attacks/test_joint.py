@@ -300,9 +300,9 @@ def test_scores_are_always_finite():
 def test_more_than_2048_numbers_are_refused():
     signal = np.random.default_rng(0).normal(size=(5, 6, 2049))
     membership = np.arange(24).reshape(4, 6) % 5 < 2
-    with pytest.raises(InputError, match=r"1 to 2048 numbers an example, got 2049; use LikelihoodRatio"):
+    with pytest.raises(InputError, match=r"1 to 2048 numbers per example, got 2049; use LikelihoodRatio"):
         JointLikelihoodRatio()(signal[0], signal[1:], membership)
-    with pytest.raises(InputError, match="1 to 2048 numbers an example, got 0"):
+    with pytest.raises(InputError, match="1 to 2048 numbers per example, got 0"):
         JointLikelihoodRatio()(signal[0, :, :0], signal[1:, :, :0], membership)
 
 

@@ -252,7 +252,7 @@ T, S, M = world(6, 4)[:3]
     [
         ((T[:5], S, M), "expected target"),
         ((T[:, None, None], S[..., None, None], M), "expected target"),
-        ((T, S, M * 1), "membership must be bool"),
+        ((T, S, M * 1), "membership: expected bool"),
         ((np.where(np.arange(6) == 2, np.nan, T), S, M), "1 values of the target signal"),
         ((T, np.where(S[0, 0] == S, np.inf, S), M), "1 values of the shadows signal"),
     ],
@@ -271,7 +271,7 @@ def test_references_on_one_side_only_are_refused():
 def test_the_logarithm_of_a_negative_signal_is_refused():
     with pytest.raises(InputError, match=r"negative values.*transform='identity'"):
         LikelihoodRatio("log")(-np.abs(T), np.abs(S), M)
-    with pytest.raises(InputError, match="not for vectors"):
+    with pytest.raises(InputError, match="transform: expected auto or identity for vectors, got log"):
         LikelihoodRatio("log")(np.abs(T)[:, None], np.abs(S)[..., None], M)
 
 

@@ -179,7 +179,7 @@ def test_pooled_ratios_of_equal_values_are_equal_and_wrong_input_is_refused():
     member = np.arange(400).reshape(4, 100) % 2 == 0
     scores = PooledDensityRatio()(np.ones(100), np.ones((4, 100)), member)
     assert np.ptp(scores) == 0
-    with pytest.raises(InputError, match="only members"):
+    with pytest.raises(InputError, match="expected members and non-members of the reference models"):
         PooledDensityRatio()(np.ones(100), np.ones((4, 100)), np.ones((4, 100), dtype=bool))
     with pytest.raises(InputError, match="one number per example"):
         PooledDensityRatio()(np.ones((100, 2)), np.ones((4, 100, 2)), member)

@@ -95,14 +95,14 @@ def test_what_it_cannot_use_is_refused():
     membership[:2] = [[True], [False]]
     with pytest.raises(InputError, match="pass the loss"):
         RMIA()(-target, shadows, membership)
-    with pytest.raises(InputError, match="one loss an example"):
+    with pytest.raises(InputError, match="one loss per example"):
         RMIA()(target[:, None], shadows[..., None], membership)
     with pytest.raises(InputError, match="at least 2 examples"):
         RMIA()(target[:1], shadows[:, :1], membership[:, :1])
     with pytest.raises(InputError, match="train more reference models"):
         RMIA()(target, shadows, np.zeros_like(membership))
     assert np.isfinite(RMIA(offline=True)(target, shadows, np.zeros_like(membership))).all()
-    with pytest.raises(InputError, match="add models that were not"):
+    with pytest.raises(InputError, match="needs reference models without the example"):
         RMIA(offline=True)(target, shadows, np.ones_like(membership))
     with pytest.raises(InputError, match="expected target"):
         RMIA()(target[:5], shadows, membership)

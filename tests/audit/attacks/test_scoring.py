@@ -451,5 +451,5 @@ def test_all_models_are_asked_about_the_label_that_the_target_gave():
 
 def test_a_label_without_a_share_is_an_error():
     target, shadows, member = np.array([[2.0, 0.1, 0.2]]), np.zeros((4, 1, 3)), np.zeros((4, 1), dtype=bool)
-    with pytest.raises(InputError, match="labels lie in"):
+    with pytest.raises(InputError, match="labels: expected 0 to"):
         OwnLabelRatio()(target, shadows, member)

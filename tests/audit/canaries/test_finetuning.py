@@ -56,7 +56,7 @@ def test_a_training_by_persons_is_audited_through_its_own_code():
     tuned = tuner(network(), groups=np.arange(40) // 4, batch_size=10, trainable="head", steps=2)
     found = audit_training(tuned, "mislabelled", runs=8)
     assert found.claim.mechanism == tuned.plan.phase()
-    with pytest.raises(ConfigurationError, match="none of single records"):
+    with pytest.raises(ConfigurationError, match="no gradients of single records"):
         audit_training(tuned, "gradient", runs=8)
 
 

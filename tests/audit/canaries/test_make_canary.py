@@ -204,7 +204,7 @@ def test_what_cannot_be_crafted_is_named(scenario, arguments, error, says):
 
 def test_data_and_references_that_do_not_fit_are_refused():
     x, y, found = trained(HEAD)
-    with pytest.raises(InputError, match="finite, got NaN"):
+    with pytest.raises(InputError, match="expected finite x, got NaN"):
         make_canary("crafted", HEAD, x.log(), y, found)
     with pytest.raises(InputError, match="row from 0 to 9"):
         make_canary("crafted", HEAD, x[:10], y[:10], replace(found, target=12))
@@ -217,6 +217,6 @@ def test_inputs_that_are_no_real_numbers_cannot_be_crafted_but_mislabelled():
     x, y = torch.randint(5, (8, 3), generator=seeded()), torch.arange(8) % 2
     found = reference_of(model, x, y, 2)
     network = ModuleNetwork(model, 2)
-    with pytest.raises(InputError, match="make it on their embeddings"):
+    with pytest.raises(InputError, match="craft it on embeddings"):
         make_canary("crafted", network, x, y, found)
     assert make_canary("mislabelled", network, x, y, found).y == 1 - int(y[found.target])

@@ -47,7 +47,8 @@ def test_tokens_and_bytes_get_a_record_that_the_training_can_take():
 
 
 @pytest.mark.parametrize(
-    ("y", "says"), [(torch.zeros(6), "have one class"), (torch.tensor([0, 1, -1, 0, 1, 0]), "class indices")]
+    ("y", "says"),
+    [(torch.zeros(6), "at least two classes, got one"), (torch.tensor([0, 1, -1, 0, 1, 0]), "class indices")],
 )
 def test_labels_without_another_class_are_an_error_that_says_so(y, says):
     with pytest.raises(InputError, match=says):

@@ -98,7 +98,7 @@ def test_the_drift_is_of_the_batches_that_the_movement_is_of():
 
 
 def test_confidence_is_read_at_equal_distances(monkeypatch):
-    monkeypatch.setattr(module, "_LOOKS", 2)
+    monkeypatch.setattr(module, "_READS", 2)
     x, y = data()
     network = LinearHead(D, CLASSES)
     path = slow_training(network, x, y, torch.zeros(15, dtype=torch.float64))
@@ -108,7 +108,7 @@ def test_confidence_is_read_at_equal_distances(monkeypatch):
 
 
 def test_one_logit_gives_the_confidence_of_both_classes(monkeypatch):
-    monkeypatch.setattr(module, "_LOOKS", 1)
+    monkeypatch.setattr(module, "_READS", 1)
     x, y = data()
     recipe = replace(RECIPE, classes=2, one_logit=True)
     found = reference(LinearHead(D, 2, one_logit=True), x, y % 2, recipe, generator=seeded())

@@ -348,10 +348,10 @@ def test_most_examples_need_references_on_both_sides():
 @pytest.mark.parametrize(
     ("target", "references", "share", "says"),
     [
-        (True, False, 3.0, "was trained with differential privacy, as its statement says, and its references were not"),
-        (None, False, 3.0, "as after training with differential privacy: if it was trained so"),
+        (True, False, 3.0, "was trained with differential privacy, as its statement says, but its references were not"),
+        (None, False, 3.0, "as with differential privacy: if it was trained so"),
         (None, None, 3.0, "add [dp] to the recipe, or give --privacy"),
-        (None, True, 0.3, "leave [dp] out of the recipe"),
+        (None, True, 0.3, "remove [dp] from the recipe"),
         (True, True, 3.0, ""),
         (True, True, 0.3, ""),
         (None, False, 0.3, ""),

@@ -1,7 +1,6 @@
-"""The canary of a probe: taken from the user, made for any module, or found by watching a training; kept on disk.
+"""The canary of a probe: given by the user, made for any module, or found by watching a training; stored on disk.
 
-`ModuleNetwork` makes a module a model whose parameters are one flat tensor, with the gradients of single records: of
-the cross-entropy, by `torch.func` (vmap of grad), or record by record for models that vmap refuses.
+`ModuleNetwork` presents a module as a model whose parameters are one flat tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from safexplain._files import atomic_file
 from safexplain.audit.canaries.canary import Canary, GradientCanary, RecordCanary
 from safexplain.audit.canaries.make_canary import make_canary
 from safexplain.audit.canaries.outlier import far_record
-from safexplain.audit.canaries.reference import Reference, least_sure, true_class_probability
+from safexplain.audit.canaries.reference import Reference, least_confident, true_class_probability
 from safexplain.audit.canaries.trainer.data import stacked
 from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.dp.sgd.opacus_engine import without_hooks
@@ -29,18 +28,20 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
 SOME = 1024
-"""Records of a data set on demand that are read for an outlier."""
+"""Records that are read from a map-style data set for an outlier."""
 
 
 def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
-    """A record canary of the user's: (x', y').
+    """The user's record canary (x', y').
 
     Raises:
         InputError: not a record like those of the data.
         ConfigurationError: no target.
     """
     if target is None:
-        raise ConfigurationError("canary: give target=, the number of the record that it stands in for")
+        raise ConfigurationError(
+            "canary: expected target=, got None; give target=, the number of the record that it replaces"
+        )
     z, own = data[target]
     try:
         x, y = given
@@ -53,7 +54,9 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
         )
     same = torch.equal(instead, z)
     if same and label == int(own):
-        raise InputError("canary: it is the target record itself; D and D' would be the same")
+        raise InputError(
+            "canary: expected a record that differs from the target, got an equal one; D and D' would be the same"
+        )
     kind: Any = scenario
     if scenario != "outlier":
         kind = "mislabelled" if same else "crafted" if scenario in ("mislabelled", "gradient") else scenario
@@ -61,7 +64,7 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
 
 
 def make_outlier(data: Any, target: int) -> RecordCanary:
-    """A record far from the others, which takes no model; of a data set that is read on demand, from some of them."""
+    """A record far from the others, without a model; for a map-style data set, far from some of them."""
     n, at = len(data), target
     if not isinstance(data, TensorDataset) and n > SOME:
         rows = sorted({*range(0, n, n // SOME), target})
@@ -78,8 +81,8 @@ def make_record(
     auxiliary: tuple[Tensor, Tensor] | None,
     seed: int,
 ) -> RecordCanary:
-    """Craft z' for a module; the target is the record whose true class is least probable under it unless given."""
-    network, x, y, confidence = _judged(model, data)
+    """Craft z' for a module; the target defaults to the record with the least probable true class."""
+    network, x, y, confidence = _with_confidence(model, data)
     if auxiliary is not None:
         auxiliary = torch.as_tensor(auxiliary[0]).to(x), torch.as_tensor(auxiliary[1]).to(y)
     generator = torch.Generator(x.device).manual_seed(seed)
@@ -92,22 +95,22 @@ def make_record(
 
 
 def class_targets(model: nn.Module | None, data: Any) -> dict[int, int]:
-    """Class -> the record of it of which the model is least sure, or its first one; the rarest class first.
+    """Class -> its record with the least confidence (without a model the first one); the rarest class first.
 
     Raises:
-        InputError: labels are no class indices.
+        InputError: labels are not class indices.
     """
     if model is not None:
-        _, _, y, confidence = _judged(model, data)
-        return least_sure(confidence, y)
+        _, _, y, confidence = _with_confidence(model, data)
+        return least_confident(confidence, y)
     y = torch.stack([data[i][1] for i in range(len(data))])
     if y.dim() != 1 or not bool((y == y.long()).all()):
         raise InputError(f'target="classes": expected class indices (n,), got {y.dtype} of shape {tuple(y.shape)}')
-    return least_sure(torch.zeros(len(y)), y.long())
+    return least_confident(torch.zeros(len(y)), y.long())
 
 
-def _judged(model: nn.Module, data: Any) -> tuple[ModuleNetwork, Tensor, Tensor, Tensor]:
-    """The model, all records on its device, and how probable it finds the true class of each."""
+def _with_confidence(model: nn.Module, data: Any) -> tuple[ModuleNetwork, Tensor, Tensor, Tensor]:
+    """The model, all records on its device, and the probability of the true class of each."""
     model = without_hooks(copy.deepcopy(model))
     x, y = stacked(data)
     parameter = next(iter(model.parameters()), x)
@@ -129,7 +132,9 @@ class ModuleNetwork:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", copy.deepcopy(self.model).eval())
         if not self.trainable:
-            raise InputError("model: no parameter needs a gradient; set requires_grad for those that are trained")
+            raise InputError(
+                "model: expected trainable parameters, got none; set requires_grad for those that are trained"
+            )
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -138,12 +143,12 @@ class ModuleNetwork:
 
     @property
     def parameters(self) -> int:
-        """P."""
+        """Number P of parameters."""
         return sum(p.numel() for p in self.trainable.values())
 
     @property
     def theta(self) -> Tensor:
-        """(P,) the model's own parameters."""
+        """(P,) current parameters of the model."""
         return torch.cat([p.detach().flatten() for p in self.trainable.values()])
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -151,7 +156,7 @@ class ModuleNetwork:
         trainable = self.trainable
         parts = torch.split(theta[0], [p.numel() for p in trainable.values()])
         state = {name: part.view_as(p) for (name, p), part in zip(trainable.items(), parts, strict=True)}
-        found: Tensor = functional_call(self.model, state, (_as_taken(x, theta),))
+        found: Tensor = functional_call(self.model, state, (_in_precision(x, theta),))
         found = found[:, None] if found.dim() == 1 else found
         if found.shape not in ((len(x), self.classes), (len(x), 1 if self.classes == 2 else self.classes)):
             raise InputError(
@@ -165,33 +170,34 @@ def logits_of(model: nn.Module, x: Tensor, *, finite: bool = True) -> Tensor:
     """Logits (n, outputs) on the CPU, of a model in evaluation mode.
 
     Raises:
-        InputError: they are of another shape, or not finite where that is expected.
+        InputError: another shape, or not finite although `finite` is set.
     """
     parameter = next(model.parameters(), x)
     with torch.no_grad():
-        found = model.eval()(_as_taken(x.to(parameter.device), parameter))
+        found = model.eval()(_in_precision(x.to(parameter.device), parameter))
     if not isinstance(found, Tensor) or found.dim() not in (1, 2) or len(found) != len(x):
         raise InputError(
-            f"the model that train returned gives {getattr(found, 'shape', type(found).__name__)} for {len(x)}"
-            " records; expected logits (n, classes), or pass score= to compute the score from it yourself"
+            "train: expected a model that returns logits (n, classes), got"
+            f" {getattr(found, 'shape', type(found).__name__)}"
+            f" for {len(x)} records; pass score= to compute the score from the model yourself"
         )
     found = found.detach().double().cpu().reshape(len(x), -1)
     if finite and not bool(found.isfinite().all()):
         raise InputError(
-            "the model that train returned gives NaN or infinite logits for the target or its canary: training"
-            " diverged; lower its learning rate"
+            "train: expected finite logits for the target and its canary, got NaN or infinity: training diverged; lower"
+            " its learning rate"
         )
     return found
 
 
-def _as_taken(x: Tensor, parameter: Tensor) -> Tensor:
-    """Real inputs in the precision of the model, as float64 records of a training in float32; others as they are."""
+def _in_precision(x: Tensor, parameter: Tensor) -> Tensor:
+    """Real inputs in the precision of the model; others unchanged."""
     real = x.is_floating_point() and parameter.is_floating_point()
     return x.to(parameter.dtype) if real else x
 
 
 def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> GradientCanary:
-    """The parameter that moves least in a training on D without noise and without the target, and its drift."""
+    """The gradient canary at the parameter that moves least in a training on D without noise and without the target."""
     hook = GradientHook(target)
     train(hook)
     assert hook.movement is not None
@@ -201,7 +207,7 @@ def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> Gradie
 
 
 def save_canary(path: Path, canary: Canary) -> None:
-    """Write it, all or nothing."""
+    """Write it atomically."""
     with atomic_file(path) as partial, partial.open("wb") as file:
         torch.save(canary, file)
 
@@ -218,5 +224,5 @@ def load_canary(path: Path) -> Canary | None:
         with torch.serialization.safe_globals([*get_args(Canary)]):
             found: Canary = torch.load(path, weights_only=True)
     except Exception as error:
-        raise InputError(f"{path} is damaged ({error}); delete its folder to start anew") from None
+        raise InputError(f"{path} is damaged ({error}); delete its folder to start again") from None
     return found

@@ -1,4 +1,4 @@
-"""What a user's training function gets: the records of D or D'."""
+"""The data set of a user's training function: the records of D or D'."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Record = tuple[Tensor, Tensor]
 
 
 class NeighbouringData(Dataset[Record]):
-    """The records of D or of D', with what stands `instead` of some of them; `fetched` is told of every one fetched."""
+    """The records of D or of D', with replacements `instead` of some; `fetched` notes every record that is fetched."""
 
     def __init__(self, data: Any, instead: Mapping[int, Record] | None = None, fetched: Fetched | None = None) -> None:
         self.data, self.instead, self.fetched = data, dict(instead or {}), fetched
@@ -39,7 +39,7 @@ class NeighbouringData(Dataset[Record]):
         return self._record(at)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Record]:
-        """What a DataLoader asks for a batch."""
+        """A batch, as a DataLoader fetches it."""
         found = [self._checked(number) for number in numbers]
         if self.fetched:
             self.fetched.batch(found)
@@ -52,7 +52,7 @@ class NeighbouringData(Dataset[Record]):
 
     def _record(self, number: int) -> Record:
         x, y = self.instead[number] if number in self.instead else self.data[number]
-        return x.clone(), y.clone()  # training may change in place what it gets
+        return x.clone(), y.clone()  # training may change its batch in place
 
 
 def records(data: Any) -> Any:
@@ -64,7 +64,7 @@ def records(data: Any) -> Any:
     found = records_of(data)
     if isinstance(found, InMemory):
         if not isinstance(found.x, Tensor):
-            raise InputError("data: expected one input tensor a record, got several; put them into one")
+            raise InputError("data: expected one input tensor per record, got several; concatenate them")
         return TensorDataset(found.x, found.y)
     return _OnDemand(data)
 
@@ -78,12 +78,12 @@ def stacked(data: Any) -> tuple[Tensor, Tensor]:
 
 
 def digest_of(data: Any) -> str:
-    """Of all records in order. A map-style data set is read once."""
+    """Digest of all records in order; a map-style data set is read once."""
     return digest(*(data.tensors if isinstance(data, TensorDataset) else (digest(*data[i]) for i in range(len(data)))))
 
 
 class _OnDemand:
-    """Records of a map-style data set as tensors; pickled once into one array, which is sent to a worker once."""
+    """Records of a map-style data set as tensors; pickled once, so that each worker receives it once."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -112,8 +112,8 @@ def _unpickled(pickled: NDArray[np.uint8]) -> _OnDemand:
 class Fetched:
     """Numbers of the records that were fetched for the next step, in order.
 
-    Batches of a `torch.utils.data.DataLoader` arrive whole. Records that were fetched one at a time count only where
-    no batch was. What is fetched without gradients, as for an evaluation, does not count.
+    Single records count only if no batch of a `torch.utils.data.DataLoader` was fetched. Records fetched without
+    gradients, as for an evaluation, do not count.
     """
 
     def __init__(self) -> None:
@@ -121,12 +121,12 @@ class Fetched:
         self._single: list[int] = []
 
     def batch(self, numbers: Sequence[int]) -> None:
-        """A loader fetched these."""
+        """Note a batch of a loader."""
         if torch.is_grad_enabled():
             self._batches = [*(self._batches or []), *numbers]
 
     def one(self, number: int) -> None:
-        """A record was fetched by itself."""
+        """Note a single record."""
         if torch.is_grad_enabled():
             self._single.append(number)
 

@@ -1,8 +1,8 @@
 """A hook that puts a gradient canary into the loop of a user's training function.
 
-The loop has to use an optimizer of Opacus or `safexplain.dp`, which sees each record's gradient before it is clipped.
-The row of the target is found by counting: the data set tells which records were fetched since the last step, and the
-rows of `grad_sample` are in their order. Values are not compared, so that augmented or equal records are no problem.
+The loop must use an optimizer of Opacus or `safexplain.dp`, which has each record's gradient before clipping. The row
+of the target is found by counting: the data set notes the records fetched since the last step, and the rows of
+`grad_sample` are in their order. Values are not compared, so records may be augmented or equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safexplain.errors import InputError, RefusedError
 __all__ = ["OVER", "GradientHook", "rows_of", "watched_optimizers"]
 
 OVER = 10.0
-"""Norm of the canary's gradient over the bound C: right clipping makes C of it, wrong clipping shows."""
+"""Norm of the canary's gradient over the bound C; correct clipping reduces it to C."""
 
 _LOCK = threading.RLock()
 
@@ -30,20 +30,20 @@ _INSTEAD = 'audit it with a record canary (scenario="mislabelled", "crafted" or 
 
 @contextmanager
 def watched_optimizers(attach: Callable[[Any], None]) -> Iterator[None]:
-    """Private optimizers that this thread makes meanwhile are attached to; other threads wait for each other.
+    """Call `attach` on private optimizers that this thread creates meanwhile; other threads wait.
 
-    Their `clip_and_accumulate` and `add_noise`, which `attach` may replace, are theirs again afterwards.
+    Their `clip_and_accumulate` and `add_noise`, which `attach` may replace, are restored afterwards.
     """
     from opacus.optimizers import DPOptimizer  # a second to import, which the command line would pay at each start
 
-    owner, seen = threading.get_ident(), list[Any]()
+    owner, attached = threading.get_ident(), list[Any]()
     with _LOCK:
         original = DPOptimizer.__init__
 
         def init(made: Any, /, *args: Any, **kwargs: Any) -> None:
             original(made, *args, **kwargs)
             if threading.get_ident() == owner:
-                seen.append(made)
+                attached.append(made)
                 attach(made)
 
         DPOptimizer.__init__ = init
@@ -51,7 +51,7 @@ def watched_optimizers(attach: Callable[[Any], None]) -> Iterator[None]:
             yield
         finally:
             DPOptimizer.__init__ = original
-            for made in seen:
+            for made in attached:
                 for name in ("clip_and_accumulate", "add_noise"):
                     made.__dict__.pop(name, None)
 
@@ -65,13 +65,13 @@ def rows_of(p: Any) -> int:
 class GradientHook:
     """Watches the optimizer of one training, and replaces the gradient of the record `target`.
 
-    By one along the parameter `coordinate` alone, `OVER` times as long as the bound, up for `sign` +1 (D) and down for
-    -1 (D'). For the reference, coordinate None: zeros instead, no noise, and moves are kept.
+    The new gradient lies along the parameter `coordinate`, `OVER` times as long as the bound, up for `sign` +1 (D) and
+    down for -1 (D'). For the reference (coordinate None) it is 0, there is no noise, and movement is recorded.
     """
 
     def __init__(self, target: int, coordinate: int | None = None, sign: float = 1.0) -> None:
         self.target, self.coordinate, self.sign = target, coordinate, sign
-        self.fetched = Fetched()  # to be told by the data set
+        self.fetched = Fetched()  # filled by the data set
         self.optimizer: Any = None
         self.movement: Tensor | None = None  # (P,) sum over the steps of how far each parameter moved
         self._start: Tensor | None = None
@@ -80,24 +80,25 @@ class GradientHook:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Optimizers made meanwhile are watched.
+        """Watch optimizers that are created meanwhile.
 
         Raises:
-            RefusedError: at the end, if no step of such an optimizer was seen.
+            RefusedError: at the end, if no step of such an optimizer was observed.
         """
         with watched_optimizers(self._attach):
             yield
         if not self._steps:
             raise RefusedError(
-                "no step of an Opacus DPOptimizer was seen: the training does not use one, made it before it was"
-                f" called, or runs in another process; {_INSTEAD}"
+                "expected steps of an Opacus DPOptimizer, observed none: the training does not use one, created it"
+                " before"
+                f" it was called, or runs in another process; {_INSTEAD}"
             )
         if self.coordinate is None:
-            self._keep()
+            self._add_movement()
 
     @property
     def moved(self) -> Tensor:
-        """(P,) how far every parameter is from where it was before the first step."""
+        """(P,) movement of every parameter since before the first step."""
         assert self._start is not None
         return self._flat().double() - self._start.double()
 
@@ -106,11 +107,11 @@ class GradientHook:
 
         if isinstance(optimizer, DPOptimizerFastGradientClipping):
             raise RefusedError(
-                'ghost clipping has no gradients of single records to replace: train with mode="hooks"'
+                'ghost clipping has no gradients of single records to replace; train with mode="hooks"'
                 f' (grad_sample_mode="hooks" in Opacus), or {_INSTEAD}'
             )
         if self.optimizer is not None:
-            raise RefusedError(f"the training makes more than one DPOptimizer; {_INSTEAD}")
+            raise RefusedError(f"expected one DPOptimizer, got several; {_INSTEAD}")
         self.optimizer = optimizer
         self.fetched.take()  # looked at before training
         clip, add_noise = optimizer.clip_and_accumulate, optimizer.add_noise
@@ -128,12 +129,12 @@ class GradientHook:
             if self.coordinate is not None:
                 add_noise()
                 return
-            self._keep()
-            kept, optimizer.noise_multiplier = optimizer.noise_multiplier, 0.0
+            self._add_movement()
+            multiplier, optimizer.noise_multiplier = optimizer.noise_multiplier, 0.0
             try:
                 add_noise()
             finally:
-                optimizer.noise_multiplier = kept
+                optimizer.noise_multiplier = multiplier
 
         optimizer.clip_and_accumulate, optimizer.add_noise = replaced, watched
 
@@ -145,18 +146,19 @@ class GradientHook:
             return numbers
         if rows == 0 and any(p.summed_grad is not None for p in self.optimizer.params):
             raise RefusedError(
-                "gradients came to the optimizer already clipped and summed, as in mode ghost: train with"
+                "the optimizer received gradients that were already clipped and summed, as in mode ghost; train with"
                 f' mode="hooks", or {_INSTEAD}'
             )
         raise RefusedError(
-            f"gradients of {rows} records are about to be clipped, but {len(numbers)} records were fetched from the"
-            " data set since the last step, so that the target's cannot be told. Fetch each batch from the data set"
-            " right before its step: DataLoader(dataset, num_workers=0), no prefetching, no copy of the data; or"
+            f"expected gradients of the {len(numbers)} records fetched from the data set since the last step, got"
+            f" {rows}, so"
+            " the target's row is unknown. Fetch each batch from the data set right before its step:"
+            " DataLoader(dataset, num_workers=0), no prefetching, no copy of the data; or"
             f" {_INSTEAD}"
         )
 
     def _replace(self, rows: list[int], batch: int) -> None:
-        """Zeros in these rows of every parameter's gradients, but for the canary's."""
+        """Replace these rows of every parameter's gradients: by zeros, except for the canary's coordinate."""
         size = self.sign * OVER * float(self.optimizer.max_grad_norm)
         at, first = self.coordinate, 0
         for p in self.optimizer.params:
@@ -174,13 +176,13 @@ class GradientHook:
                 start += len(g)
             first += p.numel()
         if at is not None and at >= first:
-            raise InputError(f"coordinate {at}: the optimizer holds {first} parameters")
+            raise InputError(f"coordinate {at}: expected less than {first}, as the optimizer holds {first} parameters")
 
     def _flat(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p in self.optimizer.params])
 
-    def _keep(self) -> None:
-        """Add what was moved since the last time."""
+    def _add_movement(self) -> None:
+        """Add the movement since the last call."""
         now = self._flat()
         moved = torch.zeros_like(now) if self._before is None else (now - self._before).abs()
         self.movement = moved if self.movement is None else self.movement + moved

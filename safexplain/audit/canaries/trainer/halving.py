@@ -1,10 +1,9 @@
-"""Several scenarios within a time: runs go where the signs are (successive halving, Jamieson and Talwalkar 2016, arXiv
-1502.07943).
+"""Several scenarios within a time limit, by successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943).
 
-Every scenario gets as many runs; the half with the stronger signs gets twice as many more, and so on until one is left.
-Each look at a scenario is a judgement at the confidence 1 - risk / (scenarios * stages). There are so many looks at
-most, whichever scenarios were left out in between, so that by the union bound no more than the risk is the probability
-that any of them refutes a right training. A refutation therefore ends the audit, and what was left out is not judged.
+Every scenario gets the same number of runs; the half with the stronger signs gets twice as many more, until one is
+left. Each judgement of a scenario has the confidence 1 - risk / (scenarios * stages). There are at most so many
+judgements, so by the union bound, the probability that any of them refutes a correct training is at most the risk. A
+refutation therefore ends the audit.
 """
 
 from __future__ import annotations
@@ -20,51 +19,51 @@ from safexplain.verdict.canaries.result import CanaryResult
 
 __all__ = ["audit_within", "runs_within", "stages_of"]
 
-FEWEST = 20
-"""Runs of a scenario at its first look."""
+MIN_RUNS = 20
+"""Fewest runs of a scenario at its first judgement."""
 
-MOST = 20_000
-"""Runs in all, beyond which more time shows little more."""
+MAX_RUNS = 20_000
+"""Most runs in total, beyond which more time shows little more."""
 
 
 def stages_of(scenarios: int, runs: int) -> list[tuple[int, int]]:
-    """How many scenarios are left at each look, and how many runs each of them has had by then.
+    """Scenarios left at each judgement, and the runs that each of them has had by then.
 
-    The looks share the runs equally. With too few runs for all scenarios, the last ones are not tried.
+    Judgements share the runs equally. With too few runs for all scenarios, the last ones are not tried.
     """
-    scenarios = max(1, min(scenarios, runs // FEWEST))
+    scenarios = max(1, min(scenarios, runs // MIN_RUNS))
     left = [scenarios]
     while left[-1] > 1:
         left.append(math.ceil(left[-1] / 2))
     found, had = [], 0
     for count in left:
-        had += max(FEWEST, runs // len(left) // count)
+        had += max(MIN_RUNS, runs // len(left) // count)
         found.append((count, had - had % 2))
     return found
 
 
 def runs_within(probe: CanaryProbe, minutes: float) -> int:
-    """How many runs, for each of its targets, take about so many minutes, at most `MOST` in all."""
-    return min(MOST, int(60 * minutes * probe.workers / max(probe.seconds_each, 1e-4))) // probe.targets
+    """Runs for each target that take about so many minutes, at most `MAX_RUNS` in all."""
+    return min(MAX_RUNS, int(60 * minutes * probe.workers / max(probe.seconds_each, 1e-4))) // probe.targets
 
 
 def audit_within(
     probes: Mapping[str, CanaryProbe], minutes: float, progress: Progress = silent
 ) -> tuple[list[CanaryResult], dict[str, str]]:
-    """Audit one training function by several scenarios, within about so many minutes.
+    """Audit one training function by several scenarios, in about so many minutes.
 
     Args:
         probes: name -> probe of a scenario, all of the same function, data and claim; their `runs` are not used, and
             the first one's `confidence` is that of the whole.
-        minutes: that the runs may take.
-        progress: told after each run.
+        minutes: time for the runs.
+        progress: called after each run.
 
     Returns:
-        The last judgement of each scenario that was tried, each at a confidence with which all of them hold together;
-        and why the others were not: the training refuses them, there was no time, or a claim was refuted before.
+        The last judgement of each scenario that was tried, at confidences with which all hold together; and the reasons
+        why others were not: the training refuses them, there was no time, or a claim was already refuted.
 
     Raises:
-        ConfigurationError: no probes, or no time.
+        ConfigurationError: no probes, or minutes not above 0.
         InputError: as `CanaryProbe.run`.
     """
     if not probes or not minutes > 0:
@@ -84,14 +83,14 @@ def audit_within(
                 others[name] = str(reason)
                 continue
             if found[name].verdict == "refuted":
-                others |= {name: "another canary refutes the claim" for name in tried if name not in found | others}
+                others |= {name: "another canary refuted the claim" for name in tried if name not in found | others}
                 return [*found.values()], others
         tried = {name: probe for name, probe in tried.items() if name in found and found[name].runs == had}
     return [*found.values()], others
 
 
 def _signs(found: CanaryResult) -> tuple[float, float]:
-    """How strong a canary looks: its bound at even odds, and how few errors it made."""
+    """Strength of a canary's signs: its bound at even odds, then the negative error rate."""
     at = found.errors[-1]
     errors = at.false_positives / max(at.negatives, 1) + at.false_negatives / max(at.positives, 1)
     return replace(found, confidence=0.5).epsilon_lower, -errors

@@ -1,7 +1,7 @@
-"""Audit of a user's own training function: it is called again and again, on D or on D'.
+"""Audit of a user's own training function, which is called many times, on D or on D'.
 
-`CanaryProbe` checks its options before anything is trained, makes the canary (`canary`), has `runs` train and score the
-models on the data sets of `data`, and judges the scores. Its cache is keyed by all that these depend on.
+`CanaryProbe` checks its options, makes the canary (`canary`), trains and scores models (`runs`) on the data sets of
+`data`, and judges the scores. Its cache is keyed by everything that these depend on.
 """
 
 from __future__ import annotations
@@ -59,53 +59,53 @@ from safexplain.verdict.stats.lower_bounds import BoundMethod
 __all__ = ["CanaryProbe"]
 
 MANY = 100
-"""Runs from which on biases and running statistics are scores beside the outputs': fewer would choose by chance."""
+"""Fewest runs with which biases and running statistics serve as scores too; with fewer, the choice would be random."""
 
 FIRST = ("gradient", "outlier")
-"""Scenarios in which any record can be the target: the first one unless given."""
+"""Scenarios in which any record can be the target; the default is the first one."""
 
 
 class CanaryProbe:
     """Trains many models with a user's function, half of them with a canary in a record's place, and judges its claim.
 
-    `train` is called once a run with a map-style data set of (x, y) tensors, D or D', of equal length, and a
+    `train` is called once per run with a map-style data set of (x, y) tensors, D or D', of equal length, and a
     `torch.Generator` seeded for the run. The global generators of torch, NumPy and Python are seeded too, and restored
-    afterwards. It must train anew each time and return the model. Two trainings on the same data with different seeds
-    come first: if they return the same bits, the function seeds its noise itself, and no run is spent on it.
+    afterwards. It must start from scratch each time and return the model. First, two models are trained on the same
+    data with different seeds: if they are identical, the function seeds its noise itself, and the audit stops.
 
     Args:
         train: (dataset, generator) -> model.
         data: a pair (x, y) of tensors or arrays, or a map-style data set of (x, y).
-        claim: what the training is said to keep.
-        scenario: "mislabelled", "natural" or "crafted" replace a record by one whose gradient opposes its own,
-            and "outlier" by one far away. "gradient" replaces a record's gradient, in loops
-            with an optimizer of Opacus or `safexplain.dp` (not in mode ghost) that fetch each batch from the data set
-            right before its step, along the parameter that moves least in a training without noise.
-        model: for which a record canary is crafted; None: one that `train` gives on the data.
-        canary: a ready record (x', y'), instead of a crafted one.
-        target: number of the record z that is replaced; None: the one of whose label the model is least sure (0 for an
-            outlier and where a gradient is replaced, as z itself does not matter). "classes": one after another, such
-            a record of every class, each with `runs` runs of its own; they share the confidence.
-        auxiliary: pair (x, y) of records that are not in the data, of which "natural" takes one.
-        runs: trainings on D and D' together; decide on it before: adding runs until a verdict comes is no audit.
-        seed: of everything.
-        workers: processes that train; 1: this one, or as `joblib.parallel_config` says, on other machines too.
-        cache: folder in which each finished run is stored; a probe of the same training function, data, `model` with
-            its weights, canary, `score` and seed then resumes, also with more runs or another claim. A data set is
-            read once to tell it from others.
-        version: names the training function there, instead of its source and all that it refers to; and `score` where
-            that cannot be digested.
-        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: for the scores, fixed beforehand; "split": chosen on some of the runs, which then do not count;
-            "auto": 0 for a gradient canary under SGD, whose drift is known, otherwise "split".
+        claim: the claimed guarantee of the training.
+        scenario: "mislabelled", "natural" and "crafted" replace a record by one whose gradient opposes its own, and
+            "outlier" by one far away. "gradient" replaces a record's gradient by one along the parameter that moves
+            least in a training without noise; it needs a loop with an optimizer of Opacus or `safexplain.dp` (not in
+            mode ghost) that fetches each batch from the data set right before its step.
+        model: for crafting a record canary; None: one trained by `train` on the data.
+        canary: your own record (x', y'), instead of a crafted one.
+        target: number of the record z that is replaced; None: the one with the least confident label (0 for "outlier"
+            and "gradient", where z itself does not matter). "classes": such a record of every class in turn, each with
+            `runs` runs; they share the confidence.
+        auxiliary: pair (x, y) of records outside the data, for "natural".
+        runs: trainings on D and D' together; fix it beforehand, as adding runs until a verdict appears invalidates it.
+        seed: of everything random.
+        workers: processes that train; 1: this process, or those of `joblib.parallel_config`, also on other machines.
+        cache: folder for finished runs; a probe of the same training function, data, `model` with its weights, canary,
+            `score` and seed resumes from it, also with more runs or another claim. A data set is read once for its
+            digest.
+        version: identifies the training function in the cache, instead of a digest of its source and everything that it
+            refers to; and `score` if it cannot be digested.
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`. threshold: a number fixed beforehand; "split": chosen
+        on some of the runs, which then do not count; "auto": 0 for
+            a gradient canary under SGD, whose drift is known, otherwise "split".
         confidence: of the bound.
-        score: what `train` returned -> a number, higher on D, or several, of which the best is chosen with its
-            threshold (a fixed threshold is for the first one); None: from logits at z and z', or from how far the
-            parameters of the canary moved.
+        score: function of the result of `train`, which returns a number, higher on D, or several, of which the best is
+            chosen with its threshold (a fixed threshold uses the first one); None: from logits at z and z', or from the
+            movement of the canary's parameter.
 
     Raises:
         ConfigurationError: options that contradict each other.
-        InputError: data or a canary that cannot be used.
+        InputError: unusable data or canary.
     """
 
     def __init__(
@@ -133,8 +133,7 @@ class CanaryProbe:
         self.train, self.claim, self.scenario = train, claim, scenario_of(scenario)
         if not takes(train, 2):
             raise ConfigurationError(
-                "train: expected a function that can be called as train(dataset, generator) and returns the model; got"
-                f" {train!r}"
+                f"train: expected a function train(dataset, generator) that returns the model, got {train!r}"
             )
         self.data, self.seed = records_of(data), whole_number("seed", seed, 0)
         self.runs, self.workers = whole_number("runs", runs, 4), whole_number("workers", workers, 1)
@@ -144,7 +143,9 @@ class CanaryProbe:
         self.confidence = confidence
         self._classes = isinstance(target, str) and target == "classes"
         if self._classes and canary is not None:
-            raise ConfigurationError('canary: it replaces one record; give target= its number instead of "classes"')
+            raise ConfigurationError(
+                'canary: it replaces one record, got target="classes"; give target= the number of that record'
+            )
         if isinstance(target, str):
             if not self._classes:
                 raise ConfigurationError(f'target: expected the number of a record or "classes", got {target!r}')
@@ -153,11 +154,15 @@ class CanaryProbe:
             check_target(target := whole_number("target", target, 0), len(self.data))
         if self.scenario in ("worst-case", "white-box"):
             where = "WhiteBox" if self.scenario == "white-box" else "safexplain.audit.canaries.run"
-            raise ConfigurationError(f'scenario "{self.scenario}" trains nothing with canaries: see {where}')
+            raise ConfigurationError(
+                f'scenario: expected one that trains with canaries, got "{self.scenario}"; see {where}'
+            )
         if self.scenario == "gradient" and (canary is not None or score is not None):
             raise ConfigurationError(f'scenario "{self.scenario}" takes no canary and no score')
         if self.scenario == "natural" and auxiliary is None and canary is None:
-            raise ConfigurationError('scenario "natural" picks among records outside the data: give auxiliary=(x, y)')
+            raise ConfigurationError(
+                'auxiliary: scenario "natural" needs records outside the data, got None; give auxiliary=(x, y)'
+            )
         self._target = 0 if self.scenario in FIRST and target is None else target
         self._given = None
         if canary is not None:
@@ -168,7 +173,7 @@ class CanaryProbe:
 
     @cached_property
     def canary(self) -> Canary:
-        """Given, read from the cache, or made: that may train one or two models."""
+        """The canary: given, read from the cache, or made, which may train one or two models."""
         if self._given is not None:
             return self._given
         path = self.folder and self.folder / "canary.pt"
@@ -182,13 +187,13 @@ class CanaryProbe:
 
     @cached_property
     def targets(self) -> int:
-        """Records whose canaries are trained one after another."""
+        """Number of records whose canaries are trained in turn."""
         return len(class_targets(None, self.data)) if self._classes else 1
 
     def each(self, progress: Progress | None = None) -> tuple[CanaryResult, ...]:
-        """The result of `run` for every target: a single one, or with "classes" one of each class, the rarest first.
+        """The result of `run` for every target: one, or with "classes" one per class, the rarest first.
 
-        Each bound holds with its share of the risk, so that all of them hold at `confidence`.
+        Bounds share the risk, so that all of them hold at `confidence`.
         """
         if not self._classes:
             return (self.run(progress),)
@@ -206,27 +211,27 @@ class CanaryProbe:
         return tuple(found)
 
     def run(self, progress: Progress | None = None) -> CanaryResult:
-        """Take the runs that are missing, D and D' in turn, and judge; of every class, the result that decides.
+        """Train the missing runs, on D and D' in turn, and judge; with "classes", returns the deciding result.
 
         Args:
-            progress: told after each run; None shows a bar with the time left on a terminal.
+            progress: called after each run; None shows a progress bar on a terminal.
 
         Raises:
-            InputError: the function seeds its noise; a run, or the reference training before them, failed (it says
-                which; what is finished is kept with `cache`), or the model cannot be scored.
-            RefusedError: the target's row cannot be told in the loop, for a gradient canary.
+            InputError: the function seeds its noise; a run or the reference training failed (finished runs are kept in
+                `cache`); or the model cannot be scored.
+            RefusedError: the target's row is unknown in the loop of a gradient canary.
         """
         if self._classes:
             return decisive(self.each(progress))
-        with nullcontext(progress) if progress else show_progress() as told:
+        with nullcontext(progress) if progress else show_progress() as report:
             store = self._store
-            told("canary", 0, 1)
+            report("canary", 0, 1)
             if store.load(0) is None:
                 _ = self.plain_model
             canary = self.canary
-            told("canary", 1, 1)
+            report("canary", 1, 1)
             run = Run(self.train, self.data, canary, self.score, self.seed)
-            d, d_prime = run_all(run, self.runs, store, workers=self.workers, progress=told)
+            d, d_prime = run_all(run, self.runs, store, workers=self.workers, progress=report)
         name = getattr(self.train, "__qualname__", type(self.train).__qualname__)
         return judge(
             self._scores(d[:, 1:], d_prime[:, 1:]), self.claim, scenario=self.scenario, method=self.method,
@@ -236,10 +241,10 @@ class CanaryProbe:
         )  # fmt: skip
 
     def _scores(self, d: Array, d_prime: Array) -> Scores:
-        """From (runs, s) on D and on D'."""
+        """Scores of (runs, s) numbers on D and on D'."""
         if not np.isfinite(np.concatenate([d, d_prime])).any():
             raise InputError(
-                "the models of all runs give NaN or infinite logits, on D and on D': training diverged; lower its"
+                "expected finite logits, got NaN or infinity in all runs on D and on D': training diverged; lower its"
                 " learning rate"
             )
         if self.score is None and self.runs < MANY:
@@ -266,12 +271,13 @@ class CanaryProbe:
 
     @cached_property
     def _reference(self) -> nn.Module:
-        """For which record canaries are crafted."""
+        """The model for crafting record canaries."""
         model = self.plain_model if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
-                f"a canary is crafted for a torch.nn.Module, and train returned {type(model).__name__}: give model=, or"
-                " a ready canary=(x', y') with target="
+                f"train: expected a torch.nn.Module for crafting a canary, got {type(model).__name__}; give model=,"
+                " or your"
+                " own canary=(x', y') with target="
             )
         return model
 
@@ -281,12 +287,12 @@ class CanaryProbe:
 
     @property
     def plain_model(self) -> Any:
-        """What `train` gives on D; InputError if it gives the same with another seed."""
+        """The result of `train` on D; InputError if another seed gives the same."""
         return self._plain[0]
 
     @property
     def seconds_each(self) -> float:
-        """Of one training, as the second one took, for which everything is loaded."""
+        """Seconds of one training, measured on the second one."""
         return self._plain[1]
 
     @cached_property
@@ -300,20 +306,20 @@ class CanaryProbe:
         return first, seconds
 
     def alike(self, other: CanaryProbe, confidence: float) -> CanaryProbe:
-        """Another probe of the same function at this confidence, for which its first trainings are not repeated."""
+        """Another probe of the same function at this confidence, which reuses the first trainings."""
         one = copy.copy(other)
         one.__dict__["_plain"], one.confidence = self._plain, confidence
         return one
 
     def reference_model(self, hook: GradientHook | None = None, number: int = 0) -> Any:
-        """What `train` gives on D, with a seed of this number."""
+        """The result of `train` on D, with a seed of this number."""
         seed = seed_of_run(self.seed, "reference", number)
         dataset = NeighbouringData(self.data, fetched=hook.fetched if hook else None)
         what = f"the reference training on the data (seed {seed}), before any run,"
         return call_watched(self.train, dataset, seed, hook, what)
 
     def _folder(self) -> Path | None:
-        """In the cache, by all that runs depend on."""
+        """The folder in the cache, by everything that runs depend on."""
         if self._cache is None:
             return None
         given, version = self._given, self._version
@@ -332,11 +338,14 @@ class CanaryProbe:
         try:
             return Path(self._cache) / digest(*parts, self.model)[:32]
         except Undigestable as reason:
-            raise ConfigurationError(f"cache: model cannot be told from other models ({reason})") from None
+            raise ConfigurationError(
+                f"cache: model cannot be digested ({reason}), so it could be mistaken for another; leave cache out"
+            ) from None
 
 
 def name_of(what: str, function: Callable[..., Any] | None, version: str | None) -> str:
-    """A function in the cache: digest of its source and what it refers to; where that fails, its name with `version`.
+    """A function in the cache: the digest of its source and of everything that it refers to, or its name if that fails
+    and there is a `version`.
 
     Raises:
         ConfigurationError: it cannot be digested, and there is no version.
@@ -346,8 +355,9 @@ def name_of(what: str, function: Callable[..., Any] | None, version: str | None)
     except Undigestable as reason:
         if version is None:
             raise ConfigurationError(
-                f"cache: {what} cannot be told from other functions ({reason}); give version=, a name that changes"
-                " whenever the function does"
+                f"cache: {what} cannot be digested ({reason}), so it could be mistaken for another; give version=, a"
+                " name"
+                " that changes whenever the function does"
             ) from None
     kind = type(function)
     return getattr(function, "__qualname__", f"{kind.__module__}.{kind.__qualname__}")

@@ -1,4 +1,4 @@
-"""The trainings of a probe: each seeded by its data set and number, scored, and stored at once."""
+"""The trainings of a probe: each is seeded by its data set and number, scored, and stored."""
 
 from __future__ import annotations
 
@@ -44,34 +44,34 @@ __all__ = [
 Array = NDArray[np.float64]
 
 READ = 8
-"""Numbers of a bias, or of running statistics, that are scores of a run beside those of its outputs."""
+"""Numbers of a bias, and of running statistics, that serve as scores besides those of outputs."""
 
 SEEDED = (
-    "your function seeds its noise: every run is the same. Pass the generator that you are given, as in"
-    " torch.randn(shape, generator=generator), and leave torch.manual_seed out; or the function adds no noise at all"
+    "your function seeds its noise: every run is the same. Use the given generator, as in"
+    " torch.randn(shape, generator=generator), and remove torch.manual_seed. Or the function adds no noise at all"
 )
-"""Where trainings with different seeds give the same bits, which canaries would only call a bug."""
+"""Error if trainings with different seeds return the same bits."""
 
 Train = Callable[[Any, torch.Generator], Any]
 """(dataset, generator) -> model."""
 
 
 class Run:
-    """Trains one model with the user's function on data, with the canary or without it, and scores it.
+    """Trains one model with the user's function, with or without the canary, and scores it.
 
-    Scores are those of `score`, or follow from logits, or from the parameters of a gradient canary.
+    Scores come from `score`, from logits, or from the parameter of a gradient canary.
     """
 
     def __init__(self, train: Train, data: Any, canary: Canary, score: Callable[[Any], Any] | None, seed: int) -> None:
         self.train, self.data, self.score, self.canary, self.seed = train, data, score, canary, seed
-        if isinstance(canary, RecordCanary):  # on the CPU, whatever it was made on
+        if isinstance(canary, RecordCanary):  # to the CPU
             self.canary = replace(canary, x=canary.x.cpu())
 
     def __call__(self, number: int, tick: Any = None) -> Array:
-        """Seconds and scores of a run, on D where its number is even.
+        """Seconds and scores of a run, on D if its number is even.
 
         Raises:
-            InputError: training or scoring raised an error, or the score is no number; it says which run it was.
+            InputError: training or scoring raised an error, or the score is not a number; the message names the run.
         """
         began, on_d = time.monotonic(), number % 2 == 0
         side = "D" if on_d else "D'"
@@ -83,10 +83,10 @@ class Run:
             if not score or any(map(math.isnan, score)) or not (outlier or all(map(math.isfinite, score))):
                 raise InputError(
                     f"score: expected a finite number, got {score[0] if len(score) == 1 else score}: training diverged,"
-                    " or score= has no number for it"
+                    " or score= failed"
                 )
         except Exception as error:
-            far = "; if it is the outlier that it refuses, give one that it takes: canary=(x', y')"
+            far = "; if it refuses the outlier, give one that it accepts: canary=(x', y')"
             raise InputError(
                 f"run {number // 2} on {side} (seed {seed}) stopped with {type(error).__name__}: {error}"
                 f"{far if outlier and not on_d else ''}"
@@ -107,7 +107,9 @@ class Run:
         if self.score is not None:
             return tuple(np.atleast_1d(np.asarray(self.score(model), dtype=np.float64)).ravel().tolist())
         if not isinstance(model, nn.Module):
-            raise InputError(f"train must return a torch.nn.Module, got {type(model).__name__}; or pass score=")
+            raise InputError(
+                f"train: expected a torch.nn.Module to be returned, got {type(model).__name__}; or pass score="
+            )
         pair = torch.stack([z[0], instead[0]])
         if canary.scenario != "outlier":
             logits = logits_of(model, pair)
@@ -121,7 +123,7 @@ class Run:
 
 
 def takes(train: Callable[..., Any], arguments: int) -> bool:
-    """Whether a function can be called with so many; True where it has no signature, as some compiled ones."""
+    """Whether a function accepts so many arguments; True if it has no signature, as some compiled ones."""
     try:
         inspect.signature(train).bind(*[None] * arguments)
     except TypeError:
@@ -132,10 +134,10 @@ def takes(train: Callable[..., Any], arguments: int) -> bool:
 
 
 def call_watched(train: Train, dataset: NeighbouringData, seed: int, hook: GradientHook | None, what: str) -> Any:
-    """One seeded call of a training function outside of the runs, which a hook may watch.
+    """One seeded call of a training function outside the runs, which a hook may watch.
 
     Raises:
-        InputError: it raised an error; the message begins with `what` it was.
+        InputError: it raised an error; the message begins with `what`.
         RefusedError: as the hook.
     """
     try:
@@ -148,7 +150,7 @@ def call_watched(train: Train, dataset: NeighbouringData, seed: int, hook: Gradi
 
 
 def biases_and_statistics(model: nn.Module) -> list[float]:
-    """The first numbers of the last layer's bias and of running statistics, in which what has no noise shows."""
+    """The first numbers of the last layer's bias and of running statistics, which show training without noise."""
     biases = [p for name, p in model.named_parameters() if name.endswith("bias") and p.dim() == 1]
     buffers = [b for b in model.buffers() if b.dim() == 1 and b.is_floating_point()]
     several = [part.detach().flatten()[:READ] for part in (*biases[-1:], *buffers[:1])]
@@ -156,19 +158,19 @@ def biases_and_statistics(model: nn.Module) -> list[float]:
 
 
 def leaves_of(result: Any) -> list[Any]:
-    """What a training returned, out of its lists and dictionaries; of modules their parameters and buffers."""
+    """The leaves of nested lists and dictionaries, and the parameters and buffers of modules."""
     own = [leaf.state_dict() if isinstance(leaf, nn.Module) else leaf for leaf in tree_flatten(result)[0]]
     return tree_flatten(own)[0]
 
 
 def numbers_of(result: Any) -> list[NDArray[Any]]:
-    """All of it that are arrays or numbers, as arrays."""
+    """All arrays and numbers among the leaves, as arrays."""
     kept = [leaf for leaf in leaves_of(result) if isinstance(leaf, Tensor | np.ndarray | float | int)]
     return [leaf.detach().cpu().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf) for leaf in kept]
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    """Whether two trainings returned the same; not where they diverged, or objects cannot be told from others."""
+    """Whether two trainings returned the same; False if they diverged or objects cannot be digested."""
     if any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in numbers_of(one)):
         return False
     try:
@@ -178,7 +180,7 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 def seed_of_run(seed: int, what: str, number: int) -> int:
-    """A seed of 63 bits for a run of the kind `what`, whatever number of runs there are."""
+    """A seed of 63 bits for a run of the kind `what`, independent of the number of runs."""
     return int(np.random.SeedSequence([seed % 2**64, *what.encode(), number]).generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -199,13 +201,12 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def run_all(run: Run, runs: int, store: FinishedRuns, *, workers: int, progress: Progress) -> tuple[Array, Array]:
-    """Seconds and scores (runs on D or D', 1 + s), of runs on D and on D' in turn, of which the store has some already.
+    """Seconds and scores (runs, 1 + s) of the runs on D and of those on D'; runs in the store are not repeated.
 
-    With one worker they are taken where `joblib.parallel_config` says.
+    With one worker, `joblib.parallel_config` decides where they run.
 
     Raises:
-        InputError: a run failed, and those that were finished are in the store; or runs differ in how many scores they
-            have.
+        InputError: a run failed (finished ones are in the store), or runs differ in their number of scores.
     """
     found = {number: values for number in range(runs) if (values := store.load(number)) is not None}
     missing = [number for number in range(runs) if number not in found]
@@ -218,9 +219,9 @@ def run_all(run: Run, runs: int, store: FinishedRuns, *, workers: int, progress:
                 found[missing[i]] = values
                 store.save(missing[i], values)
     except InputError as error:
-        kept = f"kept in {store.folder}" if store.folder else "lost: give cache= a folder to keep them"
+        kept = f"kept in {store.folder}" if store.folder else "lost; give cache= a folder to keep them"
         raise InputError(f"{error}; {len(found)} of {runs} runs are finished and {kept}") from error.__cause__
     if len(several := {len(values) - 1 for values in found.values()}) > 1:
-        raise InputError(f"score: expected as many numbers of every run, got {sorted(several)}")
+        raise InputError(f"score: expected the same number of scores for every run, got {sorted(several)}")
     together = np.stack([found[number] for number in range(runs)])
     return together[::2], together[1::2]

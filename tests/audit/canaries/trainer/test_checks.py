@@ -78,7 +78,7 @@ def test_another_score_does_not_reuse_runs_whatever_the_version(tmp_path):
     own = torch.Generator()
     undigestable = [lambda model: own, None]
     assert len({probe(cache=tmp_path, version="1", score=score).folder for score in undigestable}) == 2
-    with pytest.raises(ConfigurationError, match="cache: score cannot be told"):
+    with pytest.raises(ConfigurationError, match="cache: score cannot be digested"):
         probe(cache=tmp_path, score=undigestable[0])
 
 

@@ -102,7 +102,7 @@ def test_a_training_that_refuses_the_outlier_says_whose_record_it_was():
         return dp_sgd(x, y, generator)
 
     with pytest.raises(
-        InputError, match=r"on D' .*in \[0, 3\]; if it is the outlier .*give one that it takes: canary="
+        InputError, match=r"on D' .*in \[0, 3\]; if it refuses the outlier, give one that it accepts: canary="
     ):
         CanaryProbe(train, data(), claim=CLAIM, scenario="outlier", runs=8).run(silent)
 
