@@ -67,7 +67,7 @@ def test_a_certificate_that_states_no_release_format_is_served_by_its_own_versio
     plain = {name: value for name, value in HERE.items() if name != "release_format"}
     assert not compatibility(plain).problems
     (said,) = compatibility({**plain, "safexplain": later(VERSION)}).problems
-    assert "does not state the format of what it releases" in said
+    assert "does not state its release format" in said
     (said,) = compatibility({**plain, "safexplain": "0.1.0"}).problems
     assert said == (
         f"it was made with safexplain 0.1.0, and this is {VERSION}: only patch releases of one minor version release"
@@ -92,13 +92,13 @@ def test_libraries_of_other_explainers_are_the_very_same():
     (said,) = compatibility(HERE, {"numpy": "0.0.1"}).problems
     assert 'pip install "numpy==0.0.1"' in said
     (said,) = compatibility(HERE, {"no-such-library": "1.0"}).problems
-    assert "here is none" in said
+    assert "none is installed" in said
 
 
 def test_another_torch_is_noted_and_stops_nothing():
     found = compatibility(made(torch="2.5.1+cu124"))
     assert found.problems == ()
-    assert found.notes[0].startswith("made with torch 2.5.1, and here is ")
+    assert found.notes[0].startswith("made with torch 2.5.1, but ")
     same = HERE["torch"].partition("+")[0]
     assert not compatibility(made(torch=f"{same}+cpu")).notes, "a build for another device is no other version"
 

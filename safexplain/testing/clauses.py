@@ -60,8 +60,8 @@ def equals_native_without_hardening(case: Case) -> Iterator[str]:
     case.native_tensors()
     released = case.ask(case.plain)
     if fault := difference(case.native_answer, released):
-        again = case.ask(case.make_native(case.plain))
-        if difference(case.native_answer, again) and not difference(case.native_answer, released, 1e-4 * case.scale):
+        repeated = case.ask(case.make_native(case.plain))
+        if difference(case.native_answer, repeated) and not difference(case.native_answer, released, 1e-4 * case.scale):
             yield Untried(f"bit for bit: two native calls differ as well; here {fault}")
         else:
             yield fault

@@ -182,8 +182,8 @@ class Policy:
     @property
     def changes(self) -> str:
         """Differences from the default policy, in one line."""
-        default, own = Policy().to_dict(), self.to_dict()
-        changes = [f"{k} = {v}" for k, v in own.items() if k != "reason" and v != default.get(k)]
+        default, values = Policy().to_dict(), self.to_dict()
+        changes = [f"{k} = {v}" for k, v in values.items() if k != "reason" and v != default.get(k)]
         return ", ".join(changes) or "default policy"
 
     def patient(self, *, noise: bool) -> Policy:

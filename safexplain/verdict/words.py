@@ -168,22 +168,22 @@ def sentence(j: Judgement) -> str:
     word = f"{VERDICTS[j.verdict]}{_subject(j)}"
     if j.basis == "by guarantee":
         assert j.implied is not None
-        most = _finds(j, "more than", j.implied.tpr)
-        return f"Certified by guarantee{_weaker(j)}: if trained as stated, no attacker {most}, however often they ask."
+        finds = _finds(j, "more than", j.implied.tpr)
+        return f"Certified by guarantee{_weaker(j)}: if trained as stated, no attacker {finds}, however often they ask."
     if j.undecided_target is not None and j.undecided_target.own_reasons[0] != "too wide":
         return f"{word}: {reasons(j)[0].partition(':')[0]}."
     on = "on predictions" if j.policy.release == "prediction" else "on explanations"
     low, high = j.decisive[code(j.strongest)]
-    often = times(j.strongest.level)
+    queries = times(j.strongest.level)
     match j.verdict:
         case "certified":
             word += _weaker(j)
-            often, found = _often(j), f"no judged attack {on} {_finds(j, 'more than', j.bound)}"
+            queries, found = _most_queries(j), f"no judged attack {on} {_finds(j, 'more than', j.bound)}"
         case "leak":
             found = f"an attack {on} {_finds(j, 'at least', low)}"
         case "inconclusive":
             found = f"the strongest judged attack {on} {_finds(j, '', low, high)}"
-    return f"{word}: asking {often}, {found}."
+    return f"{word}: asking {queries}, {found}."
 
 
 def says(j: Judgement) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ def says(j: Judgement) -> tuple[str, ...]:
         f"The policy allows {percent(j.limit)}; bounds hold with {p.confidence:.0%} confidence{looks}, from"
         f" {j.members:,} members, {j.non_members:,} non-members and {j.references:,} reference models."
     )
-    attacker = f"The attacker sees {SEES[p.release]}, and asks {_often(j)} about each example."
+    attacker = f"The attacker sees {SEES[p.release]}, and asks {_most_queries(j)} about each example."
     return (*_next_step(j), judged, attacker, *_power(j))
 
 
@@ -339,8 +339,8 @@ def _reason(j: Judgement, reason: Reason) -> list[str]:
         case "suite incomplete":
             return [f"the suite is incomplete: {', '.join(j.omitted)} fit these signals but were not run"]
         case "few references":
-            many = count(j.references, "reference model") if j.references else "no reference models"
-            return [f"the judged attacks had {many}, but the policy requires {j.policy.references}"]
+            references = count(j.references, "reference model") if j.references else "no reference models"
+            return [f"the judged attacks had {references}, but the policy requires {j.policy.references}"]
         case "uses not counted":
             return [
                 "earlier verdicts on these examples cannot be counted: the signals have neither inputs nor hashes of"
@@ -378,7 +378,7 @@ def _subject(j: Judgement) -> str:
     return ""
 
 
-def _often(j: Judgement) -> str:
+def _most_queries(j: Judgement) -> str:
     most = max(j.policy.patience)
     return "once" if most == 1 else f"up to {most:,} times"
 
@@ -496,8 +496,8 @@ class TargetRow(NamedTuple):
 
 def target_rows(j: Judgement) -> list[TargetRow]:
     """One row for each of several targets, in order; none for a single one."""
-    everyone = sorted((j, *j.others), key=lambda one: -1 if one.target is None else one.target)
-    return [TargetRow(f"model {one.target}", one, one.strongest, headline(one)) for one in everyone if j.others]
+    targets = sorted((j, *j.others), key=lambda one: -1 if one.target is None else one.target)
+    return [TargetRow(f"model {one.target}", one, one.strongest, headline(one)) for one in targets if j.others]
 
 
 AnyEvidence = TypeVar("AnyEvidence", bound=Evidence)

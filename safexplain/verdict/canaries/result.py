@@ -179,10 +179,10 @@ class CanaryResult(Finding):
         if self.claim.adjacency == "substitute" and add_remove is not None and self.epsilon_lower > add_remove:
             beyond = f" An added or removed record's {add_remove:.2f} promises nothing about what it contains."
         if self.detectable is None:
-            would = "These canaries are too weak to tell: they would not have found even a training without noise."
+            power = "These canaries are too weak to tell: they would not have found even a training without noise."
         else:
-            would = f"A training that leaks {self.detectable:.2g} or more would have been found in 95 of 100 audits."
-        return f"Not refuted: {found}.{beyond} {would}"
+            power = f"A training that leaks {self.detectable:.2g} or more would have been found in 95 of 100 audits."
+        return f"Not refuted: {found}.{beyond} {power}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: results for scripts, with the counts behind them."""
@@ -200,9 +200,9 @@ class CanaryResult(Finding):
 
     def check(self, content: Mapping[str, Any]) -> None:
         """Raise `InputError` if a stated value does not follow from the counts."""
-        again, near = self.to_dict(), (TOLERANCE, TOLERANCE)
+        computed, near = self.to_dict(), (TOLERANCE, TOLERANCE)
         for name in ("epsilon_lower", "ceiling", "epsilon_add_remove", "epsilon_substitute", "verdict"):
-            check_follows(content[name], again[name], name, "the counts", near)
+            check_follows(content[name], computed[name], name, "the counts", near)
         wide = (DETECTABLE_TOLERANCE, DETECTABLE_TOLERANCE)
         check_follows(content["detectable"], self.detectable, "detectable", "the counts", wide)
 
@@ -270,9 +270,9 @@ def decisive(findings: Sequence[Found]) -> Found:
     def rank(found: Finding) -> tuple[int, float, float]:
         if not isinstance(found, CanaryResult):
             return {"refuted": 3, "as claimed": 2, "not refuted": 0}[found.verdict], 0.0, 0.0
-        would = math.inf if found.detectable is None else found.detectable
+        detectable = math.inf if found.detectable is None else found.detectable
         refuted = found.verdict == "refuted"
-        return 4 if refuted else 1, found.epsilon_lower - found.claimed if refuted else -would, found.epsilon_lower
+        return 4 if refuted else 1, found.epsilon_lower - found.claimed if refuted else -detectable, found.epsilon_lower
 
     return max(findings, key=rank)
 

@@ -113,17 +113,17 @@ class WhiteBoxResult(Finding):
         assert mechanism is not None
         if any(check.name not in SCALES for check in self.failed):
             return None
-        worse = math.prod(max(1.0, check.found or 1.0) for check in self.checks if check.name in SCALES)
-        like = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / worse)
-        return min(epsilon_of([like], self.claim.delta, self.claim.adjacency), VACUOUS)
+        factor = math.prod(max(1.0, check.found or 1.0) for check in self.checks if check.name in SCALES)
+        weaker = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / factor)
+        return min(epsilon_of([weaker], self.claim.delta, self.claim.adjacency), VACUOUS)
 
     @property
     def sentence(self) -> str:
         """The verdict with its reasons."""
         if self.failed:
             seen = self.epsilon_seen
-            much = f". With steps like the worst seen, epsilon is {seen:.3g}, not {self.claimed:.3g}" if seen else ""
-            return f"Refuted: {'; '.join(check.says for check in self.failed)}{much}."
+            epsilon = f". With steps like the worst seen, epsilon is {seen:.3g}, not {self.claimed:.3g}" if seen else ""
+            return f"Refuted: {'; '.join(check.says for check in self.failed)}{epsilon}."
         if self.open:
             return f"Not refuted, and not confirmed: {'; '.join(check.says for check in self.open)}."
         return (
@@ -144,9 +144,9 @@ class WhiteBoxResult(Finding):
 
     def check(self, content: Mapping[str, Any]) -> None:
         """Raise `InputError` if a stated value does not follow from the checks."""
-        again = self.to_dict()
+        computed = self.to_dict()
         for name in ("verdict", "epsilon_add_remove", "epsilon_substitute", "epsilon_seen"):
-            check_follows(content[name], again[name], name, "the checks", (TOLERANCE, TOLERANCE))
+            check_follows(content[name], computed[name], name, "the checks", (TOLERANCE, TOLERANCE))
         for stated, check in zip(content["checks"], self.checks, strict=True):
             check_follows(stated["passed"], check.passed, f"check {check.name!r}", "its numbers", (0.0, 0.0))
 
@@ -252,12 +252,12 @@ def batches_drawn(drawn: NDArray[np.bool_], mechanism: Steps) -> Iterator[Check]
     over that have the mean 1 and the variance 2 + (1 - 6 q (1 - q)) / (m q (1 - q)).
     """
     q, trials = mechanism.sample_rate, drawn.shape[0] * drawn.shape[1]
-    often = drawn.sum((0, 1))
+    counts = drawn.sum((0, 1))
     p = min(
-        float(distributions.binom.sf(often.sum() - 1, trials * drawn.shape[2], q)),
-        float(distributions.binom.sf(often.max() - 1, trials, q)) * drawn.shape[2],
+        float(distributions.binom.sf(counts.sum() - 1, trials * drawn.shape[2], q)),
+        float(distributions.binom.sf(counts.max() - 1, trials, q)) * drawn.shape[2],
     )
-    says = f"a record was in {drawn.mean():.3g} of the batches, the most frequent one in {often.max() / trials:.3g}"
+    says = f"a record was in {drawn.mean():.3g} of the batches, the most frequent one in {counts.max() / trials:.3g}"
     yield Check("sample rate", -math.log10(max(p, 1e-300)), -math.log10(RISK), f"{says}; claimed is {q:.3g}")
     q = float(drawn.mean())
     v = max(q * (1 - q), 1e-12)
