@@ -119,7 +119,7 @@ def test_a_bomb_in_signals_is_refused_unread(tmp_path):
     (tmp_path / "signals.npz").write_bytes(archive([*entries, bomb("bomb.npy")]))
 
     def refused():
-        with pytest.raises(InputError, match="array 'bomb' must be numbers of shape"):
+        with pytest.raises(InputError, match="array 'bomb': expected numbers of shape"):
             Signals.load(tmp_path / "signals.npz")
 
     assert peak_of(refused) < LITTLE

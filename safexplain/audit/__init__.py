@@ -1,11 +1,11 @@
-"""Membership attacks on explanations, from a model to a verdict. `run` is the whole way:
+"""Membership attacks on explanations, from a model to a verdict. `run` does all steps:
 
     question -> references (train, fine-tune) -> answers (query, write signals) -> splits -> attacks, controls
     -> certify (judge) -> usefulness, root_cause (describe) -> report (files)
 
-`store` keeps what is finished, so that a run resumes, and what does not fit in memory. `holdout_uses` counts
-verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer is any callable, as
-nothing here knows the package's own or its hardening.
+`store` keeps finished answers, so that a run resumes, and maps that do not fit in memory. `holdout_uses` counts
+verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer is any callable:
+nothing here imports the package's own or its hardening.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LATER = {
     "train_shadows": "references.shadows",
     "utility": "usefulness",
 }
-"""Names that are imported when they are asked for: signals alone are attacked and judged without PyTorch."""
+"""Names that are imported on first use: signals alone are attacked and judged without PyTorch."""
 
 __all__ = [
     "AuditOptions",

@@ -1,15 +1,15 @@
-"""Asking models: every model is asked about every example, once and by dithered queries, and the answers are a table.
+"""Answers of every model about every example, to the plain query and to dithered ones, as tables.
 
-`predict` asks what models predict, `explanations_of` for what they release; both give arrays (models, examples, ...)
-by level: 1 is the plain query, L the first L dithered ones together. `signals_of` writes such tables as `Signals`, in
-whose file format names carry the level ("l1@32"); `collect_signals` does all three.
+`predict` collects predictions and `explanations_of` released maps, as arrays (models, examples, ...) by level: 1 is the
+plain query, L the first L dithered ones together. `signals_of` writes such tables as `Signals`, whose names carry the
+level ("l1@32"); `collect_signals` does all three.
 
-Of each map that comes back, summaries are kept: numbers that an attack can compare between models. `l1`, `l2` and
-`variance` tell how large a map is. The others do not change when the map is multiplied by a positive number: they
-survive clipping to a norm and normalisation, and tell how a map is shaped. Each of these is 0 for a map of zeros.
+Maps are summarised by numbers that an attack can compare between models. `l1`, `l2` and `variance` measure the size of
+a map. The others measure its shape: they do not change when the map is multiplied by a positive number, and so survive
+clipping to a norm and normalisation. All are 0 for a map of zeros.
 
-The pool's labels may be classes of another task, as those of data that a model was pre-trained on before it was
-fine-tuned: then no label is compared with the outputs, and the prediction of every class is kept.
+The pool's labels may be classes of another task, such as that of the pre-training of a fine-tuned model: then no label
+is compared with the outputs, and the prediction of every class is kept.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ Table = dict[int, dict[str, NDArray[Any]]]
 """Level -> name -> (models, examples, ...)."""
 
 Tick = Callable[[float], object]
-"""Told the share that is done."""
+"""Called with the share that is done."""
 
-MOST_CLASSES = 32
-"""Of models with more classes, how often each label came is not kept."""
+MAX_CLASSES = 32
+"""Classes up to which the share of each label is kept."""
 
-MOST_KEPT = 16
-"""Dithered queries of which the predictions are kept one by one, at most."""
+MAX_SINGLE = 16
+"""Dithered queries whose predictions are kept one by one, at most."""
 
-MOST_ROWS, MOST_ASKED = 8_192, 2**20
-"""Rows in one forward pass for labels, and numbers in these rows, at most: the passes of tables and small networks cost
-mostly the call, those of images what they compute."""
+MAX_ROWS, MAX_NUMBERS = 8_192, 2**20
+"""Rows in one forward pass for labels, and numbers in these rows, at most: passes of tables and small networks cost
+mostly the call, those of images the computation."""
 
 DITHERS_WITHOUT_NOISE = 4
-"""Dithered queries that are explained of a release without noise: more of them tell the attacker little more."""
+"""Dithered queries that are explained if a release has no noise: more of them hardly help the attacker."""
 
 CLASS_SUMMARIES = ("l1", "l2", "mean")
-"""What is kept of the explanation of each of several classes."""
+"""Summaries of the explanation of each further class."""
 
 
 def _l2(a: Tensor) -> Tensor:
@@ -108,13 +108,13 @@ def summarise(maps: Tensor, names: Sequence[str] = tuple(SUMMARIES)) -> dict[str
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What models predict for plain and dithered queries; see `predict`.
+    """Predictions of m models for plain and dithered queries; see `predict`.
 
     Args:
         by_level: level -> name -> (m, n) or (m, n, classes) float64.
         dither: how queries differ.
         classes: outputs of the models.
-        labels: what the population's labels are.
+        labels: kind of the population's labels.
     """
 
     by_level: Table
@@ -129,7 +129,7 @@ class Predictions:
 
     @property
     def values(self) -> dict[str, Array]:
-        """The same by name, with the level as signals have it: "kept@32"."""
+        """The same by name with level, as in signals: "kept@32"."""
         return {at_level(name, level): a for level, found in self.by_level.items() for name, a in found.items()}
 
 
@@ -143,46 +143,45 @@ def predict(
     batch_size: int = 256,
     progress: Progress = silent,
 ) -> Predictions:
-    """Ask every model for its prediction of every example, plainly and by the dithered queries of every level.
+    """Predict every example by every model, for the plain query and the dithered queries of every level.
 
         label     the class predicted for the plain query
         loss      -log p_y of the true label y
         margin    log p_y - log(1 - p_y), the logit scaling of LiRA (arXiv 2112.03570, section IV-C)
-        kept@L    share of the first L dithered queries that kept the label of the plain one
-        shares@L  share of them that got each label, (m, n, classes), for up to 32 classes
-        loss@L    mean loss of them; margin@L likewise
+        kept@L    share of the first L dithered queries with the label of the plain one
+        shares@L  share of these with each label, (m, n, classes), for up to 32 classes
+        loss@L    their mean loss; margin@L likewise
 
-    Foreign labels are classes of another task, which no output stands for. Then there is no loss and no margin, but
+    Foreign labels are classes of another task. Then there is no loss and no margin, but
 
         prediction     log p_c - log(1 - p_c) of every class c of the model, (m, n, classes)
         prediction@L   its mean over the first L dithered queries
         predictions@L  of each of them, one query after the other, (m, n, L * classes), for up to 16 queries
 
-    Probabilities are taken as at least 1e-30.
+    Probabilities are at least 1e-30.
 
     Args:
         shadows: m models.
         population: n examples.
         patience: the levels; 1 is the plain query.
         dither: how queries differ; None: `Dither()`.
-        labels: "own": the population's labels are outputs of the models; "foreign": they are of another task, and not
-            looked at.
-        batch_size: examples that are looked at together; a call of a model asks several queries about each.
-        progress: told after each call, of all queries.
+        labels: "own": the population's labels are outputs of the models; "foreign": they are of another task and not
+            used.
+        batch_size: examples that are predicted together; a call of a model has several queries about each.
+        progress: called after each call of a model.
 
     Raises:
-        InputError: outputs are not finite, or not of shape (batch, classes >= 2), too few for labels of their own, or,
-            with foreign ones, not as many of each model.
+        InputError: outputs are not finite or not of shape (batch, classes >= 2), do not cover own labels, or differ in
+            number between models with foreign ones.
         ConfigurationError: `labels` is neither.
     """
     if labels not in get_args(Labels):
-        raise ConfigurationError(f"labels are {' or '.join(get_args(Labels))}; got {labels!r}")
-    asking = _Predicting(population, dither or Dither(), levels_of(patience), labels, batch_size)
+        raise ConfigurationError(f"labels: expected {' or '.join(get_args(Labels))}, got {labels!r}")
+    job = _PredictModels(population, dither or Dither(), levels_of(patience), labels, batch_size)
     if not parallel():
-        return asking(shadows.models, progress=progress)
-    m, found = len(shadows.models), dict[int, Predictions]()
-    for i, one in each(asking, [((model,),) for model in shadows.models], stage="labels", progress=progress):
-        found[i] = one
+        return job(shadows.models, progress=progress)
+    m, tasks = len(shadows.models), [((model,),) for model in shadows.models]
+    found: dict[int, Predictions] = dict(each(job, tasks, stage="labels", progress=progress))
     first = found[0]
     for i in range(m):
         _check_classes(first.classes, found[i].classes, i)
@@ -190,12 +189,12 @@ def predict(
         level: {name: np.concatenate([found[i].by_level[level][name] for i in range(m)]) for name in values}
         for level, values in first.by_level.items()
     }
-    return Predictions(table, asking.dither, first.classes, labels)
+    return Predictions(table, job.dither, first.classes, labels)
 
 
 @dataclass(frozen=True, eq=False)
-class _Predicting:
-    """Asks models for their predictions, here or in another process; fields as the arguments of `predict`."""
+class _PredictModels:
+    """Predicts by some models, here or in another process; fields as the arguments of `predict`."""
 
     population: Population
     dither: Dither
@@ -209,46 +208,46 @@ class _Predicting:
         population, levels = self.population, self.levels
         queries, m, n = Queries.of(population, self.dither), len(models), len(population)
         total, done, classes = m * n * (1 + max(levels, default=0)), 0, 0
-        table = _Filling(m, n)
+        table = _TableBuilder(m, n)
 
-        def asked(number: int) -> None:
+        def count(number: int) -> None:
             nonlocal done
             done += number
             progress("labels", done, total)
             tick(done / total)
 
         for part in batches(n, self.batch_size):
-            open_sums = []
+            sums_by_model = []
             for i, model in enumerate(models):
                 x, y = (a[part.start : part.stop].to(device_of(model)) for a in (population.x, population.y))
-                sums, plain = _Sums.plainly(model, x, y if self.labels == "own" else None, levels)
+                sums, plain = _Sums.start(model, x, y if self.labels == "own" else None, levels)
                 if self.labels == "foreign" and classes:
                     _check_classes(classes, sums.outputs.classes, i)
                 table.put(i, part, {(1, name): a for name, a in plain.items()})
-                open_sums.append(sums)
+                sums_by_model.append(sums)
                 classes = sums.outputs.classes
-            asked(len(part) * m)
-            rows = max(self.batch_size, min(MOST_ROWS, MOST_ASKED // max(1, population.x[0].numel())))
+            count(len(part) * m)
+            rows = max(self.batch_size, min(MAX_ROWS, MAX_NUMBERS // max(1, population.x[0].numel())))
             for first, after in _runs(levels, max(1, rows // len(part))):
                 x = torch.cat([queries(part, number) for number in range(first, after)])
-                for i, (model, sums) in enumerate(zip(models, open_sums, strict=True)):
+                for i, (model, sums) in enumerate(zip(models, sums_by_model, strict=True)):
                     sums.add(model, x.to(sums.label.device), after - first)
                     if after in levels:
                         table.put(i, part, {(after, name): mean for name, mean in sums.means(after).items()})
-                asked(len(x) * m)
+                count(len(x) * m)
         return Predictions(table.by_level, self.dither, classes, self.labels)
 
 
 def _check_classes(first: int, other: int, model: int) -> None:
     if first != other:
         raise InputError(
-            f"expected models of one task, got {first} classes of the first and {other} of model {model}; fine-tune"
-            " reference models to the target's task"
+            f"expected models of one task, got {first} classes for the first and {other} for model {model}; fine-tune"
+            " reference models for the target's task"
         )
 
 
 class _Outputs(NamedTuple):
-    """What a model returns: how many numbers, and whether they are probabilities already."""
+    """The number of a model's outputs, and whether they are probabilities."""
 
     classes: int
     probabilities: bool
@@ -256,51 +255,51 @@ class _Outputs(NamedTuple):
 
 @dataclass(eq=False)
 class _Sums:
-    """Sums over the dithered queries about a batch, of one model."""
+    """Sums of one model over the dithered queries about a batch."""
 
     label: Tensor  # (batch,) predicted for the plain query
     y: Tensor | None  # (batch,) true labels; None: they are of another task
     outputs: _Outputs
-    kept: int = 0  # first dithered queries whose predictions are kept one by one, if labels are of another task
+    singles: int = 0  # first dithered queries whose predictions are kept one by one, if labels are foreign
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: Tensor | None = None
-    each: list[Tensor] = field(default_factory=list)
+    single: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def plainly(
+    def start(
         cls, model: nn.Module, x: Tensor, y: Tensor | None, levels: Sequence[int]
     ) -> tuple[_Sums, dict[str, Tensor]]:
-        """With what the plain query gives."""
-        label, found, outputs = _predicted(model, x, y, None)
-        kept = 0 if y is not None else max((level for level in levels if level <= MOST_KEPT), default=0)
-        return cls(label, y, outputs, kept), {"label": label, **found}
+        """Empty sums, and the predictions of the plain query."""
+        label, found, outputs = _predict(model, x, y, None)
+        singles = 0 if y is not None else max((level for level in levels if level <= MAX_SINGLE), default=0)
+        return cls(label, y, outputs, singles), {"label": label, **found}
 
     def add(self, model: nn.Module, x: Tensor, queries: int) -> None:
-        """Ask about (queries * batch, ...)."""
-        label, found, _ = _predicted(model, x, None if self.y is None else self.y.repeat(queries), self.outputs)
+        """Add the predictions for (queries * batch, ...)."""
+        label, found, _ = _predict(model, x, None if self.y is None else self.y.repeat(queries), self.outputs)
         label = label.reshape(queries, -1)
         by_query = {name: a.reshape(queries, *self.label.shape, *a.shape[1:]) for name, a in found.items()}
         sums = {"kept": (label == self.label).sum(0).double(), **{name: a.sum(0) for name, a in by_query.items()}}
         self.sums = {name: self.sums[name] + a for name, a in sums.items()} if self.sums else sums
-        if len(self.each) < self.kept:
-            self.each += list(by_query["prediction"][: self.kept - len(self.each)])
-        if self.outputs.classes <= MOST_CLASSES:
+        if len(self.single) < self.singles:
+            self.single += list(by_query["prediction"][: self.singles - len(self.single)])
+        if self.outputs.classes <= MAX_CLASSES:
             if self.counts is None:
                 self.counts = sums["kept"].new_zeros(len(self.label), self.outputs.classes)
             self.counts.scatter_add_(1, label.T, torch.ones_like(label.T, dtype=torch.float64))
 
     def means(self, queries: int) -> dict[str, Tensor]:
-        """Of this many queries so far."""
+        """Means over the queries so far."""
         means = {name: a / queries for name, a in self.sums.items()}
-        if queries <= self.kept:
-            means["predictions"] = torch.cat(self.each[:queries], dim=1)
+        if queries <= self.singles:
+            means["predictions"] = torch.cat(self.single[:queries], dim=1)
         return means if self.counts is None else {**means, "shares": self.counts / queries}
 
 
-def _predicted(
+def _predict(
     model: nn.Module, x: Tensor, y: Tensor | None, outputs: _Outputs | None
 ) -> tuple[Tensor, dict[str, Tensor], _Outputs]:
-    """(batch,) labels, what else is predicted by name, and what the outputs are; InputError as `predict`."""
+    """(batch,) labels, further predictions by name, and the kind of the outputs; raises as `predict`."""
     with torch.no_grad():
         out = model(x)
     if out.dim() != 2 or out.shape[1] < 2 or not bool(torch.isfinite(out).all()):
@@ -312,8 +311,8 @@ def _predicted(
         return label, {"prediction": class_log_odds(scores)}, outputs
     if int(y.max()) >= outputs.classes:
         raise InputError(
-            f"labels must be outputs 0 .. {outputs.classes - 1} of the model, got {int(y.max())}; where they are"
-            ' classes of another task, such as that of the pre-training, say labels="foreign"'
+            f"expected labels 0 .. {outputs.classes - 1}, the outputs of the model, got {int(y.max())}; if they are"
+            ' classes of another task, such as that of the pre-training, pass labels="foreign"'
         )
     own = scores.gather(1, y[:, None])[:, 0]
     margin = own - scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
@@ -322,7 +321,7 @@ def _predicted(
 
 
 def _runs(levels: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """The dithered queries in runs (first, after the last) of at most this many, none across a level."""
+    """The dithered queries in runs (first, after the last) of at most `most`, none across a level."""
     first = 0
     for level in levels:
         while first < level:
@@ -331,15 +330,15 @@ def _runs(levels: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
             first = after
 
 
-class _Filling:
-    """A table that is filled batch by batch, with one move from the device for each."""
+class _TableBuilder:
+    """A table that is filled batch by batch, with one copy from the device for each."""
 
     def __init__(self, m: int, n: int, dtype: torch.dtype = torch.float64) -> None:
         self.size, self.dtype = (m, n), dtype
         self.by_level: Table = {}
 
     def put(self, i: int, part: range, found: Mapping[tuple[int, str], Tensor]) -> None:
-        """What model i answered about these examples, by level and name."""
+        """Store the answers of model i about these examples, by level and name."""
         moved = torch.cat([v.reshape(len(part), -1).to(self.dtype) for v in found.values()], dim=1).cpu().numpy()
         column = 0
         for (level, name), v in found.items():
@@ -355,13 +354,12 @@ class _Filling:
 
 @dataclass(frozen=True, eq=False)
 class Explanations:
-    """What m models released about n examples; see `explanations_of`.
+    """The maps that m models released about n examples; see `explanations_of`.
 
     Args:
         summaries: level -> name -> (m, n) or (m, n, k) float64.
-        maps: level -> (m, n, d) float32 maps of all explainers side by side, in memory or on disk; empty if none are
-            kept.
-        shapes: of the map of one example, one of each explainer.
+        maps: level -> (m, n, d) float32 maps of all explainers side by side, in memory or on disk; empty if not kept.
+        shapes: shape of the map of one example, for each explainer.
     """
 
     summaries: Table
@@ -375,7 +373,7 @@ def explanations_of(
     predictions: Predictions,
     releases: Sequence[Explain],
     *,
-    patiently: Sequence[Explain] | None = None,
+    dithered: Sequence[Explain] | None = None,
     dithers: Sequence[int] | None = None,
     levels: Sequence[int] = (),
     classes: Sequence[int] = (),
@@ -387,18 +385,17 @@ def explanations_of(
     store: Store | None = None,
     progress: Progress = silent,
 ) -> Explanations:
-    """Ask every model for its explanation of every example, plainly and by the dithered queries of every level.
+    """Explain every example by every model, for the plain query and the dithered queries of every level.
 
-    What is explained is the class that the model predicts for the plain query, which favours the attacker: the answers
-    to an example's queries are then all about one thing. If the service decides (`own_class`), it is the class
-    predicted for each query, and averaged are the maps of those queries that kept the label of the plain one; where
-    none did, the average is the plain map.
+    All queries explain the class that the model predicts for the plain query, which favours the attacker, as their
+    answers can be averaged. If the service decides (`own_class`), each explains its own predicted class, and the
+    average is over queries with the label of the plain one; without any, it is the plain map.
 
-    `releases` answer the plain query, one a model, and `patiently` the dithered ones (None: the same), `dithers` of
-    them for each model (None: at most four): an average over more is that over these, at each of the `levels` above
-    one. `classes` are explained beside the predicted one. Whole maps are kept in memory up to `largest` bytes, or else
-    on disk. Where (m, n, d) `natives` of the plain queries are known, `of_native` of a release hardens them; nothing
-    is explained for these queries. The `store` keeps what each finished model answered.
+    `releases` answer the plain query, one per model, and `dithered` the dithered ones (None: the same); each model
+    answers `dithers` of them (None: at most four), and the average over these stands for all higher `levels`. `classes`
+    are explained besides the predicted one. Whole maps are kept in memory up to `largest` bytes, or else on disk. If
+    (m, n, d) `natives` of the plain queries are given, `of_native` of a release hardens them, and these queries are not
+    explained again. The `store` keeps the answers of each finished model.
 
     Raises:
         InputError: an explanation is not finite, or not of shape (batch, ...), the same for all.
@@ -408,12 +405,12 @@ def explanations_of(
     queries, label = Queries.of(population, predictions.dither), predictions.label
     jobs = [
         ExplainModel(
-            f"model {i}", releases[i], (patiently or releases)[i], population.x, queries, levels, dithers[i],
+            f"model {i}", releases[i], (dithered or releases)[i], population.x, queries, levels, dithers[i],
             tuple(classes), own_class, batch_size, keep_maps, None if natives is None else natives[i],
         )
         for i in range(m)
     ]  # fmt: skip
-    of_data = population.digest() if store.folder else ""
+    data_digest = population.digest() if store.folder else ""
     keys, found, done = list[str](), Explanations({}, {}, ()), 0
     total, missing = sum(job.explanations for job in jobs), list[int]()
 
@@ -435,8 +432,8 @@ def explanations_of(
             found.maps[level][i] = maps
 
     for i, job in enumerate(jobs):
-        seen = {name: a[i] for name, a in predictions.values.items()} if store.folder else {}
-        keys.append(job.key(models[i], seen, of_data) if store.folder else "")
+        predicted = {name: a[i] for name, a in predictions.values.items()} if store.folder else {}
+        keys.append(job.key(models[i], predicted, data_digest) if store.folder else "")
         if (answers := store.load(keys[i])) is None:
             missing.append(i)
         else:
@@ -455,11 +452,11 @@ def explanations_of(
 
 @dataclass(frozen=True, eq=False)
 class ExplainModel:
-    """Explains one model: all that a process of its own needs for it, but the model; fields as in `explanations_of`."""
+    """Explains every example by one model, perhaps in another process; fields as in `explanations_of`."""
 
     name: str  # of the model, in messages
     release: Explain
-    patiently: Explain
+    dithered: Explain
     x: Tensor  # (n, ...) the examples
     queries: Queries
     levels: tuple[int, ...]
@@ -472,48 +469,48 @@ class ExplainModel:
 
     @property
     def explanations(self) -> int:
-        """How many examples are explained, each as often as it is asked about and once for each class."""
+        """Number of maps: examples times queries times classes."""
         return len(self.x) * (1 + len(self.classes)) * ((self.native is None) + self.dithers)
 
     def key(self, model: nn.Module, predicted: Mapping[str, NDArray[Any]], population: str) -> str:
-        """Digest of all that the answers of a model depend on, "" if that cannot be told."""
-        how = (self.levels, self.dithers, self.classes, self.own_class, self.batch_size, self.keep_maps)
-        asked = (population, self.queries.dither.to_dict(), how, dict(predicted))
+        """Digest of everything on which the answers of a model depend; "" if it has no stable identity."""
+        options = (self.levels, self.dithers, self.classes, self.own_class, self.batch_size, self.keep_maps)
+        queries = (population, self.queries.dither.to_dict(), options, dict(predicted))
         try:
-            code = code_digest(__name__, *_modules_of((self.release, self.patiently)))
-            return digest(code, model_digest(model), asked, self.release, self.patiently)
+            code = code_digest(__name__, *_modules_of((self.release, self.dithered)))
+            return digest(code, model_digest(model), queries, self.release, self.dithered)
         except (Undigestable, RefusedError):
             return ""
 
     def __call__(self, model: nn.Module, labels: NDArray[Any], tick: Tick = lambda share: None) -> Answers:
-        """Ask the model about every example; `labels` (n,) are those of the plain queries."""
+        """Explain every example; `labels` (n,) are those of the plain queries."""
         n, place = len(self.x), device_of(model)
-        summaries, maps = _Filling(1, n), _Filling(1, n, torch.float32)
+        summaries, maps = _TableBuilder(1, n), _TableBuilder(1, n, torch.float32)
         oracle = _Oracle(model, self.name, max(self.explanations, 1), tick)
-        explained = torch.from_numpy(np.asarray(labels)).long()
+        predicted = torch.from_numpy(np.asarray(labels)).long()
         for part in batches(n, self.batch_size):
-            about_what = explained[part.start : part.stop].to(place)
-            wanted = [about_what, *(torch.full_like(about_what, c) for c in self.classes)]
+            target = predicted[part.start : part.stop].to(place)
+            targets = [target, *(torch.full_like(target, c) for c in self.classes)]
 
             def keep(level: int, found: Tensor, part: range = part) -> None:
                 summaries.put(0, part, {(level, name): v for name, v in oracle.summaries(found).items()})
                 if self.keep_maps:
                     maps.put(0, part, {(level, WHOLE_MAP): found[0]})
 
-            x, plainly = self.x[part.start : part.stop].to(place), self.release
+            x, release = self.x[part.start : part.stop].to(place), self.release
             if self.native is not None:
-                known = torch.from_numpy(self.native[part.start : part.stop]).to(place).view(x.shape)
-                plainly = partial(self.release.of_native, native=known)  # type: ignore[attr-defined]
-            average = _Average(oracle.ask(plainly, x, wanted, counts=self.native is None))
+                native = torch.from_numpy(self.native[part.start : part.stop]).to(place).view(x.shape)
+                release = partial(self.release.of_native, native=native)  # type: ignore[attr-defined]
+            average = _Average(oracle.ask(release, x, targets, counts=self.native is None))
             keep(1, average.plain)
             for number in range(self.dithers):
                 query = self.queries(part, number).to(x.device)
                 if self.own_class:
                     with torch.no_grad():
                         label = model(query).argmax(1)
-                    average.add(oracle.ask(self.patiently, query, [label, *wanted[1:]]), label == about_what)
+                    average.add(oracle.ask(self.dithered, query, [label, *targets[1:]]), label == target)
                 else:
-                    average.add(oracle.ask(self.patiently, query, wanted))
+                    average.add(oracle.ask(self.dithered, query, targets))
                 if number + 1 in self.levels:
                     keep(number + 1, average.mean)
             for level in self.levels:
@@ -529,19 +526,19 @@ class ExplainModel:
 def _check_shapes(now: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]) -> None:
     if now != before or not all(math.prod(shape) for shape in now):
         listed = ([list(shape) for shape in one] for one in (now, before))
-        raise InputError("maps must all have one shape, not empty; got {}, {}".format(*listed))
+        raise InputError("expected maps of one shape, not empty, got {} and {}".format(*listed))
 
 
 @dataclass(eq=False)
 class _Average:
-    """Of the maps (targets, batch, d) of dithered queries; the plain query's where no other map counts."""
+    """Average of the maps (targets, batch, d) of dithered queries; the plain query's if no other map counts."""
 
     plain: Tensor
     total: Tensor | float = 0.0
     counted: Tensor | float = 0.0
 
     def add(self, maps: Tensor, counts: Tensor | None = None) -> None:
-        """The maps of one query; `counts` (batch,) bool: for which examples, None: for all."""
+        """Add the maps of one query, for the examples in `counts` (batch,) bool or (None) all."""
         if counts is None:
             self.total, self.counted = self.total + maps, self.counted + 1.0
         else:
@@ -550,7 +547,7 @@ class _Average:
 
     @property
     def mean(self) -> Tensor:
-        """Of what was added, (targets, batch, d)."""
+        """(targets, batch, d)."""
         if not isinstance(self.counted, Tensor):
             return torch.as_tensor(self.total / self.counted)
         return torch.where(self.counted > 0, self.total / self.counted, self.plain.double())
@@ -558,7 +555,7 @@ class _Average:
 
 @dataclass(eq=False)
 class _Oracle:
-    """Asks one model for explanations, checks them and counts them."""
+    """Requests explanations of one model, checks and counts them."""
 
     model: nn.Module
     name: str
@@ -568,7 +565,7 @@ class _Oracle:
     shapes: tuple[tuple[int, ...], ...] | None = None
 
     def ask(self, release: Explain, x: Tensor, targets: Sequence[Tensor], *, counts: bool = True) -> Tensor:
-        """(targets, batch, d): maps about each of the targets, those of several explainers side by side."""
+        """(targets, batch, d) maps of each of the targets, with those of several explainers side by side."""
         return torch.stack([self._ask(release, x, target, counts) for target in targets])
 
     def _ask(self, release: Explain, x: Tensor, target: Tensor, counts: bool) -> Tensor:
@@ -577,7 +574,7 @@ class _Oracle:
         for a in answers:
             if not isinstance(a, Tensor) or a.shape[:1] != x.shape[:1] or not bool(torch.isfinite(a).all()):
                 got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
-                raise InputError(f"explanations must be finite, of shape ({len(x)}, ...); got {got} from {self.name}")
+                raise InputError(f"expected finite explanations of shape ({len(x)}, ...), got {got} from {self.name}")
         shapes = tuple(tuple(a.shape[1:]) for a in answers)
         if self.shapes is None:
             self.shapes = shapes
@@ -588,22 +585,22 @@ class _Oracle:
         return torch.cat([a.detach().reshape(len(a), -1) for a in answers], dim=1)
 
     def summaries(self, maps: Tensor) -> dict[str, Tensor]:
-        """Of (targets, batch, d) maps: the predicted class's, and those of further classes; one number an explainer."""
+        """Summaries of (targets, batch, d) maps for the predicted and for further classes, a number per explainer."""
         assert self.shapes is not None
         widths = [math.prod(shape) for shape in self.shapes]
-        one, *others = ([summarise(part) for part in found.split(widths, dim=1)] for found in maps)
-        found = {s: one[0][s] if len(one) == 1 else torch.stack([part[s] for part in one], dim=1) for s in SUMMARIES}
+        first, *others = ([summarise(part) for part in found.split(widths, dim=1)] for found in maps)
+        found = {s: first[0][s] if len(first) == 1 else torch.stack([p[s] for p in first], dim=1) for s in SUMMARIES}
         if others:
-            every = [part for several in others for part in several]
-            found |= {f"class_{s}": torch.stack([part[s] for part in every], dim=1) for s in CLASS_SUMMARIES}
+            parts = [part for several in others for part in several]
+            found |= {f"class_{s}": torch.stack([part[s] for part in parts], dim=1) for s in CLASS_SUMMARIES}
         return found
 
 
 def _modules_of(value: Any) -> set[str]:
-    """Modules of this package in which explainers are defined: what other code answered is not taken for theirs."""
+    """Modules of this package that define an explainer, so that answers of other code are not reused."""
     inside = [*value] if isinstance(value, tuple) else [*vars(value).values()] if is_dataclass(value) else []
-    own = {str(getattr(one, "__module__", "")) for one in (value, type(value))}
-    found = {name for name in own if name.partition(".")[0] == "safexplain"}
+    names = {str(getattr(one, "__module__", "")) for one in (value, type(value))}
+    found = {name for name in names if name.partition(".")[0] == "safexplain"}
     return found.union(*map(_modules_of, inside))
 
 
@@ -624,7 +621,7 @@ def signals_of(
     keep_inputs: bool = False,
     meta: Mapping[str, Any] | None = None,
 ) -> Signals:
-    """The answers of models as `Signals`; without any, who is a member of what; arguments as `collect_signals`."""
+    """The answers of models as `Signals`; without answers, the membership alone. Arguments as `collect_signals`."""
     about: dict[str, Any] = {**(meta or {}), "population": population.digest()}
     listed = {"targets": targets, "null": null or None, "classes": classes or None}
     about |= {name: [int(i) for i in given] for name, given in listed.items() if given is not None}
@@ -680,7 +677,7 @@ def collect_signals(
     meta: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Signals:
-    """Ask every model about every example, once and as often as a patient attacker would, and keep what that one sees.
+    """Query every model about every example, as often as a patient attacker would, and keep what the attacker sees.
 
         l1, l2, ...              summaries of the released map (`SUMMARIES`)
         class_l1, class_l2,      summaries of the explanations of each of `classes`, k numbers an example
@@ -688,97 +685,96 @@ def collect_signals(
         label, loss, margin      see `predict`; loss and margin are more than an explanation alone releases
         l1@L, ..., class_l1@L    the same summaries of the map averaged over the first L dithered queries, for each L
         attributions@L           that map itself, if maps are kept
-        kept@L, shares@L,        what happened to the labels, and the mean loss and margin, of the same L queries
+        kept@L, shares@L,        labels, mean loss and mean margin of the same L queries
         loss@L, margin@L
-        prediction, ...@L,       what the model predicts of each of its classes, instead of loss and margin if labels
-        predictions@L            are foreign
+        prediction, ...@L,       the prediction of each class, in place of loss and margin if labels are foreign
+        predictions@L
 
-    What is explained is always the class that the model predicts for the plain query. Of the dithered queries, all
-    models explain the first four, of which more tell little more. If the release has noise, which averages away over
-    many (`without_noise` is given), targets and null models answer every query through what is released, and the other
-    models, which stand for the attacker's own, explain four `without_noise`.
+    All queries explain the class that the model predicts for the plain query. All models explain the first four
+    dithered queries; more hardly help the attacker. If the release has noise, which averages out over many queries
+    (`without_noise` is given), targets and null models answer every query by the release, and the other models, which
+    are the attacker's own, explain four `without_noise`.
 
-    Explanations of several explainers that are released together are put side by side: the maps one after the other,
-    and each summary as a vector (m, n, k).
+    Explanations of several explainers that are released together stand side by side: the maps are concatenated, and
+    each summary is a vector (m, n, k).
 
     Args:
         shadows: m models with membership over `population`.
         population: the pool of n examples; its labels are the slice "class", its groups those of the signals.
-        explain: see `Explain`, called with float32 batches on the model's device and class indices; or one a model.
-            None: nothing is explained, and what is predicted is all that is kept.
-        patience: how often is asked about each example; the plain query is always among them.
+        explain: see `Explain`, called with float32 batches on the model's device and class indices; or one per model.
+            None: nothing is explained, and only predictions are kept.
+        patience: queries per example; the plain query is always among them.
         dither: how queries differ; None: `Dither()`.
-        without_noise: the release less its noise, by which models that are no targets answer dithered queries; or one
-            a model. None: the release has no noise.
-        labels: "own", or "foreign" if the population's labels are classes of another task than the models', see
-            `predict`; they are the slice "class" in both cases.
-        batch_size: examples a call.
+        without_noise: the release without its noise, by which models other than targets answer dithered queries; or one
+            per model. None: the release has no noise.
+        labels: "own", or "foreign" if the population's labels are classes of another task, see `predict`.
+        batch_size: examples per call.
         keep_attributions: also keep the whole maps, (m, n, d) float32 for each level.
-        largest_maps: bytes of these that are kept in memory; more of them go to disk, and attacks read them there.
-        store: a folder in which each finished model's answers are kept, so that an interrupted run explains no model
-            again, as far as the identity of models and explainers can be told. None: nothing is kept.
-        keep_inputs: also keep what was asked about.
-        classes: indices of outputs that are explained for every query, beside the predicted one.
+        largest_maps: bytes of maps up to which these are kept in memory; larger ones are on disk.
+        store: a folder for the answers of each finished model, so that an interrupted run resumes, provided that models
+            and explainers have a stable identity. None: nothing is kept.
+        keep_inputs: also keep the examples.
+        classes: indices of outputs that are explained for every query, besides the predicted one.
         targets: models that may be attacked; None: all trained ones, which then all answer all queries.
         null: models that are untrained and have no members.
         out_of_distribution: (n,) bool, examples from another source that no model was trained on.
         slices: name -> (n,), parts of the data by which results are shown.
         meta: kept in the file; `shape` (of one map), `population` (its digest) and `dither` are added.
-        progress: told after each batch, of all queries.
+        progress: called after each batch.
 
     Raises:
         InputError: membership does not fit the population, `null` or `out_of_distribution`; an explanation is not
             finite, of shape (batch, ...), the same for all; the model's outputs are not finite or too few.
-        ConfigurationError: a level is no whole number of at least 1, or `labels` is neither of the two.
+        ConfigurationError: a level is not an integer of at least 1, or `labels` is neither of the two.
     """
     (m, n), levels = shadows.membership.shape, levels_of(patience)
     if n != len(population):
-        raise InputError(f"membership is over {n} examples, the population has {len(population)}")
+        raise InputError(f"expected membership over the {len(population)} examples of the population, got {n}")
     if explain is None and not (without_noise is None and not classes):
-        raise InputError("nothing is explained (explain=None), and yet without_noise or classes say how")
-    kept: dict[str, Any] = {
+        raise InputError("expected explain= with without_noise or classes, got None")
+    options: dict[str, Any] = {
         "targets": targets, "null": null, "classes": classes, "slices": slices, "keep_inputs": keep_inputs,
         "out_of_distribution": out_of_distribution, "meta": meta,
     }  # fmt: skip
-    asked = signals_of(shadows, population, None, None, **kept)  # what is wrong is refused before anything is asked
+    checked = signals_of(shadows, population, None, None, **options)  # raises before anything is queried
     predictions = predict(
         shadows, population, patience=patience, dither=dither, labels=labels, batch_size=batch_size, progress=progress
     )
     if wrong := [c for c in classes if not 0 <= c < predictions.classes]:
-        raise InputError(f"classes to explain are outputs 0 .. {predictions.classes - 1} of the model, got {wrong}")
-    explanations, place = None, Store.of(store)
+        raise InputError(f"classes: expected outputs 0 .. {predictions.classes - 1} of the model, got {wrong}")
+    explanations = None
     if explain is not None:
-        plainly = _each(explain, m)
-        quietly = None if without_noise is None else _each(without_noise, m)
+        releases = _each(explain, m)
+        quiet = None if without_noise is None else _each(without_noise, m)
         explanations = explanations_of(
             shadows.models,
             population,
             predictions,
-            plainly,
-            **patient_queries(levels, plainly, quietly, {*asked.targets, *asked.null}),
+            releases,
+            **patient_queries(levels, releases, quiet, {*checked.targets, *checked.null}),
             levels=levels,
             classes=classes,
             batch_size=batch_size,
             keep_maps=keep_attributions,
             largest=largest_maps,
-            store=place,
+            store=Store.of(store),
             progress=progress,
         )
-    return signals_of(shadows, population, predictions, explanations, **kept)
+    return signals_of(shadows, population, predictions, explanations, **options)
 
 
 def patient_queries(
-    levels: Sequence[int], plainly: Sequence[Explain], quietly: Sequence[Explain] | None, released: set[int]
+    levels: Sequence[int], releases: Sequence[Explain], quiet: Sequence[Explain] | None, attacked: set[int]
 ) -> dict[str, Any]:
-    """By what each model answers dithered queries, and how many: of a release with noise (`quietly` without it), models
-    that are attacked or null answer all of them as released, others a few quietly."""
+    """`dithered` and `dithers` of `explanations_of`: for a release with noise (`quiet` without it), attacked and null
+    models answer all dithered queries as released, others a few without noise."""
     most = max(levels, default=0)
     few = min(most, DITHERS_WITHOUT_NOISE)
-    if quietly is None:
-        return {"patiently": plainly, "dithers": [few] * len(plainly)}
+    if quiet is None:
+        return {"dithered": releases, "dithers": [few] * len(releases)}
     return {
-        "patiently": [plainly[i] if i in released else quiet for i, quiet in enumerate(quietly)],
-        "dithers": [most if i in released else few for i in range(len(quietly))],
+        "dithered": [releases[i] if i in attacked else explain for i, explain in enumerate(quiet)],
+        "dithers": [most if i in attacked else few for i in range(len(quiet))],
     }
 
 

@@ -1,8 +1,8 @@
-"""From signals to a verdict: rows of the suite, scores, counts, controls, judgement; `verdict.judgement` has the rule.
+"""From signals to a verdict: rows of the suite, scores, counts, controls, and judgement by `verdict.judgement`.
 
-Each target is judged on its own, and the most exposed one speaks for all. Of each attack's scores, `conclude` counts
-the members above the ranks that the policy fixed, alone and beside the baseline of the same level of patience: what
-the labels (or predictions) of the same queries tell.
+Each target is judged on its own, and the most exposed one decides. `conclude` counts, for each attack, the members with
+scores above the ranks that the policy fixes, alone and compared with the baseline of the same level of patience, an
+attack on the labels (or predictions) of the same queries.
 """
 
 from __future__ import annotations
@@ -66,34 +66,34 @@ def certify(
 ) -> AuditResult:
     """Run every attack that fits the signals, run the controls, and judge under the policy.
 
-    Every model that the signals name as a target is judged on its own, with all other trained models as references.
-    Signals that hold predictions and no explanation are judged as those of a service that releases predictions alone,
-    whatever the policy says of the release; the result's policy then says so.
+    Each target of the signals is judged on its own, with all other trained models as references. Signals with
+    predictions and no explanation are judged as the release of predictions alone, whatever the policy's release; the
+    policy of the result states this.
 
     Args:
-        signals: what was released.
+        signals: the released numbers.
         policy: default `Policy()`.
-        inputs: (n, ...) what models were asked about, for the blind control, exact copies and the count of uses;
-            default those of the signals.
-        suite: attacks to run instead of those that fit; a suite that leaves some of those out certifies nothing.
-        split: "selection" attacks the examples set aside for choosing a configuration, as often as one likes; nothing
-            is decided there.
-        uses: where verdicts on the same examples are counted. None: in this user's file (`holdout_uses`).
-        counted: whether this is a use of the examples; not where nothing is decided by it, as beside another release.
+        inputs: (n, ...) examples, for the blind control, exact copies and the count of uses; default those of the
+            signals.
+        suite: attacks to run instead of those that fit; a suite that leaves out any of these certifies nothing.
+        split: "selection" attacks the examples set aside for choosing a configuration, any number of times and without
+            a verdict.
+        uses: counter of verdicts on the same examples. None: this user's file (`holdout_uses`).
+        counted: whether this is a use of the examples; False if nothing is decided by it.
         force: certify although the examples were used for other configurations; the certificate says so.
-        seed: of ties, of the controls and of attacks that learn.
-        exposed: how many of the members that are found most surely are listed, for the owner of the data.
-        scorers: target -> scorer of another release of the same models to the same queries: what it found without an
-            explanation is not computed again. Those of this release are put in its place.
-        progress: told after each attack.
-        about: further fields of the result, as `quick`.
+        seed: of ties, controls and attacks that learn.
+        exposed: number of the most exposed members to list, for the owner of the data.
+        scorers: target -> scorer of another release of the same models and queries, whose scores without explanations
+            are reused; replaced by those of this release.
+        progress: called after each attack.
+        about: further fields of the result, such as `quick`.
 
     Returns:
-        The most exposed target's result, the others' within it.
+        The most exposed target's result, with the others' within it.
 
     Raises:
-        InputError: no attack fits what is released, the scored examples are all members or all non-members, an exact
-            copy of a member is a non-member, or uses cannot be counted.
+        InputError: no attack fits the release, the scored examples are all members or all non-members, an exact copy
+            of a member is a non-member, or uses cannot be counted.
     """
     if inputs is not None and signals.inputs is None:
         signals = replace(signals, inputs=np.asarray(inputs))
@@ -107,11 +107,11 @@ def certify(
     else:
         uses.check()
     scored = splits.selection if split == "selection" else splits.certification
-    for target in signals.targets:  # before anything long
+    for target in signals.targets:  # before the attacks
         if len(np.unique(member := signals.membership[target, scored])) < 2:
             raise InputError(
-                f"the {split} split has {int(member.sum())} members and {int((~member).sum())} non-members of model"
-                f" {target}; it needs both"
+                f"expected members and non-members of model {target} in the {split} split, got {int(member.sum())} and"
+                f" {int((~member).sum())}"
             )
 
     scorers = {} if scorers is None else scorers
@@ -120,9 +120,9 @@ def certify(
     for target in signals.targets:
         everyone, references = signals.membership[target], signals.references(target)
         member, (null, kind) = everyone[scored], _null_model(signals, target)
-        told, known = _about(progress, f"model {target}, " if targets > 1 else ""), scorers.get(target)
+        named, known = _with_prefix(progress, f"model {target}, " if targets > 1 else ""), scorers.get(target)
         scorer = scorers[target] = Scorer(
-            signals, rows, target=target, training=splits.training, seed=seed, also=null, known=known, progress=told
+            signals, rows, target=target, training=splits.training, seed=seed, also=null, known=known, progress=named
         )
         scores = [s[scored] for s in scorer.scores(target)]
         orders = [by_score(s, seed) for s in scores]
@@ -154,9 +154,9 @@ def certify(
         if signals.slices or exposed:
             best = scores[result.attacks.index(result.strongest)]
             parts = {name: values[scored] for name, values in signals.slices.items()}
-            named = most_exposed(best, member, exposed, at=np.flatnonzero(scored), groups=groups) if exposed else ()
+            listed = most_exposed(best, member, exposed, at=np.flatnonzero(scored), groups=groups) if exposed else ()
             slices = by_slice(best, member, parts, policy, groups=groups, seed=seed)
-            result = replace(result, slices=slices, exposed=named)
+            result = replace(result, slices=slices, exposed=listed)
         found.append(result)
 
     first = max(found, key=_exposure)
@@ -171,7 +171,7 @@ def certify(
 
 
 def _rows(signals: Signals, policy: Policy, suite: Sequence[SuiteRow] | None) -> tuple[list[SuiteRow], Policy]:
-    """What is run, and the policy: that for predictions alone where there are predictions and no explanation."""
+    """The rows to run, and the policy, for predictions alone if there is no explanation."""
     rows = fitting(signals, policy) if suite is None else list(suite)
     if not _explained(rows):
         every = fitting(signals, replace(policy, suite=())) if suite is None else rows
@@ -181,14 +181,15 @@ def _rows(signals: Signals, policy: Policy, suite: Sequence[SuiteRow] | None) ->
     if any(r.role == "loss" for r in rows) if policy.release == "prediction" else _explained(rows):
         return rows, policy
     if policy.suite and (others := families_allowed(signals, policy)):
-        joins = ": Stacked joins two attacks or more, by four references or more" if MAIN in policy.suite else ""
+        needs = ": Stacked needs at least two attacks and four references" if MAIN in policy.suite else ""
         raise InputError(
-            f"these signals do not suit {', '.join(policy.suite)}{joins}; expected some of {', '.join(others)}"
+            f"the signals do not suit the policy's suite, {', '.join(policy.suite)}{needs}; choose from"
+            f" {', '.join(others)}"
         )
-    kind, such = "explanation", "l1, l2, variance or attributions, or prediction"
-    if policy.release == "prediction":
-        kind, such = "prediction", "prediction, loss or margin"
-    raise InputError(f"no {kind} signal among {sorted(signals.values)}; expected {such}")
+    expected = "prediction, loss or margin"
+    if policy.release != "prediction":
+        expected = "l1, l2, variance or attributions, or prediction"
+    raise InputError(f"expected signals such as {expected}, got {sorted(signals.values)}")
 
 
 def _explained(rows: Sequence[SuiteRow]) -> bool:
@@ -196,20 +197,20 @@ def _explained(rows: Sequence[SuiteRow]) -> bool:
 
 
 def _null_model(signals: Signals, target: int) -> tuple[list[int], str]:
-    """The model that knows nothing of the target's members, where there is one, and which this is."""
+    """A model trained independently of the target's members, if there is one, and its kind."""
     models = np.array(signals.models)
     if len(models) >= MIN_FOR_NULL:
         return [int(models[(np.searchsorted(models, target) + 1) % len(models)])], "a reference model"
     return [int(read) for read in signals.null[:1]], "an untrained model" if signals.null else ""
 
 
-def _about(progress: Progress, model: str) -> Progress:
+def _with_prefix(progress: Progress, model: str) -> Progress:
     """The progress with the model before each stage."""
     return lambda stage, done, total, note="": progress(f"{model}{stage}", done, total, note)
 
 
 def _exposure(result: AuditResult) -> tuple[float, float]:
-    """How far a leak is proven, and the highest bound."""
+    """The proven leak above the limit, and the highest bound."""
     bounds = result.decisive.values()
     above = max((low - result.limit for low, _ in bounds), default=0.0)
     return max(above, 0.0), max((high for _, high in bounds), default=1.0)
@@ -226,10 +227,10 @@ def conclude(
     targets: int = 1,
     **about: Any,
 ) -> AuditResult:
-    """Count what each attack's (s,) scores found, alone and beside the baseline of its level.
+    """Count the members that each attack's (s,) scores find, alone and compared with the baseline of its level.
 
-    The (s,) orders are `by_score` with one seed for all, so that equal scores are in one order; examples of one of the
-    (s,) groups are one unit on each side. `about` has further fields of the result.
+    The (s,) orders are `by_score` with one seed for all, so that ties have one order; examples of one of the (s,)
+    groups are one unit on each side. `about` has further fields of the result.
     """
     base = _baselines(rows, policy)
     judged = judged_among(rows, policy)
@@ -265,12 +266,12 @@ def conclude(
 
 
 def _baselines(rows: Sequence[SuiteRow], policy: Policy) -> dict[int, int]:
-    """Level -> index of the row that the others of this level are compared with."""
+    """Level -> index of the baseline's row."""
     return {r.level: i for i, r in enumerate(rows) if r.name == baseline_name(policy)}
 
 
 def judged_among(rows: Sequence[SuiteRow], policy: Policy) -> list[int]:
-    """Indices of the rows that the verdict rests on."""
+    """Indices of the rows on which the verdict rests."""
     claim = policy.claim if _baselines(rows, policy) else "whole"
     return [i for i, r in enumerate(rows) if is_judged(r.role, policy, claim) and r.level in policy.patience]
 
@@ -283,7 +284,7 @@ def _alarm(
     targets: int,
     groups: Groups | None,
 ) -> Callable[[Bools], bool] | None:
-    """Whether this audit would find more than chance, were these the members, all or none of each group."""
+    """Whether this audit would find more than chance if given examples, whole groups, were the members."""
     if not judged:
         return None
     base = {} if policy.claim == "whole" else _baselines(rows, policy)
@@ -292,7 +293,7 @@ def _alarm(
         (orders[i], orders[base[rows[i].level]] if rows[i].level in base else None, risk)
         for i, risk in zip(judged, risks, strict=True)
     ]
-    attacks = [a for a in attacks if a[1] is None or not np.array_equal(a[0], a[1])]  # else as the baseline finds
+    attacks = [a for a in attacks if a[1] is None or not np.array_equal(a[0], a[1])]  # else the baseline itself
     weights = weights_of(np.zeros(len(orders[0]), dtype=bool), groups)
 
     def alarm(member: Bools) -> bool:

@@ -1,8 +1,8 @@
-"""Asking for recourse: models with known membership answer about every example, and what an attacker sees is kept.
+"""Signals from recourse: models with known membership answer about every example.
 
-For a linear model without constraints the recourse vector points along the weights: its direction alone, whatever noise
-its length has, gives every example's margin up to a factor. So the decision boundary is read from the answers.
-`safexplain.audit.attacks.recourse` reads the signals that are kept.
+For a linear model without constraints, recourse points along the weights: its direction alone, however noisy its
+length, gives every example's margin up to a factor. So the decision boundary is recovered from the answers.
+`safexplain.audit.attacks.recourse` attacks these signals.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from safexplain.errors import InfeasibleError, InputError
 
 Floats = NDArray[np.float64]
 Train = Callable[[Floats, NDArray[Any], int], Any]
-"""train(X, y, seed) -> an object whose explain(x) answers with a `Recourse`, such as a fitted mechanism."""
+"""train(X, y, seed) -> an object whose explain(x) returns a `Recourse`, such as a fitted mechanism."""
 
 AT_ONCE = 1 << 20
-"""Numbers of the queries that are asked about at a time; larger arrays cost more to allocate than to fill."""
+"""Numbers in one call of `explain`; larger arrays cost more to allocate than to fill."""
 
 MOST_TO_REGRESS = 2048
 """Features up to which weights are regressed from the released scores."""
 
 
 def coin_flips(n: int, models: int, *, size: int | None = None, seed: int = 0) -> NDArray[np.bool_]:
-    """(models, n) bool: who trains on what, by independent coins, or exactly `size` members a model, drawn at random.
+    """(models, n) bool membership by independent coin flips, or `size` random members per model.
 
     Raises:
         InputError: fewer than two models, or `size` not in 1 .. n - 1.
     """
     if models < 2 or (size is not None and not 0 < size < n):
         raise InputError(f"expected at least 2 models and a size of 1 .. {n - 1} or None, got {models} and {size}")
-    lots = np.random.default_rng([seed, 0xF11B]).random((models, n))
+    draws = np.random.default_rng([seed, 0xF11B]).random((models, n))
     if size is None:
-        return lots < 0.5
-    return lots.argsort(1).argsort(1) < size
+        return draws < 0.5
+    return draws.argsort(1).argsort(1) < size
 
 
 def collect_recourse(
@@ -55,31 +55,31 @@ def collect_recourse(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Signals:
-    """Train models on random halves of one pool, ask each about every example, and keep what an attacker would see.
+    """Train models on random halves of one pool, query each about every example, and keep what an attacker sees.
 
-        distance           length of the recourse; where x is favourable already, how far from the boundary the released
-                           score says that it is, at the rate of distance to score of the other answers
-        signed_distance    the same, above 0 where the released decision is the true label
-        score              released score, noised where the mechanism noises it
+        distance           length of the recourse; if x is favourable already, its distance from the boundary by the
+                           released score, at the rate of distance to score of the other answers
+        signed_distance    the same, above 0 if the released decision is the true label
+        score              released score, noisy if the mechanism adds noise to it
         label              released decision
-        recovered_margin   signed distance from the boundary read from the answers, above 0 on the side of the true
+        recovered_margin   signed distance from the boundary recovered from the answers, above 0 on the side of the true
                            label
-        regressed_margin   the same with the boundary regressed from all released scores; up to 2,048 features, and not
-                           there without scores
-        averaged_distance  distance by the mean of `repeats` answers; not there if the first ones are all the same
+        regressed_margin   the same with the boundary regressed from all released scores; for up to 2,048 features and
+                           if there are scores
+        averaged_distance  distance by the mean of `repeats` answers; if these differ
 
     `attributions` are the changes, counterfactual - x, of the first answers.
 
     Args:
-        train: see `Train`; called once a model with its members and a seed.
+        train: see `Train`; called once per model with its members and a seed.
         x: (n, d) the pool, preprocessed by public constants only.
         y: (n,) two labels; the larger one is the favourable outcome.
-        models: how many are trained; each is a target in turn.
-        repeats: answers asked about every example.
-        size: members of every model; None: each example is one by a coin flip.
+        models: number of models; each is a target in turn.
+        repeats: queries per example.
+        size: members of every model; None: by coin flips.
         keep_changes: keep the changes and the inputs, float32, (models + 1) n d numbers.
         seed: of the membership and of the seeds that `train` gets.
-        progress: told after each model.
+        progress: called after each model.
 
     Raises:
         InputError: not two labels, shapes disagree, or answers are not finite.
@@ -88,22 +88,22 @@ def collect_recourse(
     if rows.ndim != 2 or labels.shape != (len(rows),) or len(np.unique(labels)) != 2:
         raise InputError(f"expected x (n, d) and y (n,) with two labels, got {rows.shape} and {labels.shape}")
     if repeats < 1:
-        raise InputError(f"expected at least one answer a question, got repeats={repeats!r}")
+        raise InputError(f"repeats: expected at least 1, got {repeats!r}")
     favourable = labels == labels.max()
     member = coin_flips(len(rows), models, size=size, seed=seed)
     seeds = np.random.SeedSequence([seed, 0x5EED]).generate_state(models)
     found: dict[str, list[Floats]] = {}
     changes = np.zeros((models, *rows.shape), np.float32) if keep_changes else None
     for i in range(models):
-        answering = train(rows[member[i]], labels[member[i]], int(seeds[i]))
-        first = Answers.asked(answering, rows, None if changes is None else changes[i])
+        mechanism = train(rows[member[i]], labels[member[i]], int(seeds[i]))
+        first = Answers.collect(mechanism, rows, None if changes is None else changes[i])
         signals = {
             "distance": np.abs(first.signed),
             "signed_distance": np.where(favourable, -first.signed, first.signed),
             "score": first.score,
             "label": first.favourable.astype(np.float64),
             "recovered_margin": margins(*first.boundary(rows), rows, favourable),
-            "averaged_distance": np.abs(_averaged(answering, rows, first, repeats)),
+            "averaged_distance": np.abs(_averaged(mechanism, rows, first, repeats)),
         }
         for name, values in signals.items():
             found.setdefault(name, []).append(values)
@@ -112,8 +112,8 @@ def collect_recourse(
     if (kept["averaged_distance"] == kept["distance"]).all():
         del kept["averaged_distance"]
     if rows.shape[1] <= MOST_TO_REGRESS and (kept["score"] != 0).any():
-        read = ridge_boundaries(rows, kept["score"])
-        kept["regressed_margin"] = np.array([margins(*boundary, rows, favourable) for boundary in read])
+        boundaries = ridge_boundaries(rows, kept["score"])
+        kept["regressed_margin"] = np.array([margins(*boundary, rows, favourable) for boundary in boundaries])
     meta = {"recourse": {"models": models, "repeats": repeats, "size": size, "seed": seed}}
     return Signals(member, kept, changes, meta, rows.astype(np.float32) if keep_changes else None)
 
@@ -123,19 +123,19 @@ def collect_recourse(
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What one model answered to n questions."""
+    """Answers of one model about n examples."""
 
-    signed: Floats  # (n,) distance from the boundary, above 0 where x is not favourable
+    signed: Floats  # (n,) distance from the boundary, above 0 if x is not favourable
     score: Floats  # (n,) released scores less the target
     favourable: NDArray[np.bool_]  # (n,) released decisions
     direction: Floats  # (d,) of norm 1, mean of the unit vectors of all changes; zeros without any
-    reached: Floats  # (a,) where the counterfactuals lie along it
+    reached: Floats  # (a,) positions of the counterfactuals along it
 
     def boundary(self, rows: Floats) -> tuple[Floats, float]:
-        """Direction and offset of the boundary that these answers tell: all changes of a linear model point one way.
+        """Direction and offset of the boundary: all changes of a linear model have one direction.
 
-        The offset is where the line fitted to the scores against the projections on that direction is 0; without
-        scores the counterfactuals tell it, which lie on the boundary (their median, since lengths may be noised).
+        The offset is the zero of the line fitted to the scores against the projections on that direction; without
+        scores it is the median of the counterfactuals, which lie on the boundary but for noise in their lengths.
         """
         projection = rows @ self.direction
         if (self.score != self.score[0]).any() and len(projection) > 1:
@@ -146,21 +146,21 @@ class Answers:
         return self.direction, -float(np.median(self.reached)) if len(self.reached) else 0.0
 
     @classmethod
-    def asked(cls, answering: Any, rows: Floats, keep: NDArray[np.float32] | None = None) -> Answers:
-        """Ask about (n, d) rows, a part at a time; the changes are written to `keep`, (n, d), where it is given."""
+    def collect(cls, mechanism: Any, rows: Floats, keep: NDArray[np.float32] | None = None) -> Answers:
+        """Query about (n, d) rows, a part at a time; the changes are written to `keep`, (n, d), if it is given."""
         n, d = rows.shape
         distance, score, decided = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
         total, reached = np.zeros(d), []
         step = max(1, AT_ONCE // d)
         for part in (slice(start, start + step) for start in range(0, n, step)):
-            answer = explained(answering, rows[part])
+            answer = explain(mechanism, rows[part])
             change = np.asarray(answer.counterfactual) - rows[part]
             length = np.linalg.norm(change, axis=1)
             moved = length > 0
             total += (1 / length[moved]) @ change[moved]
             reached.append(answer.counterfactual[moved] @ unit(total))
             distance[part] = answer.distance
-            score[part] = np.asarray(answer.score) - float(getattr(answering, "target", 0.0))
+            score[part] = np.asarray(answer.score) - float(getattr(mechanism, "target", 0.0))
             decided[part] = answer.favourable
             if keep is not None:
                 keep[part] = change
@@ -170,20 +170,20 @@ class Answers:
         return cls(signed, score, decided, unit(total), np.concatenate(reached))
 
 
-def explained(answering: Any, rows: Floats) -> Any:
-    """The `Recourse` of rows, those without recourse marked as such."""
+def explain(mechanism: Any, rows: Floats) -> Any:
+    """The `Recourse` of rows, in which those without recourse are marked."""
     try:
-        return answering.explain(rows)
+        return mechanism.explain(rows)
     except InfeasibleError as error:
         return error.result
 
 
-def _averaged(answering: Any, rows: Floats, first: Answers, repeats: int) -> Floats:
-    """(n,) means of the signed distances of `repeats` answers; of the first ones if a few more are the same."""
+def _averaged(mechanism: Any, rows: Floats, first: Answers, repeats: int) -> Floats:
+    """(n,) mean signed distances of `repeats` answers; the first ones if a few repeated answers are equal."""
     few = rows[:64]
-    if repeats == 1 or (Answers.asked(answering, few).score == first.score[: len(few)]).all():
+    if repeats == 1 or (Answers.collect(mechanism, few).score == first.score[: len(few)]).all():
         return first.signed
-    more = [Answers.asked(answering, rows).signed for _ in range(repeats - 1)]
+    more = [Answers.collect(mechanism, rows).signed for _ in range(repeats - 1)]
     return np.asarray(np.mean([first.signed, *more], axis=0))
 
 
@@ -191,7 +191,7 @@ def _averaged(answering: Any, rows: Floats, first: Answers, repeats: int) -> Flo
 
 
 def unit(vector: Floats) -> Floats:
-    """The vector at norm 1; zeros stay zeros."""
+    """The vector scaled to norm 1; zeros stay zeros."""
     length = float(np.linalg.norm(vector))
     return vector / length if length > 0 else vector
 
@@ -202,10 +202,10 @@ def margins(direction: Floats, offset: float, x: Floats, favourable: NDArray[np.
 
 
 def ridge_boundaries(x: Floats, scores: Floats) -> list[tuple[Floats, float]]:
-    """Directions and offsets of m models, regressed from their (m, n) released scores on all (n, d) that was asked.
+    """Directions and offsets of m models, regressed from their (m, n) released scores on the (n, d) queries.
 
-    Ridge regression whose penalty each model's own generalised cross-validation chooses (Golub, Heath & Wahba,
-    Technometrics 21, 1979): almost none where scores are exact, more the noisier they are.
+    Ridge regression with the penalty of each model by generalised cross-validation (Golub, Heath & Wahba,
+    Technometrics 21, 1979): almost none for exact scores, and more for noisier ones.
     """
     mean = x.mean(0)
     left, values, right = np.linalg.svd(x - mean, full_matrices=False)
@@ -216,10 +216,10 @@ def ridge_boundaries(x: Floats, scores: Floats) -> list[tuple[Floats, float]]:
     penalties = max(float(power[0]), 1e-300) * 10.0 ** np.arange(-10.0, 3.0)
     kept = power / (power + penalties[:, None])  # (penalties, r)
     found = []
-    for own, level, rest in zip(rotated, levels, residual, strict=True):
-        error = np.square((1 - kept) * own).sum(1) + rest
+    for coefficients, level, rest in zip(rotated, levels, residual, strict=True):
+        error = np.square((1 - kept) * coefficients).sum(1) + rest
         best = penalties[np.argmin(error / np.maximum(len(x) - 1 - kept.sum(1), 1e-9) ** 2)]
-        weights = right.T @ (values / (power + best) * own)
+        weights = right.T @ (values / (power + best) * coefficients)
         size = float(np.linalg.norm(weights))
         found.append((unit(weights), float(level - mean @ weights) / size if size > 0 else 0.0))
     return found

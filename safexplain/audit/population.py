@@ -15,21 +15,21 @@ from safexplain.audit.signals import hash_examples
 from safexplain.errors import InputError
 
 SAMPLING = np.uint64(0x5C02ED)
-"""Makes the order in which examples are scored another than that of `Splits`."""
+"""Makes the order of scored examples differ from that of `Splits`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
     """One pool of labelled examples.
 
-    Members and non-members of every model come from this pool by independent coin flips and meet the same code
-    afterwards, so that nothing but training can tell them apart.
+    Members and non-members of every model come from this pool by independent coin flips and are processed by the same
+    code, so that only training can distinguish them.
 
     Args:
-        x: (n, ...) float32 inputs, as the model takes them.
+        x: (n, ...) float32 inputs of the model.
         y: (n,) int64 labels.
         groups: (n,) int64, equal for examples that belong together, such as records of one person or near-copies of
-            one image: one coin is flipped for each group. None: each example stands for itself.
+            one image: one coin is flipped for each group. None: each example is its own group.
 
     Raises:
         InputError: sizes differ, fewer than 2 classes, a negative label, or NaN or infinity in x.
@@ -43,25 +43,25 @@ class Population:
         if self.x.dim() < 2 or self.y.shape != self.x.shape[:1]:
             raise InputError(f"expected x (n, ...) and y (n,), got {tuple(self.x.shape)} and {tuple(self.y.shape)}")
         if not bool(torch.isfinite(self.x).all()):
-            raise InputError("x holds NaN or infinity; clean or drop those rows first")
+            raise InputError("expected finite x, got NaN or infinite values; clean or drop these rows")
         if bool((self.y < 0).any()):
-            raise InputError(f"labels are class indices from 0, got {int(self.y.min())}")
+            raise InputError(f"expected class indices from 0 as labels, got {int(self.y.min())}")
         if len(torch.unique(self.y)) < 2:
             raise InputError(
-                f"y has one class only ({self.y[:1].tolist()}); membership needs a task that can be learned"
+                f"expected at least 2 classes in y, got {self.y[:1].tolist()} only; membership needs a task to learn"
             )
         if self.groups is not None and (self.groups.shape != (len(self.y),) or self.groups.dtype != np.int64):
             raise InputError(
-                f"groups must be int64 of shape ({len(self.y)},), one number an example, got {self.groups.dtype}"
+                f"expected groups (int64) of shape ({len(self.y)},), one number per example, got {self.groups.dtype}"
                 f" {self.groups.shape}"
             )
 
     @classmethod
     def of(cls, x: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None) -> Population:
-        """From arrays of any numeric type: x becomes float32, y int64 (whole numbers only); groups of any kind."""
+        """From arrays of any numeric type: x becomes float32, y int64 (from integers); groups are numbers or texts."""
         labels = np.asarray(y)
         if labels.dtype.kind == "f" and not (np.isfinite(labels).all() and (labels == np.floor(labels)).all()):
-            raise InputError("labels must be whole numbers, the indices of classes")
+            raise InputError("expected integers as labels, the indices of classes, got other numbers")
         together = None if groups is None else numbered(groups)
         return cls(torch.as_tensor(np.asarray(x, dtype=np.float32)), torch.as_tensor(labels.astype(np.int64)), together)
 
@@ -76,9 +76,9 @@ class Population:
     def flip(self, models: int, *, seed: int) -> NDArray[np.bool_]:
         """Membership of `models` models, (models, n) bool: fair coin flips, one for each group, in complementary pairs.
 
-        Models 0, 2, 4, ... are flipped independently; model 2k + 1 is trained on what model 2k is not. So every example
-        is a member of half of any even number of models, and more models begin with those of fewer. A model's own
-        membership follows from its partner's: who attacks one leaves the other out (`Signals.references`).
+        Models 0, 2, 4, ... are flipped independently; model 2k + 1 is trained on the examples that model 2k is not. So
+        every example is a member of half of any even number of models, and more models begin with the same ones. As a
+        model's membership follows from its partner's, an attack on one leaves the other out (`Signals.references`).
         """
         units, unit = self._units
         heads = np.random.default_rng([seed, 0xF11B]).random(((models + 1) // 2, units)) < 0.5
@@ -91,11 +91,10 @@ class Population:
         return Population(self.x[at], self.y[at], None if self.groups is None else self.groups[rows])
 
     def sample(self, member: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
-        """Which examples are scored where fewer than all are: (k,) indices in increasing order.
+        """A random sample of the examples for scoring: (k,) indices in increasing order.
 
-        Half of them are members, or as many as there are; examples of one group stay together. The draw is at random by
-        the examples' contents alone, so that no seed and no order gives another, and more examples contain those of
-        fewer.
+        Half of them are members, or as many as there are; examples of one group stay together. The draw depends only on
+        the contents of the examples, not on seed or order, and larger samples contain smaller ones.
 
         Args:
             member: (n,) bool, of the target.
@@ -114,9 +113,9 @@ class Population:
         return np.flatnonzero(chosen[unit])
 
     def draw(self, models: int, members: int, *, seed: int) -> NDArray[np.bool_]:
-        """Membership of `models` models with as many members each, (models, n) bool: uniformly random subsets.
+        """Membership of `models` models with equally many members, (models, n) bool: uniformly random subsets.
 
-        Whole groups are drawn until the number is as near to `members` as it comes; without groups it is exact.
+        Whole groups are drawn until the number is as close to `members` as possible; without groups it is exact.
 
         Raises:
             InputError: more members than examples, or fewer than one.
@@ -132,7 +131,7 @@ class Population:
         return drawn[:, unit]
 
     def digest(self) -> str:
-        """SHA-256 of the arrays, as hex; groups that are numbered otherwise are the same."""
+        """SHA-256 of the arrays, as hex; the numbers that name groups do not matter."""
         h = hashlib.sha256()
         arrays = [self.x.cpu().numpy(), self.y.cpu().numpy()]
         if self.groups is not None:
@@ -144,7 +143,7 @@ class Population:
 
     @property
     def _units(self) -> tuple[int, NDArray[np.int64]]:
-        """How many groups there are, and the number of each example's, counted in the order of their first examples."""
+        """Number of groups, and the group of each example, numbered in order of first appearance."""
         if self.groups is None:
             return len(self), np.arange(len(self))
         _, first, unit = np.unique(self.groups, return_index=True, return_inverse=True)
@@ -155,11 +154,11 @@ def numbered(groups: ArrayLike) -> NDArray[np.int64]:
     """(n,) int64 numbers, equal where the groups' names (numbers or texts) are.
 
     Raises:
-        InputError: not one name an example, or one that is missing (NaN).
+        InputError: not one name per example, or a missing one (NaN).
     """
     names = np.asarray(groups)
     if names.ndim != 1 or names.dtype.kind not in "biufUS":
-        raise InputError(f"groups must be (n,) numbers or texts, one an example, got {names.dtype} {names.shape}")
+        raise InputError(f"expected (n,) numbers or texts as groups, one per example, got {names.dtype} {names.shape}")
     if names.dtype.kind == "f" and np.isnan(names).any():
-        raise InputError(f"{int(np.isnan(names).sum())} examples have no group; give each without one its own number")
+        raise InputError(f"{int(np.isnan(names).sum())} examples have no group (NaN); give each of them its own number")
     return names.astype(np.int64) if names.dtype.kind in "bi" else np.unique(names, return_inverse=True)[1]

@@ -1,8 +1,8 @@
-"""The queries of patient attackers: each example is asked about many times, every time a little differently.
+"""The queries of patient attackers: many per example, each a little different (dithered).
 
-Noise that is a function of the query averages away over queries that differ, wherever the answer hardly changes between
-them; and how often the label survives tells by itself how well a model knows an example. Queries are dithered by the
-same draws for all models.
+Noise that is a function of the query averages out over queries that differ but have nearly the same answer, and the
+share of queries that keep the label is itself a sign of membership. Queries are dithered by the same draws for all
+models.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from safexplain.errors import ConfigurationError, InputError
 
 Kind = Literal["multiplicative", "additive", "crop-flip"]
 Labels = Literal["own", "foreign"]
-"""What the pool's labels are: classes of the models' task, or of another."""
+"""Kind of the pool's labels: classes of the models' task, or of another."""
 
 Answer = Tensor | Sequence[Tensor]
 Explain = Callable[[nn.Module, Tensor, Tensor], Answer]
-"""explain(model, x, target) -> attributions (batch, ...), native or hardened, from any library; or several of them, one
-of each explainer, which are released together."""
+"""explain(model, x, target) -> attributions (batch, ...), native or hardened, from any library; or several, one for
+each explainer that is released."""
 
 BLOCK = 64
-"""Examples that share a random generator."""
+"""Number of examples that share a random generator."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Dither:
 
     Args:
         kind: "multiplicative": x exp(amplitude z); "additive": x + amplitude * scale * z, with the standard deviation
-            of the population as scale: over all pixels of images (n, c, h, w), of each feature of everything else. z
-            is standard normal. "crop-flip", for images alone: a random crop of the image reflect-padded by 1/8 of its
-            height, mirrored half of the time, as `Recipe(augmentation="crop-flip")` trains on.
-        amplitude: 0 asks the plain query again; not used by "crop-flip".
-        seed: the draws are a function of the seed, the example's index in the population and the number of the query
-            alone, and so the same for every model.
+            of the population as scale: over all pixels of images (n, c, h, w), of each feature otherwise. z is
+            standard normal. "crop-flip", for images only: a random crop of the image reflect-padded by 1/8 of its
+            height, mirrored with probability 1/2, as in `Recipe(augmentation="crop-flip")`.
+        amplitude: 0 repeats the plain query; not used by "crop-flip".
+        seed: the draws depend only on the seed, the example's index in the population and the number of the query, and
+            so are the same for every model.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: an unknown kind, or a number out of range.
@@ -57,7 +57,7 @@ class Dither:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise ConfigurationError(f"dither: kind is one of {', '.join(get_args(Kind))}; got {self.kind!r}")
+            raise ConfigurationError(f"dither: kind: expected one of {', '.join(get_args(Kind))}, got {self.kind!r}")
         keep_number(self, "amplitude", minimum=0.0)
         check_whole("dither: seed", self.seed, 0)
 
@@ -79,13 +79,13 @@ class Queries:
         """About this population.
 
         Raises:
-            InputError: crops and flips of examples that are no images, or too small to be padded.
+            InputError: crops and flips of examples other than images, or of images too small to be padded.
         """
         x = population.x.cpu().float()
         if dither.kind == "crop-flip" and not can_crop(population):
             raise InputError(
-                "crop-flip is for images (examples, channels, height, width) that can be padded by max(height // 8, 1)"
-                f" < height, width; got {tuple(x.shape)}"
+                "crop-flip: expected images (examples, channels, height, width) that can be padded by max(height // 8,"
+                f" 1) < height, width, got {tuple(x.shape)}"
             )
         image = x.dim() == 4 and min(x.shape[2:]) > 1
         return cls(x, dither, x.std(correction=0) if image else x.std(0, correction=0))
@@ -115,7 +115,7 @@ class Queries:
     def _blocks(
         self, at: NDArray[np.int64], number: int
     ) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64], np.random.Generator]]:
-        """Of each block of examples: which of `at` are in it, their places there, and its generator."""
+        """For each block of examples: which of `at` are in it, their places there, and its generator."""
         blocks = at // BLOCK
         for block in np.unique(blocks):
             here = blocks == block
@@ -123,9 +123,8 @@ class Queries:
 
 
 def with_channels_last(model: nn.Module, x: Tensor) -> nn.Module:
-    """The network, its weights laid out with channels last: on a CPU, convolutions and pooling of images take half the
-    time then. Left as it is where it is no such network, or its answers or gradients about (n, ...) inputs changed by
-    more than rounding."""
+    """The network with weights in channels-last format, which halves the time of convolutions and pooling on a CPU. Not
+    changed if it is no such network, or if outputs or gradients for (n, ...) inputs change by more than rounding."""
     if x.dim() != 4 or not any(p.dim() == 4 and p.device.type == "cpu" for p in model.parameters()):
         return model
 
@@ -139,7 +138,7 @@ def with_channels_last(model: nn.Module, x: Tensor) -> nn.Module:
         before = answers()
         model.to(memory_format=torch.channels_last)
         near = [torch.allclose(a, b, 1e-3, 1e-4 * float(a.abs().max())) for a, b in zip(before, answers(), strict=True)]
-    except Exception:  # a view that this layout does not allow; other errors are said where the model is asked
+    except Exception:  # a view that this layout does not allow; other errors are raised when the model is queried
         near = [False]
     return model if all(near) else model.to(memory_format=torch.contiguous_format)
 
@@ -153,7 +152,7 @@ def levels_of(patience: Sequence[int]) -> tuple[int, ...]:
     """The levels above one query, in increasing order.
 
     Raises:
-        ConfigurationError: a level is no whole number of at least 1.
+        ConfigurationError: a level is not an integer of at least 1.
     """
     return tuple(sorted({check_whole("patience", level, 1) for level in patience} - {1}))
 
@@ -164,5 +163,5 @@ def batches(n: int, size: int) -> Iterator[range]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model is asked."""
+    """Device of a model's parameters."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -1,7 +1,7 @@
-"""What is audited, in one frozen object, which the audit, its plan and the search for a release share.
+"""The arguments of an audit in one frozen object, shared by the audit, its plan and the search for a release.
 
-An explainer is whatever makes an object with `attribute`, and a hardening whatever it takes: this module knows neither
-of the package's own.
+An explainer is any function that makes an object with `attribute`, and a hardening any object that it takes: this
+module does not import the package's own.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 
 Output = Literal["probability", "logit"]
 SubjectData = Literal["training", "pre-training", "fine-tuning"]
-"""Whose membership is attacked."""
+"""The data whose membership is attacked."""
 
 FEWEST_REFERENCES = 2
 """A pair of reference models: each example is a member of one of them."""
 
 ENOUGH_REFERENCES = 8
-"""From here on, more reference models strengthen the likelihood ratio slowly."""
+"""Reference models above which more of them improve the likelihood ratio only slowly."""
 
 LOOKS = (ENOUGH_REFERENCES, 16, 32)
-"""Reference models at each look of an audit if nobody says how many: it looks again while it is undecided."""
+"""Default reference models at each look: an undecided audit takes another look."""
 
 HOUR = 3600.0
-"""Seconds within which an audit may begin another look."""
+"""Default of `AuditOptions.seconds`."""
 
 TESTED_OUTPUTS = 64
-"""Examples that show whether a model returns probabilities."""
+"""Examples by which outputs are recognised as probabilities."""
 
 NARROW = 0.003
-"""Amplitude of queries about a release with noise: so close that the map hardly changes and the noise averages away."""
+"""Amplitude of queries to a release with noise: the map hardly changes, and the noise averages out."""
 
 
 class HardeningLike(Protocol):
-    """What is done to an explanation before it leaves; `safexplain.Hardening` is one."""
+    """The changes to an explanation before its release; `safexplain.Hardening` is one."""
 
     @property
     def noise(self) -> Any:
-        """What noise is added; None: none."""
+        """The noise that is added, or None."""
 
     @property
     def is_none(self) -> bool:
@@ -79,7 +79,7 @@ class HardeningLike(Protocol):
         """The same with this noise key."""
 
     def without_noise(self) -> Any:
-        """The same without its noise, as an attacker runs it on models of his own."""
+        """The same without its noise, as attackers run it on their own models."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, without the key."""
@@ -90,40 +90,40 @@ class HardeningLike(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class AuditOptions:
-    """What few audits need to say.
+    """Options that few audits need.
 
     Args:
-        dither: how the queries of a patient attacker differ from each other; the policy says how many there are. None:
-            `Dither()`; narrow ones where the release has noise; crops and flips of images whose labels are foreign.
-        scored: how many examples are scored, drawn at random (`Population.sample`); reference models train on all.
-            None: as many as the policy needs (`verdict.power.examples_needed`).
-        accuracy: of the target on examples that it was not trained on, as its owner measured it. If it is clearly
-            lower on the non-members here, the data are not what it was trained on, and nothing is certified.
-        classes: also explained for every example, beside the predicted one: what a client sees who may choose.
-        slices: name -> (n,) numbers or names, parts of the data by which the report is sliced, beside the classes.
+        dither: how the queries of a patient attacker differ; the policy sets their number. None: `Dither()`, narrow
+            ones if the release has noise, or crops and flips for images whose labels are foreign.
+        scored: number of examples that are scored, drawn at random (`Population.sample`); reference models train on
+            all. None: as many as the policy needs (`verdict.power.examples_needed`).
+        accuracy: of the target on examples that it was not trained on, measured by its owner. If it is clearly lower
+            on the non-members here, these are not from the training distribution, and nothing is certified.
+        classes: explained for every example besides the predicted one, if clients may choose the class.
+        slices: name -> (n,) numbers or names, parts of the data in the report, besides the classes.
         batch_size: examples in one call of the explainer.
         force: judge although the examples were used for the verdict on another configuration; the certificate says so.
-        exposed: how many of the most exposed members the report and the JSON list, for the owner of the data; leave
-            it at 0 if these are shared.
+        exposed: number of the most exposed members in the report and the JSON, for the owner of the data; 0 if these
+            are shared.
         title: of the report, and name of the model in the certificate. "": the name of the model's class.
         subject: name -> {algorithm: digest} of the audited model; empty: the digest of its parameters.
-        materials: name -> digest of what else the certificate should name.
+        materials: name -> digest of further inputs in the certificate.
         notes: caveats for the reader.
-        privacy: the guarantee of the model's training, if it was differentially private; it names the model's weights.
-        canaries: what canaries found about that training, if they were trained.
-        search: if a search chose the configuration, on other examples: how many `trials` it ran, and the `digest` of
-            what it found; the certificate says so.
-        subject_data: whose membership is attacked, if the model was trained in two stages: "pre-training" or
-            "fine-tuning" data; the certificate says so. The labels of pre-training data are classes of another task
-            than the model's, and never compared with what it predicts. "training": there was one stage.
-        quick: a first look: a leak that is found is proven, but nothing is certified, and no certificate is written.
-        seconds: an undecided audit begins another look only if that would probably end within so many seconds.
-        store: folder in which the answers of each finished model are kept until the audit has ended, so that an
-            interrupted one resumes, and maps that do not fit in memory. None: beside the reference models, if these
-            are kept; else nothing is resumed, and such maps lie among temporary files.
+        privacy: guarantee of a differentially private training of the model, with the digest of its weights.
+        canaries: result of an audit of that training by canaries.
+        search: number of `trials` and `digest` of the result of a search that chose the configuration on other
+            examples; the certificate states them.
+        subject_data: data whose membership is attacked, if the model was trained in two stages: "pre-training" or
+            "fine-tuning"; the certificate states it. The labels of pre-training data belong to another task, and are
+            never compared with predictions. "training": there was one stage.
+        quick: a first look, which can prove a leak but certifies nothing and writes no certificate.
+        seconds: an undecided audit takes another look only if it would probably end within this time.
+        store: folder for the answers of each finished model, kept until the audit ends so that it can resume, and for
+            maps that do not fit in memory. None: next to the reference models, if these are kept; else nothing is
+            resumed, and such maps are temporary files.
 
     Raises:
-        ConfigurationError: `subject_data` is none of the three, `accuracy` is no share, or `scored` no whole number.
+        ConfigurationError: an unknown `subject_data`, `accuracy` outside (0, 1], or `scored` not an integer.
     """
 
     dither: Dither | None = None
@@ -149,67 +149,64 @@ class AuditOptions:
     def __post_init__(self) -> None:
         if self.subject_data not in get_args(SubjectData):
             raise ConfigurationError(
-                f"subject_data is one of {', '.join(get_args(SubjectData))}; got {self.subject_data!r}"
+                f"subject_data: expected one of {', '.join(get_args(SubjectData))}, got {self.subject_data!r}"
             )
         if self.scored is not None:
             check_whole("scored", self.scored, 2)
         if self.accuracy is not None:
             object.__setattr__(self, "accuracy", check_number("accuracy", self.accuracy))
             if not 0 < self.accuracy <= 1:
-                raise ConfigurationError(f"accuracy is a share of the examples, in (0, 1], got {self.accuracy!r}")
+                raise ConfigurationError(f"accuracy: expected a share of the examples in (0, 1], got {self.accuracy!r}")
 
     @property
     def labels(self) -> Labels:
-        """What the labels of the population are."""
+        """Kind of the population's labels."""
         return "foreign" if self.subject_data == "pre-training" else "own"
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What is audited, and how: the arguments of `audit`, of its plan (`plan_audit`) and of the search (`tune`).
+    """The arguments of `audit`, of its plan (`plan_audit`) and of the search (`tune`).
 
     Args:
         model: the target, in evaluation mode: (n, ...) -> (n, classes) logits or probabilities; or a fitted
-            scikit-learn classifier, whose probabilities are explained by perturbation. Or an `Endpoint`, a service that
-            is running: what it answers is judged, `explainer` and `hardening` are what the reference models answer
-            with, and nothing is said of native explanations.
+            scikit-learn classifier, whose probabilities are explained by perturbation. Or an `Endpoint`, a running
+            service: its answers are judged, without native explanations, and the reference models answer with
+            `explainer` and `hardening`.
         population: the pool of n examples, members and non-members from one source.
-        recipe: how the model was trained, as `train_shadows` takes it. The less alike, the less a certificate says.
+        recipe: the model's training, in a form that `train_shadows` takes. The closer, the more a certificate means.
             None: no reference models are trained.
         member: (n,) bool, which examples the model was trained on.
         explainer: `explainer(model, hardening=h)` makes an object whose `attribute(x, target=classes, **arguments)`
-            gives maps (n, ...): a hardened class, or anything alike. A class with a class method `catalogued()` is
-            asked through what that returns, and `method` of that is its name in the certificate; `made_with`, JSON, is
-            stated among its options. Several of them answer each query together, each hardened by itself, and are
-            judged as one release, called by all of their names ("IG+Saliency").
-        hardening: what is released. Target and reference models get two noise keys of the audit's own: the attacker
+            gives maps (n, ...), such as a hardened class. If it has a class method `catalogued()`, the result of that
+            is used, with `method` as its name in the certificate, and `made_with` (JSON) among its options. Several
+            explainers are hardened separately, but answer each query and are judged together, as "IG+Saliency".
+        hardening: of the released explanations. Target and reference models get different noise keys: the attacker
             knows the hardening, not the key. With `Hardening.none()` the native explanations are judged.
-        output: explain the probability of the predicted class, by a softmax if the model returns logits; or what the
-            model returns ("logit").
-        arguments: of `attribute`, the same for every query; of several explainers, name -> arguments.
+        output: explain the probability of the predicted class, by a softmax if the model returns logits; or the
+            output of the model ("logit").
+        arguments: of `attribute`, the same for every query; for several explainers, name -> arguments.
         build: makes an untrained model from a seed, see `train_shadows`.
-        references: how many reference models are trained, best an even number; 0, or at least 2. Several numbers: while
-            nothing but the width of the intervals stands against a verdict, the audit looks again with the next number,
-            and as many times more examples scored, if that ends in time (`AuditOptions.seconds`). The models of before
-            are kept. All looks share the risk of a wrong verdict (`Policy.risk`), and count as one use.
-        shadows: reference models that are trained already, instead of `recipe` and `references`: by differentially
-            private training, for example. To attack the membership of pre-training data
-            (`AuditOptions(subject_data="pre-training")`, with the population and members of the pre-training), those
-            of `fine_tune`.
-        policy: what counts as a leak; default `Policy()`, whose patience is raised if the hardening has noise
-            (`Policy.patient`). If it says that predictions alone are released, these are judged, and nothing is
-            explained.
-        options: what few need to say.
-        seed: of everything random, noise keys included.
-        cache: where finished reference models are kept, so that an interrupted audit resumes.
-        device: where models are trained and asked; the target is moved there. None: where it is.
-        progress: told about the long stages.
+        references: number of reference models, best an even one; 0, or at least 2. Several numbers: if only the width
+            of the intervals prevents a verdict, the audit takes another look with the next number, and as many times
+            more scored examples, if there is time (`AuditOptions.seconds`). Earlier models are kept. All looks share
+            the risk of a wrong verdict (`Policy.risk`), and count as one use.
+        shadows: trained reference models, instead of `recipe` and `references`. To attack the membership of
+            pre-training data (`AuditOptions(subject_data="pre-training")`, with the population and members of the
+            pre-training), those of `fine_tune`.
+        policy: defines a leak; default `Policy()`, with a higher patience if the hardening has noise
+            (`Policy.patient`). If predictions alone are released, these are judged, and nothing is explained.
+        options: further options.
+        seed: of all random numbers, including noise keys.
+        cache: folder of finished reference models, so that an interrupted audit resumes.
+        device: of all models; the target is moved there. None: the target's.
+        progress: called during long stages.
 
     Raises:
-        InputError: the model is in training mode, `member` is not one bool an example or marks one side only, the
-            references are too few or do not grow, or the data do not suit an endpoint.
-        ConfigurationError: an unknown output, no explainer or one twice, arguments of an unknown explainer, a `Recipe`
-            without `build`, or the policy does not suit an endpoint.
+        InputError: the model is in training mode, `member` is not one bool per example or marks one side only, the
+            references are too few or do not increase, or the data do not suit an endpoint.
+        ConfigurationError: an unknown output, no explainer or the same one twice, arguments of an unknown explainer, a
+            `Recipe` without `build`, or a policy that does not suit an endpoint.
     """
 
     model: nn.Module | Any
@@ -238,15 +235,18 @@ class Question:
                 f"expected member (bool) of shape ({len(self.population)},), got {member.dtype} {member.shape}"
             )
         if member.all() or not member.any():
-            raise InputError(f"member marks {int(member.sum())} of {len(member)} examples; an audit needs both sides")
+            raise InputError(
+                f"expected members and non-members, but member marks {int(member.sum())} of {len(member)} examples"
+            )
         numbers = [self.references] if isinstance(self.references, int) else list(self.references)
         if not numbers or any(b <= a for a, b in pairwise(numbers)):
-            raise InputError(f"references: expected a number, or several that grow, as {LOOKS}; got {numbers!r}")
+            raise InputError(f"references: expected one number, or increasing ones such as {LOOKS}, got {numbers!r}")
         if numbers != [0] and numbers[0] < FEWEST_REFERENCES:
             raise InputError(f"references: expected 0 or at least {FEWEST_REFERENCES}, got {numbers[0]}")
         if self.output not in get_args(Output):
             raise ConfigurationError(
-                f"output is probability or logit, got {self.output!r}{did_you_mean(self.output, get_args(Output))}"
+                f"output: expected probability or logit, got {self.output!r}"
+                f"{did_you_mean(self.output, get_args(Output))}"
             )
         hardening = self.hardening.none() if policy.release == "prediction" else self.hardening
         policy = policy.patient(noise=hardening.noise is not None)
@@ -260,11 +260,11 @@ class Question:
         for name, value in found.items():
             object.__setattr__(self, name, value)
         if self.target.training:
-            raise InputError("the model is in training mode, in which its answers vary; call model.eval() first")
+            raise InputError("expected a model in evaluation mode, got one in training mode; call model.eval() first")
 
     @cached_property
     def target(self) -> nn.Module:
-        """The model as a network on the device where it is asked."""
+        """The model as a network on the device of the audit."""
         model: nn.Module = as_module(self.model, self.population.classes)
         return model if self.device is None else model.to(self.device)
 
@@ -275,33 +275,33 @@ class Question:
 
     @property
     def place(self) -> torch.device:
-        """Where models are trained and asked."""
+        """Device of all models."""
         return next((p.device for p in self.target.parameters()), torch.device(self.device or "cpu"))
 
     @cached_property
     def methods(self) -> tuple[Method, ...]:
-        """The explainers by their names."""
+        """The named explainers."""
         return methods_of(self.explainer, self.arguments)
 
     @property
     def method(self) -> str:
-        """Name of the explainer, or of all that are released together."""
+        """Name of the explainer, or of all released explainers, such as "IG+Saliency"."""
         return "+".join(method.name for method in self.methods)
 
     @property
     def explains(self) -> bool:
-        """Whether explanations are released; else predictions alone."""
+        """Whether explanations are released, and not predictions alone."""
         return self.policy.release != "prediction"
 
     @property
     def compares(self) -> bool:
-        """Whether native explanations are judged beside the released ones."""
+        """Whether native explanations are judged besides the released ones."""
         return self.endpoint is None and not self.hardening.is_none
 
     @property
     def releases(self) -> dict[str, HardeningLike]:
-        """What is attacked, by name: native explanations, those of the hardening ("recommended" or "custom"), which are
-        judged; or the answers of an endpoint alone."""
+        """Name -> hardening of all attacked releases: native explanations and hardened ones ("recommended" or
+        "custom"), which are judged; or the answers of an endpoint alone."""
         if self.endpoint is not None:
             return {ENDPOINT: self.hardening}
         found: dict[str, HardeningLike] = {NATIVE: self.hardening.none()}
@@ -311,7 +311,7 @@ class Question:
 
     @property
     def dither(self) -> Dither:
-        """How the queries of a patient attacker differ."""
+        """The dither of a patient attacker's queries."""
         options = self.options
         if options.dither is not None:
             return options.dither
@@ -322,7 +322,7 @@ class Question:
 
     @property
     def looks(self) -> list[Look]:
-        """The looks that are declared before anything is seen."""
+        """All looks, declared in advance."""
         policy, options = self.policy, self.options
         alone = self.shadows is not None or self.recipe is None or options.quick or self.endpoint is not None
         numbers = [self.references] if isinstance(self.references, int) else list(self.references)
@@ -339,7 +339,7 @@ class Question:
         ]
 
     def at(self, look: Look) -> Question:
-        """The same with one look's policy, references and examples; progress says which look it is, from the second."""
+        """With one look's policy, references and examples; from the second look on, progress names it."""
         options, progress = self.options, self.progress
         if look.policy.look > 1:
 
@@ -356,14 +356,14 @@ class Question:
 
     @property
     def scored_rows(self) -> NDArray[np.int64]:
-        """Indices of the examples that are scored."""
+        """Indices of the scored examples."""
         policy, options = self.policy, self.options
         number = options.scored or examples_needed(policy)
         everything = number >= len(self.population)
         return np.arange(len(self.population)) if everything else self.population.sample(self.member, number)
 
     def puts_softmax(self, like: nn.Module | None) -> bool:
-        """Whether probabilities are explained of models that, as `like`, return logits; None: taken to do so."""
+        """Whether a softmax is explained, as models like `like` return logits; None: they do."""
         if self.output == "logit":
             return False
         return like is None or not gives_probabilities(like, self.population.x[:TESTED_OUTPUTS])
@@ -373,32 +373,32 @@ class Question:
         return Release(self.methods, hardening, softmax, not self.hardening.is_none)
 
     def map_numbers(self, answers: int) -> int:
-        """Numbers in the maps of so many answers, models times examples, at one level of patience."""
+        """Numbers in the maps of so many answers (models times examples) at one level of patience."""
         return answers * self.population.x[0].numel() * len(self.methods) * self.explains
 
     def map_bytes(self, answers: int) -> int:
-        """Bytes of all maps: natively, where they are compared, and as released at each level of patience."""
+        """Bytes of all maps: native ones, if compared, and released ones at each level of patience."""
         return 4 * self.map_numbers(answers) * (len(self.policy.patience) + self.compares)
 
     def keyed(self, whose: str) -> HardeningLike:
-        """The hardening with a key of this audit's own, one for the "target" and another for the "references"."""
+        """The hardening with this audit's key for the "target" or the "references"."""
         return self.hardening.with_key(hashlib.blake2b(f"audit {self.seed} {whose}".encode(), digest_size=32).digest())
 
 
 class Look(NamedTuple):
-    """One look of an audit: the policy, which knows how many looks there are, reference models and scored examples."""
+    """One look of an audit: the policy, which counts all looks, and numbers of reference models and scored examples."""
 
     policy: Policy
     references: int
     scored: int
 
     def times(self, before: Look) -> float:
-        """How many times longer than an earlier one it takes, about: it asks more models about more examples."""
+        """Approximate duration relative to an earlier look, as more models answer about more examples."""
         return (1 + self.references) / (1 + before.references) * self.scored / before.scored
 
 
 class Method(NamedTuple):
-    """One explainer: its name, what makes it, and the arguments of its `attribute`; what it is made with, in JSON."""
+    """One explainer: its name, its constructor, the arguments of its `attribute`, and those of its making, in JSON."""
 
     name: str
     make: Callable[..., Any]
@@ -410,20 +410,20 @@ class Method(NamedTuple):
         return self.ask(self.made(forward, hardening), x, target)
 
     def made(self, forward: Any, hardening: HardeningLike) -> Any:
-        """The explainer of a model; what the release would refuse to say, it says, so that it can be counted."""
+        """The explainer of a model; it also names prohibited columns, so that they can be counted."""
         naming_all = getattr(hardening, "naming_all", lambda: hardening)
         with self.errors():
             return self.make(forward, hardening=naming_all())
 
     def ask(self, made: Any, x: Tensor, target: Tensor) -> Tensor:
-        """The released maps of an explainer that is made already."""
+        """The released maps of an explainer from `made`."""
         with self.errors():
             maps: Tensor = made.attribute(x, target=target, **self.arguments)
         return maps
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Errors of foreign explainers as one line that names the explainer."""
+        """Turn errors of foreign explainers into one line that names the explainer."""
         try:
             yield
         except (SafexplainError, torch.cuda.OutOfMemoryError):
@@ -436,17 +436,17 @@ class Method(NamedTuple):
 def methods_of(
     explainer: Callable[..., Any] | Sequence[Callable[..., Any]], arguments: Mapping[str, Any] | None
 ) -> tuple[Method, ...]:
-    """The explainers by their own names, or that of their class or function."""
+    """The explainers, named by `method` or by their class or function."""
     several, arguments = not callable(explainer), arguments or {}
     makers = [explainer] if callable(explainer) else list(explainer)
     if not makers:
-        raise ConfigurationError("explainer: expected one, or several that are released together; got none")
+        raise ConfigurationError("explainer: expected one or several, got none")
     makers = [make.catalogued() if hasattr(make, "catalogued") else make for make in makers]
     names = [getattr(m, "method", None) or getattr(m, "__name__", None) or type(m).__name__ for m in makers]
     if len(set(names)) < len(names):
-        raise ConfigurationError(f"explainer: each is released once, got {', '.join(map(str, names))}")
+        raise ConfigurationError(f"explainer: expected different ones, got {', '.join(map(str, names))}")
     if several and (unknown := sorted(arguments.keys() - set(names))):
-        raise ConfigurationError(f"arguments of several explainers are given by name, {names}; got {unknown}")
+        raise ConfigurationError(f"arguments: expected the names of explainers as keys, {names}, got {unknown}")
     return tuple(
         Method(
             str(name),
@@ -460,16 +460,16 @@ def methods_of(
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """The released maps of a batch, as `ask.explained` asks for them; it can be pickled if the explainers can."""
+    """An `Explain` function that gives the released maps of a batch; it can be pickled if the explainers can."""
 
-    methods: tuple[Method, ...]  # that explain together, each hardened by itself
+    methods: tuple[Method, ...]  # released together, each hardened by itself
     hardening: HardeningLike
     softmax: bool  # the model returns logits, and its probability is explained
-    compares: bool  # of native maps, numbers that are not finite count as they would be released, as zeros
+    compares: bool  # NaN and infinity in native maps become zeros, as in a release
 
     def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
         """The maps of a batch, one of each explainer."""
-        if isinstance(model, Endpoint):  # which decides by itself what it explains, and how
+        if isinstance(model, Endpoint):  # it chooses explainer and class
             return model.explain(x)
         maps = [method.ask(made, x, target) for method, made in zip(self.methods, self._made(model), strict=True)]
         if self.hardening.is_none and self.compares:
@@ -477,18 +477,18 @@ class Release:
         return maps[0] if len(maps) == 1 else maps
 
     def hardens_again(self, model: nn.Module) -> bool:
-        """Whether `of_native` can take the place of another explanation."""
+        """Whether `of_native` can replace another explanation."""
         return len(self.methods) == 1 and getattr(self._made(model)[0], "hardens_again", False)
 
     def of_native(self, model: nn.Module, x: Tensor, target: Tensor, native: Tensor) -> Tensor:
-        """The same as a call, from native maps of the batch that are known already."""
+        """The released maps of a batch from its native maps."""
         ((method, made),) = zip(self.methods, self._made(model), strict=True)
         with method.errors():
             released: Tensor = made.of_native(native, x, **method.arguments)
         return released
 
     def _made(self, model: nn.Module) -> list[Any]:
-        """The explainers of a model, made once for all its batches: some read every tree for that."""
+        """The explainers of a model, made once for all its batches, as some read every tree first."""
         last = _MADE.get(self)
         if last is None or last[0] is not model:
             forward = Probability(model) if self.softmax else model
@@ -497,12 +497,11 @@ class Release:
 
 
 _MADE: WeakKeyDictionary[Release, tuple[nn.Module, list[Any]]] = WeakKeyDictionary()
-"""The last model that each release was asked about, and its explainers; not a part of the release, which is sent to
-other processes and identified by what it is made with."""
+"""The last model of each release, and its explainers; outside the release, which is pickled and has a digest."""
 
 
 def gives_probabilities(model: nn.Module, x: Tensor) -> bool:
-    """Whether a model's outputs are probabilities already; one example is too few to tell."""
+    """Whether a model's outputs are probabilities; False for a single example, which does not show it."""
     device = next((p.device for p in model.parameters()), x.device)
     with torch.no_grad():
         out = model(x.to(device))
@@ -510,10 +509,12 @@ def gives_probabilities(model: nn.Module, x: Tensor) -> bool:
 
 
 def _check_endpoint(options: AuditOptions, methods: Sequence[Method]) -> None:
-    """Raise InputError for what an endpoint cannot be asked."""
+    """Raise InputError for options that an endpoint does not support."""
     if options.privacy is not None:
-        raise InputError("the privacy statement is about a model's weights, and an endpoint shows none: leave it out")
+        raise InputError(
+            "a privacy statement is about a model's weights, which an endpoint does not show: leave it out"
+        )
     if options.labels == "foreign":
-        raise InputError("an endpoint is audited for the data that its model was trained on last, not for pre-training")
+        raise InputError("expected data of the last training stage for an endpoint, got pre-training data")
     if options.classes or len(methods) > 1:
-        raise InputError("an endpoint gives one explanation, of the class that it predicts: name one explainer alone")
+        raise InputError("an endpoint gives one explanation, of its predicted class: pass one explainer and no classes")

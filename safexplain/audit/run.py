@@ -1,4 +1,4 @@
-"""The whole way of an audit, from a model to a verdict and its files. The command line only calls it.
+"""All steps of an audit, from a model to a verdict and its files, for Python and the command line.
 
 question --train--> models (target, references) --ask--> answers, native and released --attack--> results
 native answers --root cause--> what carries the leak;  all of it --save--> report, certificate, signals
@@ -54,7 +54,7 @@ from safexplain.verdict.release import as_written, in_words
 __all__ = ["AuditOptions", "AuditRun", "Question", "audit"]
 
 SAMPLED = 256
-"""Examples whose explanations are looked at before all others, for what cannot be right and for faithfulness."""
+"""Examples whose explanations are checked first, for impossible values and for faithfulness."""
 
 
 def audit(
@@ -73,18 +73,18 @@ def audit(
         model: the target; see `safexplain.audit.question.Question`, whose fields are all the arguments.
         population: the pool of n examples, members and non-members from one source.
         recipe: how the model was trained.
-        question: `member`, `explainer` and `hardening`, and what else the question says.
+        question: `member`, `explainer` and `hardening`, and further fields of `Question`.
 
     Raises:
-        InputError: the model, the data or the number of reference models cannot be used, an explanation fails, or the
-            privacy statement is about another model or about none, or the canaries are about another training.
+        InputError: the model, the data or the number of reference models cannot be used, an explanation fails, the
+            privacy statement is about another model, or the canaries are about another training.
         ConfigurationError: a `Recipe` without `build`, or a `Recipe` alone for models that were fine-tuned.
     """
     return answered(Question(model, population, recipe, **question))
 
 
 def answered(question: Question) -> AuditRun:
-    """`audit` of a question: it looks once or, while it is undecided and there is time, again."""
+    """`audit` of a question, with further looks while it is undecided and there is time."""
     cache, options = question.cache, question.options
     folder = cache.folder if isinstance(cache, ModelCache) else cache
     store = Store.of(options.store or (None if folder is None else Path(folder) / "explained"))
@@ -97,7 +97,7 @@ def answered(question: Question) -> AuditRun:
             now, following = time.monotonic(), looks[number]
             more = following.times(look) * (now - since)
             if now - began + more <= options.seconds:
-                del found  # which may be large
+                del found  # may be large
                 continue
             found = replace(found, next_look=(following.references, following.scored, more))
         break
@@ -114,18 +114,18 @@ class Models:
 
     population: Population  # the n scored examples
     shadows: Shadows  # m models and membership; model 0 is the target
-    untrained: nn.Module | None = None  # one like the target, for the null control where references are few
+    untrained: nn.Module | None = None  # one like the target, for the null control if references are few
     slices: dict[str, NDArray[Any]] | None = None  # name -> (n,), see `AuditOptions`
     notes: tuple[str, ...] = ()  # caveats for the reader
 
     @property
     def null(self) -> tuple[int, ...]:
-        """Index of the untrained model among `asked`."""
+        """Index of the untrained model among `queried`."""
         return () if self.untrained is None else (len(self.shadows.models),)
 
     @property
-    def asked(self) -> Shadows:
-        """The models that are asked: all, and last the untrained one, which has no members."""
+    def queried(self) -> Shadows:
+        """All models, and last the untrained one, which has no members."""
         if self.untrained is None:
             return self.shadows
         nobody = np.zeros((1, len(self.population)), dtype=bool)
@@ -138,15 +138,15 @@ class Models:
         classes: Sequence[int] = (),
         **meta: Any,
     ) -> Signals:
-        """Who is a member of what, and what was answered."""
+        """The membership, and the answers of all models."""
         return signals_of(
-            self.asked, self.population, predictions, explanations, targets=[0], null=self.null, classes=classes,
+            self.queried, self.population, predictions, explanations, targets=[0], null=self.null, classes=classes,
             slices=self.slices, meta=meta,
         )  # fmt: skip
 
 
 def trained(question: Question) -> Models:
-    """The target and its reference models, trained where they are not given, over the examples that are scored."""
+    """The target and its reference models, trained unless they are given, over the scored examples."""
     target, population, member, options = question.target, question.population, question.member, question.options
     recipe, shadows, references, endpoint = question.recipe, question.shadows, question.references, question.endpoint
     assert isinstance(references, int)
@@ -157,12 +157,12 @@ def trained(question: Question) -> Models:
     scored, inside = population.part(rows), member[rows]
     if endpoint is not None:
         _begin(question, endpoint, scored, inside)
-    part = options.quick or endpoint is not None  # which is asked no more than what is scored
+    part = options.quick or endpoint is not None  # an endpoint is queried about scored examples only
     fitted = (scored, inside) if part else (population, member)
     notes = [*options.notes, *_fit_notes(target, *fitted, options), *_group_notes(population, member)]
     if options.labels == "foreign" and shadows is None and (isinstance(recipe, Recipe) or hasattr(recipe, "fit")):
         raise ConfigurationError(
-            'subject_data="pre-training": one recipe makes no fine-tuned reference models; pass'
+            'subject_data="pre-training": expected fine-tuned reference models, got one recipe; pass'
             " shadows=fine_tune(train_shadows(population, recipe, ...), FineTune(...)), or a function that pre-trains"
             " and fine-tunes"
         )
@@ -189,8 +189,8 @@ def trained(question: Question) -> Models:
         notes += [note for note in (recipe.caveat(target), recipe.privacy_note(options.privacy)) if note]
     if len(rows) < len(population):
         notes.append(
-            f"{len(rows):,} of {len(population):,} examples were scored, drawn at random before anything was seen;"
-            " reference models were trained on halves of all."
+            f"{len(rows):,} of {len(population):,} examples were scored, drawn at random in advance; reference models"
+            " were trained on halves of all."
         )
     shadows = (shadows or Shadows((), np.zeros((0, len(population)), dtype=bool))).behind(target, member)
     shadows = replace(shadows, membership=shadows.membership[:, rows])
@@ -204,11 +204,11 @@ def trained(question: Question) -> Models:
 
 
 def _begin(question: Question, endpoint: Endpoint, scored: Population, member: NDArray[np.bool_]) -> None:
-    """Ask an endpoint the plain questions, after everything else that can be wrong."""
+    """Ask an endpoint the plain questions, once everything else has been checked."""
     endpoint.plan(len(scored), question.policy.patience)
-    known, shape = () if question.shadows is None else question.shadows.models, None
-    like = known[0] if known else None if question.build is None else question.build(question.seed)
-    if like is not None:  # the shape of its maps is that of the endpoint's
+    given, shape = () if question.shadows is None else question.shadows.models, None
+    like = given[0] if given else None if question.build is None else question.build(question.seed)
+    if like is not None:  # the endpoint's maps must have the shape of its maps
         x = scored.x[:2].to(next((p.device for p in like.parameters()), torch.device("cpu")))
         mode = like.training
         with torch.no_grad():
@@ -222,7 +222,7 @@ def _begin(question: Question, endpoint: Endpoint, scored: Population, member: N
 
 
 def judge(question: Question, models: Models) -> AuditRun:
-    """Ask all models, attack what they answered, and judge it.
+    """Query all models, attack their answers, and judge the release.
 
     Raises:
         InputError: an explanation fails.
@@ -232,28 +232,30 @@ def judge(question: Question, models: Models) -> AuditRun:
     implied, notes = _implied(question, population)
     notes = [*models.notes, *notes]
     explained: str = question.output
-    own = [m for m in question.methods if hasattr(m.make, "explains") and question.explains and endpoint is None]
-    if odds := [m.name for m in own if m.make.explains(target) == "log odds"]:  # type: ignore[attr-defined]
+    methods = [m for m in question.methods if hasattr(m.make, "explains") and question.explains and endpoint is None]
+    if odds := [m.name for m in methods if m.make.explains(target) == "log odds"]:  # type: ignore[attr-defined]
         explained = "class's log odds"
         notes += [f"{name} explains the log odds of the predicted class, not its {question.output}." for name in odds]
-    large, keep, about_maps = _room_for_maps(question, models)
-    notes += about_maps
+    large, keep, map_notes = _room_for_maps(question, models)
+    notes += map_notes
     if endpoint is not None:
-        told = endpoint.ask(population, policy.patience, question.dither, question.progress)
-        notes = [endpoint.caveat, *notes, *told]
+        answered = endpoint.ask(population, policy.patience, question.dither, question.progress)
+        notes = [endpoint.caveat, *notes, *answered]
     predictions = predict(
-        models.asked, population, patience=policy.patience, dither=question.dither, labels=options.labels,
+        models.queried, population, patience=policy.patience, dither=question.dither, labels=options.labels,
         batch_size=options.batch_size, progress=as_stage(question.progress, "asking for labels"),
     )  # fmt: skip
-    asking = _Asking(question, models, predictions, large, keep)
-    looked, findings = asking.look() if question.explains and endpoint is None else (None, ())
+    releases = _Releases(question, models, predictions, large, keep)
+    sampled, findings = releases.sample() if question.explains and endpoint is None else (None, ())
     notes += [f"Native explanations that cannot be right: {finding}" for finding in findings]
     signals, native = dict[str, Signals](), None
     for name, hardening in question.releases.items():
-        signals[name], answers = asking.signals(name, hardening, native)
+        signals[name], answers = releases.signals(name, hardening, native)
         native = native or answers
     scorers = dict[int, Scorer]()
-    configurations = [_configuration(question, name, signals, population, scorers, looked, implied) for name in signals]
+    configurations = [
+        _configuration(question, name, signals, population, scorers, sampled, implied) for name in signals
+    ]
     causes, cause = _root_cause(question, signals.get(NATIVE))
     pictured = question.explains and endpoint is None
     title = options.title or (endpoint.url if endpoint else type(question.model).__name__)
@@ -274,29 +276,29 @@ def judge(question: Question, models: Models) -> AuditRun:
         subject_data=None if options.subject_data == "training" else options.subject_data,
         endpoint=endpoint.url if endpoint else None,
     )
-    return AuditRun(signals, report, _stated(question, title, asking.softmax), findings)
+    return AuditRun(signals, report, _stated(question, title, releases.softmax), findings)
 
 
 def _room_for_maps(question: Question, models: Models) -> tuple[bool, bool, list[str]]:
-    """Whether whole maps of all models go to disk, whether they are kept at all, and notes about that."""
-    size = question.map_bytes(models.asked.membership.size)
+    """Whether whole maps of all models go to disk, whether they are kept at all, and notes about this."""
+    size = question.map_bytes(models.queried.membership.size)
     if size <= LARGEST_MAPS:
         return False, True, []
     need, free = size / 2**30, free_space(Store.of(question.options.store).folder) / 2**30
     if need >= free:
         return False, False, [
-            f"the whole-map attack was left out: the maps of all models would take {need:.3g} GiB on disk, where"
-            f" {free:.3g} GiB are free"
+            f"The attack on whole maps was left out: the maps of all models take {need:.3g} GiB, and the disk has"
+            f" {free:.3g} GiB free."
         ]  # fmt: skip
     return True, True, [
-        f"The maps of all models were attacked on disk, {need:.3g} GiB; they are not in signals.npz, so that attacks on"
+        f"The maps of all models were attacked on disk, {need:.3g} GiB; signals.npz does not hold them, so attacks on"
         " whole maps cannot be repeated from it."
     ]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class _Asking:
-    """Asks all models for one release after the other, and writes the answers as signals."""
+class _Releases:
+    """Queries all models for one release after the other, and writes the answers as signals."""
 
     question: Question
     models: Models
@@ -308,68 +310,68 @@ class _Asking:
     def softmax(self) -> bool:
         """Whether models return logits, and their probability is explained."""
         first, *others = self.models.shadows.models
-        like = first if self.question.endpoint is None else next(iter(others), None)  # labels tell nothing of outputs
+        like = first if self.question.endpoint is None else next(iter(others), None)  # an endpoint may give labels only
         return self.question.puts_softmax(like)
 
-    def look(self) -> tuple[Sample, tuple[NativeFinding, ...]]:
-        """A sample of the examples explained by the target, natively and as released, and what is wrong with that."""
+    def sample(self) -> tuple[Sample, tuple[NativeFinding, ...]]:
+        """A sample of examples with the target's maps, native and released, and findings about these."""
         question, model, population = self.question, self.models.shadows.models[0], self.models.population
         options, plain = question.options, question.hardening.none()
         number = min(len(population), max(1, SAMPLED // (32 if options.quick else 1)))
         chosen = np.sort(np.random.default_rng([question.seed, 0]).choice(len(population), number, replace=False))
         x = population.x[torch.from_numpy(chosen)]
         x = x.to(next((p.device for p in model.parameters()), x.device))
-        sample, own = Sample.of(model, x, options.batch_size), Watch(logs=False)
+        sample, watch = Sample.of(model, x, options.batch_size), Watch(logs=False)
         forward = Probability(model) if self.softmax else model
-        with collecting() as told:
+        with collecting() as collected:
             for method in question.methods:
                 native = sample.explained(_explains(method, forward, plain))
-                own.add(model, method.name, (native,), inputs=(x,), outputs=sample.outputs.clone)
+                watch.add(model, method.name, (native,), inputs=(x,), outputs=sample.outputs.clone)
                 if question.compares:
                     released = sample.explained(_explains(method, forward, question.keyed("target")))
-                    sample = sample.beside(native, released)
-        return sample, (*own.findings(model), *(f for f in told.findings(model) if f.kind == "incomplete"))
+                    sample = sample.with_maps(native, released)
+        return sample, (*watch.findings(model), *(f for f in collected.findings(model) if f.kind == "incomplete"))
 
     def signals(
         self, name: str, hardening: HardeningLike, native: Explanations | None = None
     ) -> tuple[Signals, Explanations | None]:
-        """What every model releases, to a patient attacker if it is the release that is judged.
+        """The answers of every model, to patient queries for the release that is judged.
 
-        The attacker knows the hardening, not the key: references have another one, and no noise where he is patient.
-        Native maps that are known are hardened again, where nothing else is explained.
+        The attacker knows the hardening, not the key: references have another key, and no noise for patient queries.
+        Given native maps are hardened again if nothing else is explained.
         """
         question, models, policy, options = self.question, self.models, self.question.policy, self.question.options
-        endpoint, m = question.endpoint, len(models.asked.models)
-        shown = hardening.is_none and question.compares  # nobody certifies the native one beside another
-        levels = levels_of((1,) if shown else policy.patience)
-        about = self._about(name, hardening)
+        endpoint, m = question.endpoint, len(models.queried.models)
+        compared = hardening.is_none and question.compares  # shown for comparison, and not judged
+        levels = levels_of((1,) if compared else policy.patience)
+        meta = self._meta(name, hardening)
         predictions, explanations = self.predictions, None
         if options.labels == "own":
-            about[META] = self._accuracy
+            meta[META] = self._accuracy
         if endpoint is not None:
             hidden = () if endpoint.payload.releases_probabilities else ("loss", "margin", "prediction", "predictions")
-            seen = {
+            visible = {
                 level: {name: a for name, a in found.items() if name not in hidden}
                 for level, found in predictions.by_level.items()
             }
-            predictions = replace(predictions, by_level=seen)
+            predictions = replace(predictions, by_level=visible)
         if not levels:
             predictions = replace(predictions, by_level={1: predictions.by_level[1]})
         if question.explains:
             keyed = [hardening] if hardening.is_none else [question.keyed(whose) for whose in ("target", "references")]
             released, attackers = (question.released_by(h, self.softmax) for h in (keyed[0], keyed[-1]))
-            noisy = endpoint is not None or hardening.noise is not None  # an endpoint adds noise as it likes
+            noisy = endpoint is not None or hardening.noise is not None  # an endpoint may add noise
             quiet = [question.released_by(keyed[-1].without_noise(), self.softmax)] * m if noisy else None
-            plainly = [released, *[attackers] * (m - 1)]
+            explains = [released, *[attackers] * (m - 1)]
             explanations = explanations_of(
-                models.asked.models,
+                models.queried.models,
                 models.population,
                 predictions,
-                plainly,
-                **patient_queries(levels, plainly, quiet, {0, *models.null}),
+                explains,
+                **patient_queries(levels, explains, quiet, {0, *models.null}),
                 levels=levels,
                 classes=options.classes,
-                own_class=endpoint is not None,  # which explains what it likes
+                own_class=endpoint is not None,  # it chooses the class
                 batch_size=options.batch_size,
                 keep_maps=self.keep,
                 largest=0 if self.large else np.inf,
@@ -378,18 +380,18 @@ class _Asking:
                 progress=as_stage(question.progress, f"explaining ({name})"),
             )
         classes = options.classes if question.explains else ()
-        return models.signals(predictions, explanations, classes, **about), explanations
+        return models.signals(predictions, explanations, classes, **meta), explanations
 
     def _natives(self, native: Explanations) -> NDArray[np.float32] | None:
-        """(m, n, d) maps that can be hardened again: of the shape of the input, and of the predicted class alone."""
+        """(m, n, d) maps that can be hardened again: in the shape of the input, for the predicted class alone."""
         maps, x = native.maps.get(1), self.models.population.x
         fits = isinstance(maps, np.ndarray) and maps.shape[2] == x[0].numel()
         return maps if fits and not self.question.options.classes else None
 
-    def _about(self, name: str, hardening: HardeningLike) -> dict[str, Any]:
-        """What signals say about how they came about; `holdout_uses` tells configurations apart by it."""
+    def _meta(self, name: str, hardening: HardeningLike) -> dict[str, Any]:
+        """The origin of signals, by which `holdout_uses` distinguishes configurations."""
         question, policy, options = self.question, self.question.policy, self.question.options
-        about: dict[str, Any] = {
+        meta: dict[str, Any] = {
             "explainer": question.method,
             "output": question.output,
             "options": repr([sorted({**m.arguments, **m.made_with}.items()) for m in question.methods]),
@@ -400,16 +402,16 @@ class _Asking:
             "references": len(self.models.shadows.models) - 1,
         }
         if isinstance(question.recipe, Recipe) and (options.privacy or question.recipe.dp):
-            target = True if options.privacy else None  # None: nobody says
-            about[PRIVACY] = {"target": target, "references": question.recipe.dp is not None}
+            target = True if options.privacy else None  # None: unknown
+            meta[PRIVACY] = {"target": target, "references": question.recipe.dp is not None}
         if not hardening.is_none:
-            about["hardening"] = hardening.to_json()
+            meta["hardening"] = hardening.to_json()
         (subject,) = _identity(question.target).values()
-        return {**about, "subject": subject}
+        return {**meta, "subject": subject}
 
     @cached_property
     def _accuracy(self) -> dict[str, Any]:
-        """How often the models are right on their non-members, and what else tells of wrong data."""
+        """Accuracy of the models on their non-members, and further signs of wrong data."""
         membership, population = self.models.shadows.membership, self.models.population
         options = self.question.options
         return measured(
@@ -428,21 +430,21 @@ def _configuration(
     signals: dict[str, Signals],
     population: Population,
     scorers: dict[int, Scorer],
-    looked: Sample | None,
+    sampled: Sample | None,
     implied: Implied | None,
 ) -> Configuration:
-    """One release with what the attacks find in it, and what is left of the native maps.
+    """One release with its result and utility.
 
-    A native release beside another is attacked at one query, uncounted, as looking at it chooses nothing.
+    A native release shown for comparison is attacked at one query and not counted as a use.
     """
     policy, options, endpoint = question.policy, question.options, question.endpoint
-    beside = name == NATIVE and question.compares
+    compared = name == NATIVE and question.compares
     result = certify(
         signals[name],
-        replace(policy, patience=(1,), uncounted=True) if beside else policy,
-        inputs=None if beside and options.quick else population.x.numpy(),
+        replace(policy, patience=(1,), uncounted=True) if compared else policy,
+        inputs=None if compared and options.quick else population.x.numpy(),
         scorers=scorers,
-        counted=not (beside or options.quick),
+        counted=not (compared or options.quick),
         force=options.force,
         seed=question.seed,
         exposed=options.exposed,
@@ -458,10 +460,10 @@ def _configuration(
         explained, alone = "the native explanation, as it is", "no explanation, and predictions as they are"
         return Configuration(name, explained if question.explains else alone, result, None)
     native, released = signals[NATIVE].attributions, signals[name].attributions
-    assert looked is not None
+    assert sampled is not None
     maps = None if native is None or released is None else (native, released)
-    kept = utility_of(looked, maps, getattr(question.hardening, "features", None))
-    return Configuration(name, as_written(plain), result, kept, in_words(plain))
+    utility = utility_of(sampled, maps, getattr(question.hardening, "features", None))
+    return Configuration(name, as_written(plain), result, utility, in_words(plain))
 
 
 def _explains(method: Method, forward: Any, hardening: HardeningLike) -> Callable[[Tensor, Tensor], Tensor]:
@@ -469,7 +471,7 @@ def _explains(method: Method, forward: Any, hardening: HardeningLike) -> Callabl
 
 
 def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablation, ...], str]:
-    """Which property of the native maps carries the leak."""
+    """The properties of the native maps that carry the leak, and a sentence about them."""
     if native is None or not question.explains or len(native.models) < MIN_FOR_NULL:
         return (), ""
     policy, seed = question.policy, question.seed
@@ -480,11 +482,11 @@ def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablat
     return causes, f"{cause_sentence(causes)} {which}" if causes else ""
 
 
-# --- what is said -----------------------------------------------------------------------------------------------------
+# --- statements -----------------------------------------------------------------------------------------------------
 
 
 def _stated(question: Question, title: str, softmax: bool) -> dict[str, Any]:
-    """What the certificate states beside what the report has."""
+    """Fields of the certificate that the report lacks."""
     options, hardening, endpoint = question.options, question.hardening, question.endpoint
     recipe, made_in = _as_text(question.recipe), environment(question.target, question.seed)
     materials = {**options.materials, **({"recipe sha256": sha256(recipe)} if recipe else {})}
@@ -497,7 +499,7 @@ def _stated(question: Question, title: str, softmax: bool) -> dict[str, Any]:
             "method": question.method,
             "output": question.output,
             "softmax": softmax,
-            "options": _options_said(question.methods, question.arguments or {}),
+            "options": _options_of(question.methods, question.arguments or {}),
             "shape": list(question.population.x.shape[1:]),
         },
         "hardening": hardening.to_dict(),
@@ -509,14 +511,14 @@ def _stated(question: Question, title: str, softmax: bool) -> dict[str, Any]:
 
 
 def _identity(target: nn.Module) -> dict[str, str]:
-    """Digest of a target: of the model, or of what an endpoint answered."""
+    """Digest of the model, or of an endpoint's answers."""
     if isinstance(target, Endpoint):
         return {ANSWERS_DIGEST: target.digest}
     return {MODEL_DIGEST: model_digest(target).hex()}
 
 
-def _options_said(methods: Sequence[Method], arguments: Any) -> dict[str, Any]:
-    """The options as a certificate has them: of `attribute`, and what an explainer is made with."""
+def _options_of(methods: Sequence[Method], arguments: Any) -> dict[str, Any]:
+    """The options in the certificate: arguments of `attribute`, and `made_with` of each explainer."""
     made = {method.name: {"made_with": method.made_with} for method in methods if method.made_with}
     first = methods[0].name
     if len(methods) == 1 and not isinstance(arguments.get(first), dict):
@@ -525,14 +527,14 @@ def _options_said(methods: Sequence[Method], arguments: Any) -> dict[str, Any]:
 
 
 def _as_text(recipe: Any) -> str:
-    """How reference models were trained, in TOML or, for a function or an estimator, in its own words."""
+    """The recipe in TOML, or the name or text of a function or an estimator."""
     if recipe is None or isinstance(recipe, Recipe):
         return "" if recipe is None else recipe.to_toml()
     return str(getattr(recipe, "__qualname__", None) or recipe)
 
 
 def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
-    """The statement must be of this very model's training, and the canaries of that training, and not against it."""
+    """Raise InputError unless statement and canaries are about this model's training, and do not conflict."""
     stated, found = options.privacy, options.canaries
     if stated is not None:
         try:
@@ -543,36 +545,36 @@ def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
         return
     if found.claim.mechanism not in stated.phases:
         raise InputError(
-            f"the canaries are about another training than the privacy statement: {found.claim.mechanism},"
-            f" not {', '.join(map(str, stated.phases))}; audit the training that was stated"
+            f"expected canaries of the training in the privacy statement ({', '.join(map(str, stated.phases))}), got"
+            f" {found.claim.mechanism}; audit the stated training"
         )
     if found.verdict == "refuted":
-        raise InputError(f"the canaries refute the privacy statement, which cannot be certified: {found}")
+        raise InputError(f"the canaries refute the privacy statement, so it cannot be certified: {found}")
 
 
 def _implied(question: Question, population: Population) -> tuple[Implied | None, list[str]]:
-    """What the stated guarantee implies for the scored examples, or in a note why it is not about them."""
+    """What the stated guarantee implies for the scored examples, or a note why it implies nothing."""
     policy, options = question.policy, question.options
     if (stated := options.privacy) is None:
         return None, []
     why = ""
     if options.subject_data == "pre-training":
-        why = "it is about the fine-tuning data, and the audit about the pre-training data"
+        why = "it is about the fine-tuning data, but the audit about the pre-training data"
     elif (population.groups is not None) != (stated.unit == "person"):
         why = (
-            "it is about persons, and the data do not say whose each example is (groups)"
+            "it is about persons, but the data have no groups that assign examples to persons"
             if stated.unit == "person"
-            else "it is about single records, and the examples belong together in groups"
+            else "it is about single records, but the examples form groups"
         )
     found = None if why else Implied.of(stated, policy.fpr)
     if found is None:
         why = why or "its epsilon is infinite"
-        return None, [f"Nothing follows from the privacy statement for the examples that were scored: {why}."]
+        return None, [f"The privacy statement implies nothing for the scored examples: {why}."]
     return found, []
 
 
 def _group_notes(population: Population, member: NDArray[np.bool_]) -> list[str]:
-    """What it means that the target trained on a part of a group."""
+    """A note if the target trained on parts of groups."""
     if population.groups is None:
         return []
     _, group = np.unique(population.groups, return_inverse=True)
@@ -581,20 +583,20 @@ def _group_notes(population: Population, member: NDArray[np.bool_]) -> list[str]
     if not split:
         return []
     return [
-        f"{split} of {len(sides[0])} groups have members and non-members of the model: their non-members are more like"
-        " members than a stranger's examples, so that less is found."
+        f"{split} of {len(sides[0])} groups have members and non-members of the model: these non-members resemble"
+        " members more than unrelated examples do, so that attacks find less."
     ]
 
 
 def _fit_notes(
     target: nn.Module, population: Population, member: NDArray[np.bool_], options: AuditOptions
 ) -> list[str]:
-    """Accuracy on members and non-members, and what it says about the data; of foreign labels, that there is none."""
+    """Notes about accuracy on members and non-members, and about wrong data; foreign labels have no accuracy."""
     if options.labels == "foreign":
         return [
-            f"Members are {int(member.sum()):,} of {len(member):,} examples of the pre-training data, whose labels"
-            f" ({len(torch.unique(population.y)):,} classes) are of another task than the model's, so that there is no"
-            " accuracy and no loss on them."
+            f"{int(member.sum()):,} of {len(member):,} examples of the pre-training data are members. Their labels"
+            f" ({len(torch.unique(population.y)):,} classes) belong to another task than the model's, so there is no"
+            " accuracy and no loss."
         ]
     batch_size = options.batch_size
     device, hits = next((p.device for p in target.parameters()), torch.device("cpu")), []
@@ -607,30 +609,30 @@ def _fit_notes(
     inside, outside = float(hit[member].mean()), float(hit[~member].mean())
     notes = [f"Accuracy of the model: {inside:.1%} on members, {outside:.1%} on non-members."]
     if hardly_better_than_guessing(inside, len(torch.unique(population.y))):
-        notes.append("It is hardly better than guessing on its members: are the labels and the scaling of x right?")
+        notes.append("It is hardly better than guessing on its members: check the labels and the scaling of x.")
     groups = None if population.groups is None else np.asarray(population.groups)
     wrong = [below_stated(Hits.of(hit, member, groups), options.accuracy)]
-    seen = _statistics(target, population, member, batch_size)
-    if seen is not None and (seen.divergence > UNUSUAL or seen.impossible):
-        wrong.append(str(seen))
-    if said := "; ".join(filter(None, wrong)):
-        told = f"{said[:1].upper()}{said[1:]}: {ADVICE}."
-        warnings.warn(told, DataWarning, stacklevel=4)
-        notes.append(told)
+    statistics = _statistics(target, population, member, batch_size)
+    if statistics is not None and (statistics.divergence > UNUSUAL or statistics.impossible):
+        wrong.append(str(statistics))
+    if reasons := "; ".join(filter(None, wrong)):
+        warning = f"{reasons[:1].upper()}{reasons[1:]}: {ADVICE}."
+        warnings.warn(warning, DataWarning, stacklevel=4)
+        notes.append(warning)
     return notes
 
 
 def _statistics(
     target: nn.Module, population: Population, member: NDArray[np.bool_], batch_size: int
 ) -> Statistics | None:
-    """Of the target's first batch normalisation, on some of its members."""
+    """Statistics of the target's first batch normalisation, on some of its members."""
     some = np.flatnonzero(member)[:LOOKED_AT_MEMBERS]
     return Statistics.of(target, population.x[torch.from_numpy(some)], batch_size)
 
 
 def hardly_better_than_guessing(accuracy: float, classes: int) -> bool:
-    """Whether an accuracy, from 0 to 1, hints at wrong labels or scaling: half above chance of many classes, five
-    percentage points above that of a few.
+    """Whether an accuracy in [0, 1] is so low that labels or scaling seem wrong: less than half above chance for many
+    classes, or five percentage points above it for few.
 
     >>> hardly_better_than_guessing(0.7, 2), hardly_better_than_guessing(0.54, 2), hardly_better_than_guessing(0.12, 10)
     (False, True, True)

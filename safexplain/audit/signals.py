@@ -1,6 +1,6 @@
-"""Signals: what each model released about each example, and who was a member. Also a file format (.npz).
+"""Signals: the numbers that each model released about each example, and the membership. Also a file format (.npz).
 
-`hash_examples` gives examples an identity that does not depend on where they stand.
+`hash_examples` gives examples an identity that does not depend on their position.
 """
 
 from __future__ import annotations
@@ -25,39 +25,38 @@ from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 Numbers = NDArray[np.floating[Any]]
 
 OPTIONAL = ("attributions", "inputs", "out_of_distribution", "groups", "examples")
-"""Arrays of the format that may be missing."""
+"""Optional arrays of the format."""
 
 RESERVED = ("membership", *OPTIONAL, "meta")
-"""Names that the format takes, so that no signal can have them."""
+"""Names that signals cannot have."""
 
 SLICE = "slice_"
-"""What the names of arrays begin with that say which part of the data an example is from."""
+"""Prefix of arrays that assign each example to a part of the data."""
 
 LONGEST_SLICE = 200
-"""Characters of a slice's value, which is a name and no text."""
+"""Characters of a slice's value at most."""
 
 WIDEST_SLICE = 4096
-"""Bytes of one entry of a column: NumPy gives each text the room of the longest, and often more."""
+"""Bytes of one entry of a column at most: NumPy stores each text in the size of the longest."""
 
 LONGEST_META = 2**26
-"""Bytes of the meta data, at four a character."""
-
+"""Bytes of the meta data at most, four per character."""
 
 CELL, PROJECTIONS = 0.01, 8
 """Width of the cells of an example's projections, and how many of these are hashed."""
 
 NEAR = np.uint64(2**40 - 1)
-"""Bits of an example's number that near-duplicates share."""
+"""Bits of a hash that near-duplicates share."""
 
 
 def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
-    """One number an example: copies have the same, and near-duplicates nearly always the same low 40 bits (`near`).
+    """A hash of each example: equal for copies, with nearly always equal low 40 bits for near-duplicates (`near`).
 
-    These are a locality-sensitive hash (Datar et al. 2004, SoCG, section 3) of arcsinh(x), in which relative changes of
-    large numbers are absolute ones: eight random projections of the flattened example, over the root of its size, are
-    cut into cells of .01. Of examples whose numbers are all changed by 1e-4 of themselves, 94 in 100 keep these bits;
-    of examples that differ by .1 (root mean square, of arcsinh) fewer than one in a million. The other bits are of
-    BLAKE2b of the numbers as float32, -0 being 0. Neither shape nor place of an example enters.
+    These bits are a locality-sensitive hash (Datar et al. 2004, SoCG, section 3) of arcsinh(x), which turns relative
+    changes of large numbers into absolute ones: eight random projections of the flattened example, divided by the root
+    of its size, are cut into cells of .01. If all numbers change by a relative 1e-4, 94 in 100 examples keep these
+    bits; at a difference of .1 (root mean square, of arcsinh) fewer than one in a million do. The other bits are
+    BLAKE2b of the numbers as float32, with -0 as 0. Shape and position do not matter.
 
     Args:
         x: (n, ...) numbers.
@@ -81,15 +80,15 @@ def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def near(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """(n,) the part of `hash_examples` that near-duplicates share."""
+    """(n,) the bits of `hash_examples` that near-duplicates share."""
     return hashes & NEAR
 
 
 def partners(membership: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(m,) for each model of (m, n) the one that was trained on just the other examples (`Population.flip`), or -1.
+    """(m,) for each model of (m, n) the one that was trained on exactly the other examples (`Population.flip`), or -1.
 
-    Where such a partner is among the references, the counts of models with and without an example tell who the model's
-    members are: whoever plays the target is scored without its partner.
+    With such a partner among the references, the numbers of models with and without an example reveal the model's
+    membership: a target is scored without its partner.
     """
     rows = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(membership))}
     return np.array([rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(~membership)], dtype=np.int64)
@@ -97,7 +96,7 @@ def partners(membership: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 def _check(name: str, fits: bool, expected: str, a: NDArray[Any]) -> None:
     if not fits:
-        raise InputError(f"{name} must be {expected}, got {a.dtype} {a.shape}")
+        raise InputError(f"{name}: expected {expected}, got {a.dtype} {a.shape}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,41 +107,40 @@ class Signals:
 
         membership           bool (m, n): which model was trained on which example
         l1, loss, ...        numbers (m, n), or (m, n, k) for k numbers about one example; any other name is a signal
-        l1@200, ...          the same for an attacker who asks 200 times, each time a little differently: from the
-                             averaged answers
-        kept@200             share of these queries, (m, n) in [0, 1], that kept the label of the plain query
-        shares@200           share of these queries, (m, n, classes) in [0, 1], that got each label
+        l1@200, ...          the same for the average answer to 200 queries, each a little different
+        kept@200             share of these queries, (m, n) in [0, 1], with the label of the plain query
+        shares@200           share of these queries, (m, n, classes) in [0, 1], with each label
         attributions@200     averaged maps, (m, n, d)
-        prediction           what a model predicts of each of its classes, (m, n, classes), best as log p - log(1 - p)
-                             from its logits; probabilities that add up to 1 are turned into these
+        prediction           prediction of each class, (m, n, classes), best as log p - log(1 - p) from the logits;
+                             probabilities that sum to 1 are converted
         prediction@200       its mean over these queries
         predictions@5        of each of 5 queries, one query after the other, (m, n, 5 * classes)
         attributions         optional float (m, n, d): whole maps, flattened
-        inputs               optional float (n, ...): what was asked about
-        examples             optional uint64 (n,): one hash an example (`hash_examples`), where inputs are too large
+        inputs               optional float (n, ...): the examples
+        examples             optional uint64 (n,): a hash of each example (`hash_examples`), if inputs are too large
         groups               optional integers (n,): examples of one person, or near-copies, have the same number
         slice_NAME           optional integers or short texts (n,): class, region, ..., by which results are shown
         out_of_distribution  optional bool (n,): examples from another source that no model was trained on
         meta                 optional JSON object as a string
 
-    Of `meta`, `targets` lists the models that are attacked, each on its own (default: all trained ones), `null` the
-    untrained models, `shape` is the shape of one map, `population` the digest of what was asked about. Everything
-    else is kept as it is.
+    In `meta`, `targets` lists the models that are attacked, each on its own (default: all trained ones), `null` the
+    untrained models, `shape` is the shape of one map, and `population` the digest of the examples. Other entries are
+    kept.
 
     Args:
         membership: (m, n) bool.
         values: name -> (m, n) or (m, n, k) numbers.
-        attributions: (m, n, d) float, or maps on disk (`audit.store`), or None. Those of other levels likewise.
+        attributions: (m, n, d) float, in memory or on disk (`audit.store`), or None.
         meta: JSON-able.
         inputs: (n, ...) float or None.
         out_of_distribution: (n,) bool or None; examples that are not scored.
         groups: (n,) integers or None. Examples with the same number are one independent unit on each side.
         slices: name -> (n,) integers, bools or texts.
-        examples: (n,) uint64 or None: one hash an example; made of the inputs where these are there.
+        examples: (n,) uint64 hashes or None; computed from the inputs if these are given.
 
     Raises:
-        InputError: shapes disagree, values are not finite, a level or a share is none, a null model or an example out
-            of distribution has membership, or there is nothing to attack.
+        InputError: shapes disagree, values are not finite, a level or a share is invalid, a null model has members, an
+            example out of distribution is a member, or there is nothing to attack.
     """
 
     membership: NDArray[np.bool_]
@@ -159,14 +157,14 @@ class Signals:
         m, outside, maps, x = self.membership, self.out_of_distribution, self.attributions, self.inputs
         _check("membership", m.ndim == 2 and m.dtype == np.bool_, "bool of shape (models, examples)", m)
         if 0 in m.shape:
-            raise InputError(f"membership is of shape {m.shape}: expected at least one model and one example")
+            raise InputError(f"membership: expected at least one model and one example, got shape {m.shape}")
         if not self.values and maps is None:
-            raise InputError("there is no signal to attack: expected arrays such as l1, l2, loss or attributions")
+            raise InputError("expected signals such as l1, l2, loss or attributions, got none")
         taken = sorted(
             name for name in self.values if name in (*RESERVED, *RESERVED_BY_NUMPY) or name.startswith(SLICE)
         )
         if taken:
-            raise InputError(f"no signal can be called {', '.join(taken)}: the file format uses that name; rename it")
+            raise InputError(f"{', '.join(taken)}: this name is reserved by the file format; rename the signal")
         for name, a in self.values.items():
             fits = a.ndim in (2, 3) and a.shape[:2] == m.shape and a.shape[2:] != (0,) and a.dtype.kind in "fiub"
             _check(f"signal {name!r}", fits, f"numbers of shape {m.shape} or {m.shape} + (k,)", a)
@@ -197,32 +195,35 @@ class Signals:
                 raise InputError(f"slice {name!r} has a text of {longest} characters; expected at most {LONGEST_SLICE}")
         if outside is not None and m[:, outside].any():
             wrong = int(m[:, outside].any(0).sum())
-            raise InputError(f"{wrong} examples out of distribution are members of some model; mark only others")
+            raise InputError(f"expected no member out of distribution, got {wrong}; mark only other examples")
         if trained := [i for i in self.null if m[i].any()]:
-            raise InputError(f"models {trained} are null models, but have members; a null model was trained on nothing")
+            raise InputError(f"expected null models without members, but models {trained} have some")
         if not self.models:
-            raise InputError("all models are null models; at least one must be trained")
+            raise InputError("expected at least one trained model, got null models only")
         if not self.targets:
-            raise InputError(f"meta['targets'] must name models 0 .. {len(m) - 1}, got []")
+            raise InputError(f"meta['targets']: expected models 0 .. {len(m) - 1}, got []")
         if self.shape is not None and maps is not None and math.prod(self.shape) != maps.shape[2]:
-            raise InputError(f"meta['shape'] {list(self.shape)} does not fit attributions of {maps.shape[2]} numbers")
+            raise InputError(
+                f"meta['shape']: expected a shape of {maps.shape[2]} numbers, as of attributions, got"
+                f" {list(self.shape)}"
+            )
         if self.examples is None and x is not None:
             object.__setattr__(self, "examples", hash_examples(x))
 
     def _check_level(self, name: str, a: Numbers) -> None:
-        """That what follows @ is a level, and that what such a name promises is there."""
+        """Raise InputError unless the part after @ is a level, and the array fits its name."""
         plain, level = split_level(name)
         if "@" in name and (level == 1 or at_level(plain, level) != name or "@" in plain):
             raise InputError(
-                f"signal {name!r}: expected NAME@L with L queries, at least 2; what was asked once has no @"
+                f"signal {name!r}: expected NAME@L with L queries, at least 2; signals of one query have no @"
             )
         if plain == "predictions" and (level == 1 or a.ndim != 3 or a.shape[2] % level):
-            expected = "(models, examples, L * classes), called predictions@L, or prediction of one query"
-            raise InputError(f"{name} must be of shape {expected}; got {a.shape}")
+            expected = "predictions@L of shape (models, examples, L * classes), or prediction of one query"
+            raise InputError(f"{name}: expected {expected}, got {a.shape}")
         if plain in RESERVED and plain != WHOLE_MAP:
-            raise InputError(f"no signal can be called {name}: {plain} does not depend on how often models are asked")
+            raise InputError(f"{name}: {plain} has no level, as it does not depend on the queries; rename the signal")
         if plain == "label" and not (a.ndim == 2 and bool((np.floor(a) == a).all()) and (np.abs(a) < 2**31).all()):
-            raise InputError(f"{name} are predicted classes: expected whole numbers of shape {self.membership.shape}")
+            raise InputError(f"{name}: expected predicted classes, integers of shape {self.membership.shape}")
         if level == 1:
             return
         if plain == WHOLE_MAP:
@@ -231,9 +232,9 @@ class Signals:
             _check(name, fits, f"floats of shape (models, examples, {d})", a)
         elif plain in ("kept", "shares"):
             ndim, shape = (2, "(models, examples)") if plain == "kept" else (3, "(models, examples, classes)")
-            _check(name, a.ndim == ndim, f"of shape {shape}", a)
+            _check(name, a.ndim == ndim, f"numbers of shape {shape}", a)
             if a.size and not (a.min() >= 0 and a.max() <= 1):
-                raise InputError(f"{name} are shares of {level} queries, in [0, 1]; got {a.min():g} .. {a.max():g}")
+                raise InputError(f"{name}: expected shares of queries in [0, 1], got {a.min():g} .. {a.max():g}")
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -241,13 +242,13 @@ class Signals:
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """How often models were asked about each example: 1, and the levels L of arrays NAME@L that are there."""
+        """Levels of patience: 1, and L of each array NAME@L."""
         plain = {1} if self.attributions is not None else set[int]()
         return tuple(sorted(plain | {split_level(name)[1] for name in self.values}))
 
     @property
     def null(self) -> tuple[int, ...]:
-        """The null models: untrained, asked the same, so that what is found in them is not membership."""
+        """The null models, which are untrained, so that attacks on them find no membership."""
         return self._models("null", ())
 
     @property
@@ -268,14 +269,14 @@ class Signals:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of one map, where it is known."""
+        """Shape of one map, if known."""
         sides = self.meta.get("shape")
         try:
             shape = None if sides is None else tuple(operator.index(s) for s in sides)
         except TypeError:
             shape = (0,)
         if shape is not None and min(shape, default=1) < 1:
-            raise InputError(f"meta['shape'] must be a list of positive sizes, got {sides!r:.60}")
+            raise InputError(f"meta['shape']: expected a list of positive sizes, got {sides!r:.60}")
         return shape
 
     def _models(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -283,14 +284,14 @@ class Signals:
         try:
             models = tuple(operator.index(i) for i in listed)
         except TypeError:
-            raise InputError(f"meta[{key!r}] must be a list of models, got {listed!r:.60}") from None
+            raise InputError(f"meta[{key!r}]: expected a list of models, got {listed!r:.60}") from None
         if any(not 0 <= i < len(self.membership) for i in models):
-            raise InputError(f"meta[{key!r}] must name models 0 .. {len(self.membership) - 1}, got {list(models)}")
+            raise InputError(f"meta[{key!r}]: expected models 0 .. {len(self.membership) - 1}, got {list(models)}")
         return models
 
     @property
     def on_disk(self) -> dict[str, Numbers]:
-        """The maps that do not fit in memory, by name."""
+        """The maps on disk, by name."""
         found = {**self.values, **({} if self.attributions is None else {WHOLE_MAP: self.attributions})}
         return {name: a for name, a in found.items() if are_stored(a)}
 
@@ -300,26 +301,26 @@ class Signals:
         Raises:
             InputError: it cannot be written.
         """
-        left_out = {name: list(a.shape) for name, a in self.on_disk.items()}
-        about = {**self.meta, **({"left_out": left_out} if left_out else {})}
+        omitted = {name: list(a.shape) for name, a in self.on_disk.items()}
+        meta = {**self.meta, **({"left_out": omitted} if omitted else {})}
         arrays = {**self.values, **{SLICE + name: s for name, s in self.slices.items()}}
         arrays |= {name: a for name in OPTIONAL if (a := getattr(self, name)) is not None}
-        arrays |= {"membership": self.membership, "meta": np.array(json.dumps(about))}
-        write_arrays(path, {name: a for name, a in arrays.items() if name not in left_out})
+        arrays |= {"membership": self.membership, "meta": np.array(json.dumps(meta))}
+        write_arrays(path, {name: a for name, a in arrays.items() if name not in omitted})
 
     @classmethod
     def load(cls, path: str | Path) -> Signals:
         """Read an .npz in the format above; pickled arrays are refused.
 
-        Whole maps of more than 2 GiB in single precision go to a temporary file, where attacks read them.
+        Whole maps of more than 2 GiB in single precision go to a temporary file.
 
         Raises:
-            InputError: missing, not an .npz, without membership, or as the constructor.
+            InputError: the file is missing, not an .npz or without membership; or as the constructor.
         """
         with ArrayFile(path) as file:
             if "membership" not in file.names:
                 raise InputError(
-                    f"{path} has no array 'membership' (bool, models x examples); found {sorted(file.names)}"
+                    f"{path}: expected an array 'membership' (bool, models x examples), got {sorted(file.names)}"
                 )
             for name in file.names:
                 _check_header(name, *file.header(name), file.header("membership").shape)
@@ -338,9 +339,9 @@ class Signals:
 
 
 def _check_header(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], size: tuple[int, ...]) -> None:
-    """That an array is as large as the format says, before it is read; `size` is that of membership."""
+    """Raise InputError unless an array has its size in the format, before it is read; `size` is that of membership."""
     if len(size) != 2:
-        raise InputError(f"membership must be bool of shape (models, examples), got {size}")
+        raise InputError(f"membership: expected bool of shape (models, examples), got {size}")
     if name == "meta":
         fits, expected = shape == () and dtype.itemsize <= LONGEST_META, f"one text of at most {LONGEST_META:,} bytes"
     elif name in ("groups", "examples", "out_of_distribution") or name.startswith(SLICE):
@@ -351,7 +352,7 @@ def _check_header(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], size:
     else:
         fits, expected = shape[:2] == size and len(shape) in (2, 3), f"numbers of shape {size} or {size} + (k,)"
     if not fits:
-        raise InputError(f"array {name!r} must be {expected}, got {dtype} {shape}")
+        raise InputError(f"array {name!r}: expected {expected}, got {dtype} {shape}")
 
 
 def _are_maps(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
@@ -366,5 +367,5 @@ def _meta(path: str | Path, raw: NDArray[Any] | None) -> dict[str, Any]:
     except ValueError:
         return {"note": str(raw)}
     if not isinstance(meta, dict):
-        raise InputError(f"{path}: meta must be a JSON object, got {meta!r:.60}")
+        raise InputError(f"{path}: meta: expected a JSON object, got {meta!r:.60}")
     return meta

@@ -1,8 +1,8 @@
-"""What hardening costs: how much of the native explanation is left in the released one, and what the model says to it.
+"""The cost of hardening: agreement of released with native explanations, and their faithfulness to the model.
 
-`utility` compares with the native explanation of the same model and example: metrics that look at the released map
-alone (such as sensitivity relative to its own norm) reward noise. `faithfulness` asks the model itself whether the
-features that a map names carry the prediction.
+`utility` compares with the native explanation of the same model and example, as metrics of the released map alone (such
+as sensitivity relative to its norm) reward noise. `faithfulness` tests on the model whether the features that a map
+names carry the prediction.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness, faithfulness
 
 TOP_FRACTION = 0.1
-"""Share of the features that count as top where nothing else is said."""
+"""Default share of the features that count as top."""
 
 PART = 1 << 20
-"""Numbers of maps that are compared at a time; each is held a dozen times."""
+"""Numbers of maps compared at a time; each is copied a dozen times."""
 
 FEWEST_TOP = 4
-"""Released numbers of each map whose signs `sign_errors_top` looks at, at least: the reasons on a notice."""
+"""Smallest number of released features per map in `sign_errors_top`: the reasons in a notice."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class Utility:
     """Agreement of released and native explanations, each a mean over examples.
 
     Args:
-        top_overlap: share of the native top features (by magnitude) that are top features of the released map too.
-        top_fraction: which share of the features counts as top.
+        top_overlap: share of the native top features (by magnitude) that are also top features of the released map.
+        top_fraction: share of the features that counts as top.
         rank_correlation: Spearman correlation of the magnitudes.
         cosine: cosine similarity of the maps.
         sign_agreement: share of the native top features that keep their sign.
-        sign_errors: share of the released numbers, of all that are not 0, whose sign is not the native one.
-        sign_errors_top: share of the maps of which any of the released top features, at least 4, has a wrong sign.
-        deletion: mean drop of the probability of the explained class when the features that the released map names are
-            deleted, see `faithfulness`; None: the model was not asked.
-        insertion: mean of that probability when only they are kept, less the one with nothing kept; or None.
-        native_deletion: the same of the native map; None as above.
-        native_insertion: likewise.
-        prohibited: share of the explanations that have a prohibited column among their reasons, for which a service
-            gives no answer; None: none is prohibited.
+        sign_errors: share of the released numbers other than 0 whose sign differs from the native one.
+        sign_errors_top: share of the maps with a wrong sign among the released top features, at least 4.
+        deletion: mean drop of the probability of the explained class if the features that the released map names are
+            deleted, see `faithfulness`; None: not measured.
+        insertion: mean of that probability if only these are kept, less the one with nothing kept; or None.
+        native_deletion: deletion of the native map, or None.
+        native_insertion: insertion of the native map, or None.
+        prohibited: share of the explanations with a prohibited column among their reasons, which a service does not
+            answer; None: no column is prohibited.
     """
 
     top_overlap: float
@@ -66,12 +66,11 @@ class Utility:
     prohibited: float | None = None
 
     def with_faithfulness(self, released: Faithfulness, native: Faithfulness) -> Utility:
-        """The same with what the model says of both maps."""
-        own, theirs = released.to_dict(), native.to_dict()
-        return replace(self, **own, **{f"native_{name}": value for name, value in theirs.items()})
+        """With the faithfulness of both maps."""
+        return replace(self, **released.to_dict(), **{f"native_{k}": v for k, v in native.to_dict().items()})
 
     def to_dict(self) -> dict[str, float]:
-        """Plain JSON types, without what was not measured."""
+        """Plain JSON types, without values that were not measured."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -80,7 +79,7 @@ def utility(
 ) -> Utility:
     """Compare explanations of the same examples.
 
-    Examples whose native explanation is zero have nothing to agree with and are left out.
+    Examples whose native explanation is zero are left out.
 
     Args:
         native: (n, ...) finite attributions.
@@ -96,22 +95,22 @@ def utility(
     cut = parts(len(a), a.shape[1], PART)
     found = _agreement(((a[part], b[part]) for part in cut), top_fraction)
     if found is None:
-        raise InputError("every native explanation is zero; there is nothing to compare with")
+        raise InputError("expected native explanations other than zero, got zeros only")
     return found
 
 
 def _agreement(
     pairs: Iterable[tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]], top_fraction: float
 ) -> Utility | None:
-    """Of native and released maps, (p, d) each, a few examples at a time; None where all native ones are zero."""
-    overlap = signs = top = wrong_ones = shown_ones = 0
+    """Utility of pairs of native and released maps, (p, d) each; None if all native ones are zero."""
+    overlap = signs = top = wrong_signs = nonzero = 0
     ranks, cosines, any_wrong = list[NDArray[np.float64]](), list[NDArray[np.float64]](), list[NDArray[np.bool_]]()
     for native, released in pairs:
         a, b = (np.asarray(v, dtype=np.float64) for v in (native, released))
-        some = a.any(1)
-        if not some.any():
+        compared = a.any(1)
+        if not compared.any():
             continue
-        a, b = a[some], b[some]
+        a, b = a[compared], b[compared]
         d = a.shape[1]
         k = max(1, round(top_fraction * d))
         top_a, top_b = (np.argsort(-np.abs(v), axis=1, kind="stable")[:, :k] for v in (a, b))
@@ -122,10 +121,9 @@ def _agreement(
         top += top_a.size
         wrong = (b != 0) & (np.sign(a) != np.sign(b))
         shown = np.argsort(-np.abs(b), axis=1, kind="stable")[:, : max(k, FEWEST_TOP)]
-        wrong_ones, shown_ones = wrong_ones + int(wrong.sum()), shown_ones + int(np.count_nonzero(b))
+        wrong_signs, nonzero = wrong_signs + int(wrong.sum()), nonzero + int(np.count_nonzero(b))
         any_wrong.append(np.take_along_axis(wrong, shown, axis=1).any(1))
-        one, other = (distributions.rankdata(np.abs(v), axis=1) - (d + 1) / 2 for v in (a, b))
-        ranks.append(_cosine(one, other))
+        ranks.append(_cosine(*(distributions.rankdata(np.abs(v), axis=1) - (d + 1) / 2 for v in (a, b))))
         cosines.append(_cosine(a, b))
     if not ranks:
         return None
@@ -135,15 +133,15 @@ def _agreement(
         rank_correlation=float(np.concatenate(ranks).mean()),
         cosine=float(np.concatenate(cosines).mean()),
         sign_agreement=signs / top,
-        sign_errors=wrong_ones / max(1, shown_ones),
+        sign_errors=wrong_signs / max(1, nonzero),
         sign_errors_top=float(np.concatenate(any_wrong).mean()),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Examples (n, ...) on the model's device, its (n, classes) outputs, and their maps by each explainer, native and
-    released (n, ...): a model is asked what the features carry that these name."""
+    """Examples (n, ...) on the model's device, its (n, classes) outputs, and the maps (n, ...) of each explainer,
+    native and released, for `faithfulness`."""
 
     model: nn.Module
     x: Tensor
@@ -161,21 +159,21 @@ class Sample:
 
     @property
     def labels(self) -> Tensor:
-        """(n,) the predicted class, which is explained."""
+        """(n,) predicted classes, which are explained."""
         return self.outputs.argmax(1)
 
     def explained(self, explain: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """(n, ...) the maps that `explain(x, labels)` gives."""
+        """(n, ...) maps of `explain(x, labels)`."""
         parts = zip(*(torch.split(t, self.batch_size) for t in (self.x, self.labels)), strict=True)
         return torch.cat([explain(x, labels).detach() for x, labels in parts])
 
-    def beside(self, native: Tensor, released: Tensor) -> Sample:
-        """With the maps of one more explainer; of the native ones, NaN and infinity are zero, as in a release."""
+    def with_maps(self, native: Tensor, released: Tensor) -> Sample:
+        """With the maps of one more explainer; NaN and infinity in native ones become zeros, as in a release."""
         clean = native.nan_to_num(0.0, 0.0, 0.0)
         return replace(self, native=(*self.native, clean), released=(*self.released, released))
 
     def faithfulness(self, maps: Sequence[Tensor]) -> Faithfulness | None:
-        """Of the maps of all explainers that are about the input; those of a layer are enlarged to the image."""
+        """Faithfulness of the maps of all explainers about the input; maps of a layer are enlarged to the image."""
         fitting = [fitted for each in maps if (fitted := self._fitted(each)) is not None]
         found = [faithfulness(self.model, self.x, self.labels, m, batch_size=self.batch_size) for m in fitting]
         if not found:
@@ -191,9 +189,9 @@ class Sample:
 
 
 def utility_of(sample: Sample, maps: tuple[Any, Any] | None = None, features: Any = None) -> Utility | None:
-    """Utility of a release by all (m, n, d) `maps` of model 0, native and released, where they were kept, else by the
-    sample's; faithfulness by the sample. None where every native map is zero: there is nothing to compare with.
-    `features` are those of the hardening, which may prohibit some."""
+    """Utility of a release, by the maps of model 0 in (m, n, d) `maps`, native and released, or else (None) by those of
+    the sample, with the faithfulness of the sample. None if every native map is zero. `features` are those of the
+    hardening, which may prohibit some."""
     if maps is None:
         sides = [torch.cat([m.flatten(1).cpu() for m in side], 1) for side in (sample.native, sample.released)]
         maps = sides[0].numpy()[None], sides[1].numpy()[None]
@@ -201,11 +199,11 @@ def utility_of(sample: Sample, maps: tuple[Any, Any] | None = None, features: An
     _, n, d = native.shape
     found = _agreement(((native[0, part], released[0, part]) for part in parts(n, d, PART)), TOP_FRACTION)
     if found is not None and features is not None and features.prohibited:
-        each = released[0].reshape(n, -1, len(features.names))  # of several explainers, one after the other
-        refused = np.stack([features.refused(each[:, i]).any(1) for i in range(each.shape[1])])
+        by_explainer = released[0].reshape(n, -1, len(features.names))
+        refused = np.stack([features.refused(by_explainer[:, i]).any(1) for i in range(by_explainer.shape[1])])
         found = replace(found, prohibited=float(refused.any(0).mean()))
-    own, theirs = sample.faithfulness(sample.released), sample.faithfulness(sample.native)
-    return found if found is None or own is None or theirs is None else found.with_faithfulness(own, theirs)
+    ours, theirs = sample.faithfulness(sample.released), sample.faithfulness(sample.native)
+    return found if found is None or ours is None or theirs is None else found.with_faithfulness(ours, theirs)
 
 
 def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

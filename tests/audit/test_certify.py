@@ -516,9 +516,9 @@ def test_what_certify_says_can_be_certified_and_read_back(tmp_path):
 
 
 def test_signals_that_cannot_be_judged_are_refused():
-    with pytest.raises(InputError, match=r"no explanation signal among \['label'\]; expected l1, .* or prediction"):
+    with pytest.raises(InputError, match=r"expected signals such as l1, .* or prediction, got \['label'\]"):
         certify(replace(synthetic(), values={"label": synthetic().membership * 1.0}), LOOSE)
-    with pytest.raises(InputError, match=r"no prediction signal among \['l1'\]; expected prediction, loss or margin"):
+    with pytest.raises(InputError, match=r"expected signals such as prediction, loss or margin, got \['l1'\]"):
         certify(synthetic(), replace(LOOSE, release="prediction"))
     with pytest.raises(InputError, match="signal 'peak' is not there"):
         certify(synthetic(), LOOSE, suite=[SuiteRow("Threshold", Threshold(), "peak", "explanation")])

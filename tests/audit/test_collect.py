@@ -127,11 +127,11 @@ def test_maps_can_be_left_out_and_targets_and_meta_are_kept():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda m, x, t: x[:3], "must be finite, of shape"),
-        (lambda m, x, t: x / 0, "must be finite, of shape"),
+        (lambda m, x, t: x[:3], "expected finite explanations of shape"),
+        (lambda m, x, t: x / 0, "expected finite explanations of shape"),
         (lambda m, x, t: (x, None), "got NoneType from model 0"),
-        (lambda m, x, t: (x, x) if m is SHADOWS.models[1] else x, "must all have one shape"),
-        (lambda m, x, t: x[:, :0], "must all have one shape, not empty"),
+        (lambda m, x, t: (x, x) if m is SHADOWS.models[1] else x, "expected maps of one shape"),
+        (lambda m, x, t: x[:, :0], r"maps of one shape, not empty, got \[\[0, 3\]\]"),
     ],
 )
 def test_explanations_that_cannot_be_attacked_are_refused(function, message):
@@ -198,7 +198,7 @@ def test_several_classes_are_explained_for_every_example():
 def test_classes_and_labels_that_the_model_does_not_have_are_refused():
     with pytest.raises(InputError, match=r"outputs 0 .. 2 of the model, got \[-1\]"):
         collect_signals(SHADOWS, POOL, explain, classes=(0, -1))
-    with pytest.raises(InputError, match=r"labels must be outputs 0 .. 2 of the model, got 3"):
+    with pytest.raises(InputError, match=r"expected labels 0 .. 2, the outputs of the model, got 3"):
         collect_signals(SHADOWS, Population(POOL.x, torch.arange(40) % 4), explain)
 
 
@@ -220,7 +220,7 @@ def test_null_models_and_examples_out_of_distribution_are_marked():
     ("wrong", "message"),
     [
         ({"null": (1,)}, "null models, but have members"),
-        ({"out_of_distribution": np.ones(40, bool)}, "out of distribution are members"),
+        ({"out_of_distribution": np.ones(40, bool)}, "expected no member out of distribution, got"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_asked(wrong, message):
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_asked(wrong, message):
 
     with pytest.raises(InputError, match=message):
         collect_signals(SHADOWS, POOL, never, **wrong)
-    with pytest.raises(InputError, match="membership is over 39 examples, the population has 40"):
+    with pytest.raises(InputError, match="membership over the 40 examples of the population, got 39"):
         collect_signals(Shadows(SHADOWS.models, MEMBER[:, :39]), POOL, never)
 
 
@@ -311,7 +311,7 @@ def test_without_an_explainer_what_is_predicted_is_all_that_is_kept(labels):
     assert all(np.array_equal(found.values[name], explained.values[name]) for name in predicted)
     assert found.attributions is None
     assert np.array_equal(found.examples, explained.examples)
-    with pytest.raises(InputError, match="nothing is explained"):
+    with pytest.raises(InputError, match="expected explain= with without_noise or classes"):
         collect(SHADOWS, POOL, None, classes=(0,), **options)
 
 

@@ -106,12 +106,12 @@ def test_the_digest_tells_populations_apart():
     ("call", "message"),
     [
         (lambda: Population(X, Y[:-1]), r"expected x \(n, ...\) and y \(n,\)"),
-        (lambda: Population(X.index_fill(0, torch.tensor([3]), torch.nan), Y), "NaN or infinity"),
-        (lambda: Population(X, torch.full((50,), 2)), "one class only"),
-        (lambda: Population(X, Y - 1), "from 0, got -1"),
-        (lambda: Population.of(X, Y + 0.5), "whole numbers"),
-        (lambda: Population(X, Y, np.arange(49)), r"groups must be int64 of shape \(50,\)"),
-        (lambda: Population.of(X, Y, np.zeros((50, 2))), "groups must be .n,. numbers or texts"),
+        (lambda: Population(X.index_fill(0, torch.tensor([3]), torch.nan), Y), "expected finite x"),
+        (lambda: Population(X, torch.full((50,), 2)), r"at least 2 classes in y, got \[2\] only"),
+        (lambda: Population(X, Y - 1), "from 0 as labels, got -1"),
+        (lambda: Population.of(X, Y + 0.5), "expected integers as labels"),
+        (lambda: Population(X, Y, np.arange(49)), r"groups .int64. of shape \(50,\)"),
+        (lambda: Population.of(X, Y, np.zeros((50, 2))), ".n,. numbers or texts as groups"),
         (lambda: Population.of(X, Y, np.where(Y == 1, np.nan, 0.0)), "13 examples have no group"),
     ],
 )

@@ -116,7 +116,7 @@ def test_crops_are_of_the_image_padded_by_an_eighth_and_half_of_them_are_mirrore
 @pytest.mark.parametrize("shape", [(6,), (1, 64, 8)])
 def test_crops_and_flips_of_what_is_no_image_or_too_small_are_refused(shape):
     pool = Population(torch.rand(10, *shape), torch.arange(10) % 3)
-    with pytest.raises(InputError, match="crop-flip is for images"):
+    with pytest.raises(InputError, match="crop-flip: expected images"):
         Queries.of(pool, Dither("crop-flip"))
 
 
@@ -248,9 +248,9 @@ def test_labels_of_their_own_are_looked_at_unless_it_is_said_that_they_are_forei
     assert plain.labels == "own"
     said = predict(SHADOWS, TABLE, patience=(1, 3), labels="own")
     assert all(np.array_equal(plain.values[name], said.values[name]) for name in plain.values)
-    with pytest.raises(InputError, match=r'must be outputs 0 .. 2 .* got 69; .* say labels="foreign"'):
+    with pytest.raises(InputError, match=r'expected labels 0 .. 2, .* got 69; .* pass labels="foreign"'):
         predict(SHADOWS, FOREIGN, patience=(1,))
-    with pytest.raises(ConfigurationError, match="labels are own or foreign; got 'others'"):
+    with pytest.raises(ConfigurationError, match="labels: expected own or foreign, got 'others'"):
         predict(SHADOWS, TABLE, labels="others")
 
 

@@ -196,12 +196,12 @@ def test_native_maps_are_hardened_again_and_give_what_explaining_again_gives(run
 
 def test_looks_have_growing_numbers_of_references(run):
     for wrong in ((4, 4), (8, 2), ()):
-        with pytest.raises(InputError, match="several that grow"):
+        with pytest.raises(InputError, match="increasing ones such as"):
             run(references=wrong)
 
 
 def test_references_that_would_train_on_fewer_rows_than_the_target_are_refused_before_they_train(run):
-    with pytest.raises(InputError, match="was trained on 60 rows, and reference models would train on 40"):
+    with pytest.raises(InputError, match=r"was trained on 60 rows .* would train on only 40"):
         run(recipe=replace(RECIPE, examples=60), progress=lambda *_: pytest.fail("something was begun"))
 
 
@@ -264,7 +264,7 @@ def test_utility_is_measured_on_a_sample_where_maps_are_not_kept(run, monkeypatc
     monkeypatch.setattr("safexplain.audit.run.free_space", lambda folder: 0)
     found = run()
     assert found.utility.to_dict() == pytest.approx(kept.to_dict())  # the sample is all of these few examples
-    assert any("whole-map attack was left out" in note and "0 GiB are free" in note for note in found.notes)
+    assert any("attack on whole maps was left out" in note and "has 0 GiB free" in note for note in found.notes)
     assert not any(r.signal.startswith("attributions") for r in found.result.attacks)
 
 
@@ -283,7 +283,7 @@ def test_an_audit_of_maps_that_do_not_fit_in_memory_finds_the_same(run, tmp_path
         assert other.curve.auc == pytest.approx(one.curve.auc, abs=0.02 if "attributions" in one.signal else 0)
     assert there.utility.to_dict() == pytest.approx(here.utility.to_dict(), abs=0.01)
     assert [note for note in there.notes if note not in here.notes] == [
-        note for note in there.notes if "attacked on disk" in note and "not in signals.npz" in note
+        note for note in there.notes if "attacked on disk" in note and "signals.npz does not hold them" in note
     ]
     there.save(tmp_path / "run")
     assert Signals.load(tmp_path / "run" / "signals.npz").attributions is None
@@ -332,7 +332,7 @@ def test_native_maps_that_cannot_be_right_are_in_the_notes_the_report_and_the_js
     assert result.to_dict()["native_maps"][1]["kind"] == "huge"
     assert "over a million times as large" in (result.save(tmp_path / "run") / "report.html").read_text()
     assert not [r for r in caplog.records if r.name.startswith("safexplain")]
-    with pytest.raises(InputError, match="must be finite"):
+    with pytest.raises(InputError, match="expected finite explanations"):
         run(explainer=Broken, hardening=Hardening.none())
 
 
@@ -380,8 +380,8 @@ def test_several_explainers_are_one_release_under_all_their_names(run, tmp_path)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"explainer": [OwnExplainer, OwnExplainer]}, "each is released once"),
-        ({"explainer": [OwnExplainer, Plain], "arguments": {"shift": 1.0}}, "are given by name"),
+        ({"explainer": [OwnExplainer, OwnExplainer]}, "explainer: expected different ones"),
+        ({"explainer": [OwnExplainer, Plain], "arguments": {"shift": 1.0}}, "expected the names of explainers as keys"),
     ],
 )
 def test_explainers_that_are_no_release_are_refused(run, changes, says):
@@ -446,7 +446,7 @@ def test_without_references_nothing_is_certified_and_the_notes_say_why(run):
     [
         ({"references": 1}, "expected 0 or at least 2, got 1"),
         ({"member": np.ones(79, dtype=bool)}, "expected member .bool. of shape"),
-        ({"member": np.ones(80, dtype=bool)}, "needs both sides"),
+        ({"member": np.ones(80, dtype=bool)}, "expected members and non-members"),
         ({"arguments": {"no_such": 1}}, "Saliency cannot explain this model: .*no_such"),
     ],
 )
@@ -508,7 +508,7 @@ def test_the_pre_training_data_of_a_fine_tuned_model_is_audited_natively_and_har
     found = {(a.attack, a.signal): run.result.is_judged(a) for a in run.result.attacks}
     assert found["JointLikelihoodRatio", "prediction"] is found["JointLikelihoodRatio", "prediction@3"] is False
     assert found["Stacked", "explanation@3+label"]
-    assert any("10 classes) are of another task than the model's" in note for note in run.notes)
+    assert any("10 classes) belong to another task than the model's" in note for note in run.notes)
     assert not any("Accuracy" in note or "guessing" in note for note in run.notes)
     assert run.report.root_cause
     run.save(tmp_path)
@@ -547,10 +547,10 @@ def test_a_certificate_of_predictions_alone_serves_no_explanation(fine_tuned, tm
 
 def test_one_recipe_makes_no_reference_models_that_were_fine_tuned(fine_tuned):
     *_, recipe = fine_tuned
-    with pytest.raises(ConfigurationError, match=r"one recipe makes no fine-tuned reference models; pass shadows="):
+    with pytest.raises(ConfigurationError, match="expected fine-tuned reference models, got one recipe; pass shadows="):
         of_pre_training(fine_tuned, shadows=None, recipe=recipe)
     pretrained = Shadows(tuple(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for _ in range(5)), np.eye(5, 240) > 0)
-    with pytest.raises(InputError, match="expected models of one task, got 3 classes of the first and 10 of model 1"):
+    with pytest.raises(InputError, match="expected models of one task, got 3 classes for the first and 10 for model 1"):
         of_pre_training(
             fine_tuned, shadows=pretrained, options=AuditOptions(subject_data="pre-training", dither=Dither())
         )
@@ -561,5 +561,5 @@ def test_an_audit_of_one_training_says_nothing_of_two(run, tmp_path):
     assert "labels" not in found.signals["custom"].meta
     found.save(tmp_path)
     assert "subject_data" not in json.loads((tmp_path / "certificate.json").read_text())["predicate"]
-    with pytest.raises(ConfigurationError, match="subject_data is one of training, pre-training, fine-tuning; got 'x'"):
+    with pytest.raises(ConfigurationError, match=r"subject_data: expected .* fine-tuning, got 'x'"):
         AuditOptions(subject_data="x")

@@ -139,7 +139,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match=r"no array 'membership'.*found \['l1'\]"):
         Signals.load(path)
     np.savez(path, membership=MEMBER, l1=L1, meta=np.array("[1]"))
-    with pytest.raises(InputError, match="meta must be a JSON object"):
+    with pytest.raises(InputError, match="meta: expected a JSON object"):
         Signals.load(path)
 
 
@@ -225,46 +225,46 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"membership": MEMBER * 1}, "membership must be bool"),
-        ({"values": {"l1": L1[:2]}}, r"'l1' must be numbers of shape \(3, 40\)"),
-        ({"values": {"l1": L1[..., None, None]}}, r"'l1' must be numbers of shape .* or \(3, 40\) \+ \(k,\)"),
+        ({"membership": MEMBER * 1}, "membership: expected bool"),
+        ({"values": {"l1": L1[:2]}}, r"'l1': expected numbers of shape \(3, 40\)"),
+        ({"values": {"l1": L1[..., None, None]}}, r"'l1': expected numbers of shape .* or \(3, 40\) \+ \(k,\)"),
         ({"values": {"class_l1": np.stack([L1, np.where(L1 > 0.9, np.nan, L1)], 2)}}, "'class_l1' has .* NaN"),
         *(
             ({"values": {"l1": L1, name: L1}}, f"can be called {name}.*rename")
             for name in ("membership", "slice_region", "file")
         ),
-        ({"values": {"label": L1}}, "label are predicted classes: expected whole numbers"),
+        ({"values": {"label": L1}}, "label: expected predicted classes, integers"),
         ({"values": {"l1": np.where(L1[0, 0] == L1, np.inf, L1)}}, "'l1' has 1 NaN or infinite"),
-        ({"attributions": MAPS[..., 0]}, "attributions must be floats"),
+        ({"attributions": MAPS[..., 0]}, "attributions: expected floats"),
         ({"attributions": np.where(MAPS > 2, np.nan, MAPS)}, "attributions have NaN"),
         ({"values": {}, "attributions": None}, "no signal to attack"),
-        ({"inputs": INPUTS[:30]}, r"inputs must be floats of shape \(40, ...\)"),
+        ({"inputs": INPUTS[:30]}, r"inputs: expected floats of shape \(40, ...\)"),
         ({"inputs": np.where(INPUTS > 2, np.inf, INPUTS)}, "inputs have NaN"),
-        ({"out_of_distribution": OUTSIDE[:30]}, r"out_of_distribution must be bool of shape \(40,\)"),
-        ({"out_of_distribution": OUTSIDE}, "examples out of distribution are members"),
-        ({"meta": {"null": [1]}}, r"models \[1\] are null models, but have members"),
-        ({"meta": {"null": [3]}, "membership": TRAINED}, r"meta\['null'\] must name models 0 .. 2"),
-        ({"meta": {"null": 1}, "membership": TRAINED}, r"meta\['null'\] must be a list of models"),
-        ({"meta": {"null": [0, 1, 2]}, "membership": MEMBER & False}, "all models are null models"),
-        ({"meta": {"shape": [2, 3]}}, "does not fit attributions of 5 numbers"),
+        ({"out_of_distribution": OUTSIDE[:30]}, r"out_of_distribution: expected bool of shape \(40,\)"),
+        ({"out_of_distribution": OUTSIDE}, "expected no member out of distribution"),
+        ({"meta": {"null": [1]}}, r"expected null models without members, but models \[1\]"),
+        ({"meta": {"null": [3]}, "membership": TRAINED}, r"meta\['null'\]: expected models 0 .. 2"),
+        ({"meta": {"null": 1}, "membership": TRAINED}, r"meta\['null'\]: expected a list of models"),
+        ({"meta": {"null": [0, 1, 2]}, "membership": MEMBER & False}, "got null models only"),
+        ({"meta": {"shape": [2, 3]}}, r"shape of 5 numbers, as of attributions, got \[2, 3\]"),
         ({"meta": {"shape": [-5, -1]}}, "list of positive sizes"),
         ({"meta": {"targets": [3]}}, "models 0 .. 2"),
         ({"meta": {"targets": []}}, "models 0 .. 2"),
-        ({"meta": {"targets": "all"}}, "must be a list of models"),
+        ({"meta": {"targets": "all"}}, "expected a list of models"),
         *(
             ({"values": {"l1": L1, name: L1}}, "expected NAME@L with L queries")
             for name in ("l1@1", "@5", "l1@05", "l1@5@5")
         ),
         ({"values": {"inputs@5": L1}}, "can be called inputs@5"),
-        ({"values": {"kept@5": L1 + 0.5}}, r"kept@5 are shares of 5 queries, in \[0, 1\]"),
-        ({"values": {"kept@5": MAPS}}, r"kept@5 must be of shape \(models, examples\)"),
-        ({"values": {"shares@5": L1}}, r"shares@5 must be of shape \(models, examples, classes\)"),
-        ({"values": {"attributions@5": MAPS[..., :4]}}, r"attributions@5 must be floats .*examples, 5\)"),
-        ({"groups": GROUPS[:30]}, r"groups must be integers of shape \(40,\)"),
-        ({"slices": {"region": REGION[:30]}}, r"slice 'region' must be integers or short texts of shape \(40,\)"),
+        ({"values": {"kept@5": L1 + 0.5}}, r"kept@5: expected shares of queries in \[0, 1\]"),
+        ({"values": {"kept@5": MAPS}}, r"kept@5: expected numbers of shape \(models, examples\)"),
+        ({"values": {"shares@5": L1}}, r"shares@5: expected numbers of shape \(models, examples, classes\)"),
+        ({"values": {"attributions@5": MAPS[..., :4]}}, r"attributions@5: expected floats .*examples, 5\)"),
+        ({"groups": GROUPS[:30]}, r"groups: expected integers of shape \(40,\)"),
+        ({"slices": {"region": REGION[:30]}}, r"slice 'region': expected integers or short texts of shape \(40,\)"),
         ({"slices": {"": REGION}}, "slice '' must be"),
         ({"slices": {"story": np.array(["a" * 201] * 40)}}, "a text of 201 characters"),
-        ({"examples": HASHES[:30]}, r"examples must be hashes, uint64 of shape \(40,\)"),
+        ({"examples": HASHES[:30]}, r"examples: expected hashes, uint64 of shape \(40,\)"),
     ],
     ids=lambda case: case if isinstance(case, str) else "+".join(case),
 )
@@ -340,6 +340,8 @@ def test_hashes_come_from_the_inputs_unless_they_are_given():
 
 @pytest.mark.parametrize(("name", "shape"), [("predictions", (4,)), ("predictions@2", (5,))])
 def test_predictions_of_several_queries_are_as_many_for_each(name, shape):
-    with pytest.raises(InputError, match=rf"{name} must be of shape \(models, examples, L \* classes\)"):
+    with pytest.raises(
+        InputError, match=rf"{name}: expected predictions@L of shape \(models, examples, L \* classes\)"
+    ):
         signals(values={name: np.zeros((3, 40, *shape))})
     assert signals(values={"predictions@2": np.zeros((3, 40, 6)), "prediction": np.zeros((3, 40, 3))}).levels == (1, 2)

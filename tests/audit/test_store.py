@@ -194,7 +194,7 @@ def test_parts_of_maps_on_disk_are_those_of_maps_in_memory(tmp_path):
 
 
 def test_maps_that_are_not_finite_are_refused():
-    with pytest.raises(InputError, match=r"must be finite"):
+    with pytest.raises(InputError, match=r"expected finite explanations"):
         collect(None, lambda model, x, target: x / 0)
     with pytest.raises(InputError, match=r"NaN or infinite"):
         collect(None, lambda model, x, target: x.double() * 1e300)

@@ -238,7 +238,7 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
         (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool only works with the file of a network"),
         (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or an existing TOML file"),
         (lambda a: [*a, "--endpoint", "localhost/x"], "expected the URL of a service"),
-        (lambda a: [*a, "--explainer", "IG,Saliency"], "one explainer alone"),
+        (lambda a: [*a, "--explainer", "IG,Saliency"], "pass one explainer"),
     ],
 )
 def test_what_does_not_go_together_is_said(

@@ -130,5 +130,5 @@ def test_canaries_of_another_training_or_against_the_statement_are_refused(
     assert "refute the privacy statement" in capfd.readouterr().err
     other = canaries(tmp_path / "other.json", Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-4), 200)
     assert audit(trained, "model.pt2", tmp_path / "run", "--canaries", other) == 2
-    assert "about another training" in capfd.readouterr().err
+    assert "expected canaries of the training in the privacy statement" in capfd.readouterr().err
     assert not list((tmp_path / "run").rglob("*.pt")), "nothing was trained"

@@ -15,7 +15,7 @@ from safexplain.audit.attacks import Threshold
 from safexplain.audit.attacks.likelihood import PooledDensityRatio
 from safexplain.audit.attacks.scoring import MIN_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import SuiteRow, fitting
-from safexplain.audit.collect_recourse import collect_recourse, explained, unit
+from safexplain.audit.collect_recourse import collect_recourse, explain, unit
 from safexplain.audit.report.root_cause import draw_targets
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
@@ -85,7 +85,7 @@ class Watched:
 def first_direction(mechanism: Any, questions: Floats) -> Floats:
     """(d,) direction of the first answer that tells one to change anything; zeros if none does."""
     for row in questions:
-        change = np.asarray(explained(mechanism, row[None]).counterfactual[0]) - row
+        change = np.asarray(explain(mechanism, row[None]).counterfactual[0]) - row
         if change.any():
             return unit(change)
     return np.zeros(questions.shape[1])
@@ -102,7 +102,7 @@ def use_of(mechanism: Any, native: Native, x: Floats) -> dict[str, float]:
     x = x[native.score(x) < 0]
     if not len(x):
         return {"told": 0.0, "valid": 0.0, "distance": float("nan"), "error": float("nan")}
-    answer, best = explained(mechanism, x), native.explain(x)
+    answer, best = explain(mechanism, x), native.explain(x)
     change = answer.counterfactual - x
     length = np.linalg.norm(change, axis=1)
     told = length > 0

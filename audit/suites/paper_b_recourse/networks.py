@@ -22,7 +22,7 @@ from torch import nn
 
 from safexplain.audit import Policy, Recipe
 from safexplain.audit.certify import certify
-from safexplain.audit.collect_recourse import collect_recourse, explained
+from safexplain.audit.collect_recourse import collect_recourse, explain
 from safexplain.audit.references.training import train_one
 from safexplain.dp import DPFineTuner
 from safexplain.recourse import DPModelRecourse
@@ -130,7 +130,7 @@ def measured(task: Task, plan: Plan, condition: Condition, progress: Callable[..
 
     def train(rows: Floats, labels: NDArray[Any], seed: int) -> Any:
         answering = condition.trained(rows, labels, seed)
-        found.append(float(explained(answering, x[:500]).valid.mean()))
+        found.append(float(explain(answering, x[:500]).valid.mean()))
         if condition.epsilon is not None:
             guarantees.append(answering.guarantee.to_dict())
         return answering

@@ -503,7 +503,7 @@ def _units(
     groups = np.arange(len(certifies)) if signals.groups is None else signals.groups
     inside, outside = (len(np.unique(groups[certifies & side])) for side in (member, ~member))
     if not (inside and outside):
-        raise InputError(f"the certification split has {inside} members and {outside} non-members; it needs both")
+        raise InputError(f"expected members and non-members in the certification split, got {inside} and {outside}")
     return inside, outside
 
 

@@ -194,7 +194,7 @@ def test_one_answer_tells_the_weights_of_a_linear_model():
     x, y = data()
     model = Linear.fitted(x, y)
     one = np.flatnonzero(~model.explain(x).favourable)[:1]
-    direction, offset = Answers.asked(model, x[one]).boundary(x[one])
+    direction, offset = Answers.collect(model, x[one]).boundary(x[one])
     size = np.linalg.norm(model.w)
     assert direction @ model.w / size == pytest.approx(1.0, abs=1e-12)
     assert offset == pytest.approx(model.b / size, abs=1e-9)
@@ -203,7 +203,7 @@ def test_one_answer_tells_the_weights_of_a_linear_model():
 def test_noise_on_the_length_hides_nothing_of_the_direction():
     x, y = data()
     model = Linear.fitted(x, y, noise=20.0, rng=np.random.default_rng(0))
-    direction, _ = Answers.asked(model, x).boundary(x)
+    direction, _ = Answers.collect(model, x).boundary(x)
     assert direction @ model.w / np.linalg.norm(model.w) == pytest.approx(1.0, abs=1e-12)
 
 
@@ -211,7 +211,7 @@ def test_offsets_are_read_through_noise_by_averaging_over_questions():
     x, y = data(n=4000, d=20)
     model = Linear.fitted(x, y, noise=2.0, rng=np.random.default_rng(0))
     model.b = 0.7
-    answers = Answers.asked(model, x)
+    answers = Answers.collect(model, x)
     true = model.b / np.linalg.norm(model.w)
     spread = x.std() * 1.0
     assert abs(answers.boundary(x)[1] - true) < 0.2 * spread
@@ -226,7 +226,7 @@ def test_margins_are_signed_by_the_true_label():
 
 def test_no_answer_tells_no_boundary():
     favourable = Linear(np.ones(2), 9.0)
-    assert Answers.asked(favourable, np.ones((3, 2))).boundary(np.ones((3, 2)))[0].tolist() == [0.0, 0.0]
+    assert Answers.collect(favourable, np.ones((3, 2))).boundary(np.ones((3, 2)))[0].tolist() == [0.0, 0.0]
 
 
 # ----------------------------------------------------------------------------------------------------------- collecting

@@ -242,5 +242,5 @@ def test_an_audit_of_right_data_passes_the_control(case):
 
 @pytest.mark.parametrize("value", [0, 1.5])
 def test_an_accuracy_that_is_no_share_is_refused(value):
-    with pytest.raises(ConfigurationError, match="accuracy is a share"):
+    with pytest.raises(ConfigurationError, match="accuracy: expected a share"):
         AuditOptions(accuracy=value)

@@ -370,11 +370,11 @@ def test_what_cannot_be_asked_of_an_endpoint_is_refused(
     for release in ("prediction", "explanation+prediction"):
         with pytest.raises(ConfigurationError, match="release"):
             run(endpoint(service), policy=replace(parts.policy, release=release))
-    with pytest.raises(InputError, match="one explainer alone"):
+    with pytest.raises(InputError, match="pass one explainer"):
         run(endpoint(service), explainer=[HardenedSaliency, HardenedIG])
-    with pytest.raises(InputError, match="of the class that it predicts"):
+    with pytest.raises(InputError, match="of its predicted class"):
         run(endpoint(service), options=AuditOptions(classes=(0, 1)))
-    with pytest.raises(InputError, match="not for pre-training"):
+    with pytest.raises(InputError, match="got pre-training data"):
         run(endpoint(service), options=AuditOptions(subject_data="pre-training"))
     with pytest.raises(ConfigurationError, match="expected the 3 classes of the models, got 2"):
         endpoint(service, answer={"classes": ["a", "b"]})

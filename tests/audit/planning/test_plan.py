@@ -183,7 +183,7 @@ def test_where_workers_train_the_seconds_are_said_to_be_those_of_one_process(arg
 
 @pytest.mark.parametrize(("changes", "error", "said"), [
     ({"references": 1}, InputError, "at least 2"),
-    ({"member": np.zeros(N, dtype=bool)}, InputError, "both sides"),
+    ({"member": np.zeros(N, dtype=bool)}, InputError, "expected members and non-members"),
     ({"output": "sign"}, ConfigurationError, "probability or logit"),
 ])  # fmt: skip
 def test_what_no_audit_takes_no_plan_takes(arguments, changes, error, said) -> None:
