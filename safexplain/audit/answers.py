@@ -33,7 +33,7 @@ from safexplain.audit.queries import Dither, Explain, Labels, Queries, batches, 
 from safexplain.audit.references.parallel import each, parallel
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.signals import Signals, hash_examples
-from safexplain.audit.store import LARGEST_MAPS, Answers, Store, zeros
+from safexplain.audit.store import LARGEST_MAPS, Answers, Store, on_disk
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
@@ -160,15 +160,8 @@ def predict(
 
     Probabilities are at least 1e-30.
 
-    Args:
-        shadows: m models.
-        population: n examples.
-        patience: the levels; 1 is the plain query.
-        dither: how queries differ; None: `Dither()`.
-        labels: "own": the population's labels are outputs of the models; "foreign": they are of another task and not
-            used.
-        batch_size: examples that are predicted together; a call of a model has several queries about each.
-        progress: called after each call of a model.
+    Arguments are those of `collect_signals`; `batch_size` examples are predicted together, with several queries about
+    each in one call.
 
     Raises:
         InputError: outputs are not finite or not of shape (batch, classes >= 2), do not cover own labels, or differ in
@@ -428,7 +421,8 @@ def explanations_of(
         for level, maps in answers.maps.items():
             if level not in found.maps:
                 large = maps.nbytes * m * len(answers.maps) > largest
-                found.maps[level] = zeros((m, *maps.shape), large=large, folder=store.folder)
+                shape = (m, *maps.shape)
+                found.maps[level] = on_disk(shape, store.folder) if large else np.zeros(shape, np.float32)
             found.maps[level][i] = maps
 
     for i, job in enumerate(jobs):

@@ -31,7 +31,7 @@ from safexplain.audit.controls.splits import copies_of, refuse_copies
 from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.population import Population
-from safexplain.audit.queries import levels_of, with_channels_last
+from safexplain.audit.queries import device_of, levels_of, with_channels_last
 from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.recipe import Recipe, Train
@@ -209,7 +209,7 @@ def _begin(question: Question, endpoint: Endpoint, scored: Population, member: N
     given, shape = () if question.shadows is None else question.shadows.models, None
     like = given[0] if given else None if question.build is None else question.build(question.seed)
     if like is not None:  # the endpoint's maps must have the shape of its maps
-        x = scored.x[:2].to(next((p.device for p in like.parameters()), torch.device("cpu")))
+        x = scored.x[:2].to(device_of(like))
         mode = like.training
         with torch.no_grad():
             target = like.eval()(x).argmax(1)
@@ -319,8 +319,7 @@ class _Releases:
         options, plain = question.options, question.hardening.none()
         number = min(len(population), max(1, SAMPLED // (32 if options.quick else 1)))
         chosen = np.sort(np.random.default_rng([question.seed, 0]).choice(len(population), number, replace=False))
-        x = population.x[torch.from_numpy(chosen)]
-        x = x.to(next((p.device for p in model.parameters()), x.device))
+        x = population.x[torch.from_numpy(chosen)].to(device_of(model))
         sample, watch = Sample.of(model, x, options.batch_size), Watch(logs=False)
         forward = Probability(model) if self.softmax else model
         with collecting() as collected:
@@ -598,8 +597,7 @@ def _fit_notes(
             f" ({len(torch.unique(population.y)):,} classes) belong to another task than the model's, so there is no"
             " accuracy and no loss."
         ]
-    batch_size = options.batch_size
-    device, hits = next((p.device for p in target.parameters()), torch.device("cpu")), []
+    batch_size, device, hits = options.batch_size, device_of(target), []
     with torch.no_grad():
         for start in range(0, len(population), batch_size):
             part = slice(start, start + batch_size)

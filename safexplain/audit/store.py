@@ -63,11 +63,6 @@ def on_disk(shape: tuple[int, ...], folder: str | Path | None = None) -> NDArray
     return maps
 
 
-def zeros(shape: tuple[int, ...], *, large: bool, folder: str | Path | None = None) -> NDArray[np.float32]:
-    """(shape) float32 zeros, on disk if `large`."""
-    return on_disk(shape, folder) if large else np.zeros(shape, np.float32)
-
-
 def filled(maps: Iterable[NDArray[np.floating[Any]]], shape: tuple[int, ...]) -> NDArray[np.float32]:
     """(shape) maps, written to disk model by model.
 

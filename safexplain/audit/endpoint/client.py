@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from safexplain.audit.endpoint.payload import Payload, without_credentials
 from safexplain.errors import ConfigurationError, InputError, needs_extra
 
-__all__ = ["Client", "EndpointError"]
-
 BUSY = (429, 503)
 """Status of a server that did not process the question, perhaps with a time to retry."""
 

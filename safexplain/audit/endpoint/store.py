@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from safexplain.errors import InputError
 
-__all__ = ["AnswerStore", "StoredAnswer", "digests_of"]
-
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, question BLOB NOT NULL, again INTEGER NOT NULL,"
@@ -28,7 +26,7 @@ WHOLE = "map IS NOT NULL AND label IS NOT NULL"
 
 
 class StoredAnswer(NamedTuple):
-    """The answer to one question: (...) explanation, label and (classes,) scores, or (0,) without scores."""
+    """The answer to a question: (...) explanation, label and (classes,) scores, or (0,) without scores."""
 
     map: NDArray[np.float32]
     label: int

@@ -24,8 +24,6 @@ from safexplain.audit.queries import Dither, Queries, batches, levels_of
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
 
-__all__ = ["Endpoint", "Plan"]
-
 READ = 256
 """Examples whose answers are looked up together."""
 
@@ -189,7 +187,7 @@ class Endpoint(nn.Module):
         labels = []
         for part in batches(len(member), READ):
             self._report = partial(progress, "asking the endpoint once", part.start, len(member))
-            labels.append(self._answers(population.x[part.start : part.stop].numpy()).labels)
+            labels.append(self._answers(population.x[part.start : part.stop].numpy())[1])
             progress("asking the endpoint once", part.stop, len(member))
         self._check_labels(np.concatenate(labels)[member], population.y.numpy()[member])
 
@@ -224,8 +222,8 @@ class Endpoint(nn.Module):
                 x = population.x[part.start : part.stop] if number < 0 else queries(part, number)
                 done = part.start * (1 + most) + len(part) * (number + 1)
                 self._report = partial(progress, "asking the endpoint", done, total)
-                answers = self._answers(x.numpy())
-                for array in (answers.labels, answers.maps, answers.scores):
+                maps, labels, scores = self._answers(x.numpy())
+                for array in (labels, maps, scores):
                     found.update(np.ascontiguousarray(array).tobytes())
                 progress("asking the endpoint", done + len(part), total)
         self.digest = found.hexdigest()
@@ -239,16 +237,15 @@ class Endpoint(nn.Module):
         if not number:
             return ("No question was repeated, so the endpoint may answer the same question differently.",)
         rows = x[np.unique(np.linspace(0, len(x) - 1, number).astype(int))]
-        first, second = self._answers(rows), self._answers(rows, again=True)
-        norms = [np.linalg.norm(maps.reshape(len(rows), -1), axis=1) for maps in (first.maps, first.maps - second.maps)]
-        maps = int((norms[1] > SAME * np.maximum(norms[0], 1e-12)).sum())
-        labels = int((first.labels != second.labels).sum())
-        if not maps and not labels:
+        (maps, labels, _), (maps2, labels2, _) = self._answers(rows), self._answers(rows, again=True)
+        norm, distance = (np.linalg.norm(m.reshape(len(rows), -1), axis=1) for m in (maps, maps - maps2))
+        other_maps, other_labels = (distance > SAME * np.maximum(norm, 1e-12)).sum(), (labels != labels2).sum()
+        if not other_maps and not other_labels:
             return (f"{len(rows)} questions were repeated at the end and got the same answers.",)
         return (
-            f"The endpoint answers the same question differently: {len(rows)} questions were repeated, and {maps}"
-            f" explanations and {labels} labels changed. An attacker can average over repeated questions; this audit"
-            " asked each question once.",
+            f"The endpoint answers the same question differently: {len(rows)} questions were repeated, and"
+            f" {other_maps} explanations and {other_labels} labels changed. An attacker can average over repeated"
+            " questions; this audit asked each question once.",
         )
 
     def __getstate__(self) -> Any:
@@ -256,14 +253,14 @@ class Endpoint(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, classes) scores, float64: see the class."""
-        answers = self._answers(x.detach().cpu().numpy())
-        if answers.scores.shape[1]:
-            return torch.from_numpy(answers.scores).to(x.device)
-        return torch.nn.functional.one_hot(torch.from_numpy(answers.labels), self.classes).double().to(x.device)
+        _, labels, scores = self._answers(x.detach().cpu().numpy())
+        if scores.shape[1]:
+            return torch.from_numpy(scores).to(x.device)
+        return torch.nn.functional.one_hot(torch.from_numpy(labels), self.classes).double().to(x.device)
 
     def explain(self, x: Tensor) -> Tensor:
         """(n, ...) its maps, float32."""
-        return torch.from_numpy(self._answers(x.detach().cpu().numpy()).maps).to(x.device)
+        return torch.from_numpy(self._answers(x.detach().cpu().numpy())[0]).to(x.device)
 
     @property
     def caveat(self) -> str:
@@ -278,8 +275,11 @@ class Endpoint(nn.Module):
         """A text in which the URL has no credentials."""
         return text.replace(self.given, self.url)
 
-    def _answers(self, x: NDArray[np.float32], again: bool = False) -> _Answers:
-        """Answers about (n, ...) rows, from the store or else from the endpoint."""
+    def _answers(
+        self, x: NDArray[np.float32], again: bool = False
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
+        """(n, ...) maps, (n,) labels and (n, classes) scores, or (n, 0) without scores, from the store or else from the
+        endpoint."""
         x = np.ascontiguousarray(x, dtype=np.float32)
         questions = digests_of(x)
         known = self._store.get(questions, again)
@@ -291,7 +291,7 @@ class Endpoint(nn.Module):
         if rows:
             known = self._store.get(questions, again)
         maps, labels, scores = zip(*(known[q] for q in questions), strict=True)
-        return _Answers(self._shaped(np.stack(maps)), np.array(labels, np.int64), np.stack(scores))
+        return self._shaped(np.stack(maps)), np.array(labels, np.int64), np.stack(scores)
 
     def _ask(self, x: NDArray[np.float32], again: bool) -> None:
         """Send questions about these rows, and store the answers."""
@@ -326,15 +326,6 @@ class Endpoint(nn.Module):
     def _left(self) -> int | None:
         budget = self.payload.asking.budget
         return None if budget is None else budget - self._store.asked
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """(n, ...) maps, (n,) labels and (n, classes) scores, or (n, 0) without scores."""
-
-    maps: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    scores: NDArray[np.float64]
 
 
 def _times(plan: Plan) -> str:

@@ -22,8 +22,8 @@ from safexplain.verdict.stats.lower_bounds import CHOOSING, BoundMethod
 WARM, TIMED = 1, 6
 """Steps of the two timed runs, whose difference leaves out fixed costs."""
 
-REFERENCES = {"gradient": 3}
-"""Scenario -> trainings that craft its canary; 1 for the others."""
+GRADIENT_TRAININGS = 3
+"""Trainings that craft a gradient canary; the others need one."""
 
 
 def plan_canaries(
@@ -46,8 +46,8 @@ def plan_canaries(
     each, alone = _seconds(placed, min(runs, block * torch.get_num_threads())), 2 * _seconds(placed, 2)
     stages = []
     for name in (name for name in scenarios if name != "worst-case"):
-        trainings = REFERENCES.get(name, 1)
-        stages.append(Stage(f"{name}: crafting", trainings * alone, 1, "canary"))
+        crafting = (GRADIENT_TRAININGS if name == "gradient" else 1) * alone
+        stages.append(Stage(f"{name}: crafting", crafting, 1, "canary"))
         stages.append(Stage(f"{name}: training", runs * each, runs, "runs", f"{setting.recipe.steps:,} steps each"))
     centred = set(scenarios) == {"worst-case"} or ("gradient" in scenarios and setting.recipe.optimizer == "sgd")
     fixed = centred if threshold == "auto" else threshold != "split"

@@ -26,6 +26,7 @@ from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
+from safexplain.audit.queries import device_of
 from safexplain.audit.references.cache import ModelCache, load_or_train
 from safexplain.audit.references.dp_training import Trained, with_group_norm
 from safexplain.audit.references.parallel import present
@@ -285,7 +286,7 @@ class _Job:
     def _outputs(self, model: nn.Module, x: Tensor) -> Any:
         model.eval()
         with torch.no_grad():
-            return model(x.to(_device_of(model)))
+            return model(x.to(device_of(model)))
 
     def on_features(self, model: nn.Module) -> bool:
         """Whether the head can train on features computed once, as it would within the network."""
@@ -407,7 +408,7 @@ class _Job:
         targets, name = self._adapted(model), head_name(model)
         head = model.get_submodule(name)
         model = replace_module(model, name, nn.Identity())
-        device = _device_of(model)
+        device = device_of(model)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self._mixed(i, 2))
             add_lora(model, targets=targets)
@@ -425,10 +426,6 @@ class _Job:
                 ' "all"'
             )
         return TARGETS if any(name.rpartition(".")[2] in TARGETS for name in linear) else linear
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 @contextmanager
