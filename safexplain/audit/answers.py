@@ -307,9 +307,9 @@ def _predict(
             f"expected labels 0 .. {outputs.classes - 1}, the outputs of the model, got {int(y.max())}; if they are"
             ' classes of another task, such as that of the pre-training, pass labels="foreign"'
         )
-    own = scores.gather(1, y[:, None])[:, 0]
-    margin = own - scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-    loss = -own if outputs.probabilities else torch.logaddexp(-margin, torch.zeros_like(margin))
+    true_score = scores.gather(1, y[:, None])[:, 0]
+    margin = true_score - scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    loss = -true_score if outputs.probabilities else torch.logaddexp(-margin, torch.zeros_like(margin))
     return label, {"loss": loss, "margin": margin}, outputs
 
 
@@ -536,8 +536,8 @@ class _Average:
         if counts is None:
             self.total, self.counted = self.total + maps, self.counted + 1.0
         else:
-            here = counts.double()[:, None]
-            self.total, self.counted = self.total + here * maps.double(), self.counted + here
+            weights = counts.double()[:, None]
+            self.total, self.counted = self.total + weights * maps.double(), self.counted + weights
 
     @property
     def mean(self) -> Tensor:
@@ -635,11 +635,11 @@ def signals_of(
             about["shape"] = list(explanations.shapes[0])
     if predictions is not None:
         values |= predictions.values
-    whole, x = maps.pop(WHOLE_MAP, None), population.x.cpu().numpy()
+    plain_maps, x = maps.pop(WHOLE_MAP, None), population.x.cpu().numpy()
     return Signals(
         shadows.membership,
         {**values, **maps},
-        whole,
+        plain_maps,
         about,
         inputs=x if keep_inputs else None,
         examples=None if keep_inputs else hash_examples(x),

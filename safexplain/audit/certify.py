@@ -118,8 +118,8 @@ def certify(
     groups = None if signals.groups is None else signals.groups[scored]
     judged, targets, found = judged_among(rows, policy), len(signals.targets), []
     for target in signals.targets:
-        everyone, references = signals.membership[target], signals.references(target)
-        member, (null, kind) = everyone[scored], _null_model(signals, target)
+        all_members, references = signals.membership[target], signals.references(target)
+        member, (null, kind) = all_members[scored], _null_model(signals, target)
         named, known = _with_prefix(progress, f"model {target}, " if targets > 1 else ""), scorers.get(target)
         scorer = scorers[target] = Scorer(
             signals, rows, target=target, training=splits.training, seed=seed, also=null, known=known, progress=named
@@ -132,7 +132,7 @@ def certify(
             of_null = {title(rows[i].name, rows[i].signal): each[i][scored] for i in judged}
         alarm = _alarm(rows, judged, orders, policy, targets, groups)
         controls = (
-            blind_baseline(signals.inputs, everyone, splits.training, scored, policy, seed, signals.groups),
+            blind_baseline(signals.inputs, all_members, splits.training, scored, policy, seed, signals.groups),
             null_model(of_null, member, policy, kind, seed, groups),
             shuffled_membership(alarm, member, policy, seed, groups),
             reference_coverage(signals, references, scored),

@@ -108,14 +108,14 @@ def collect_recourse(
         for name, values in signals.items():
             found.setdefault(name, []).append(values)
         progress("asking", i + 1, models)
-    kept = {name: np.array(each) for name, each in found.items()}
-    if (kept["averaged_distance"] == kept["distance"]).all():
-        del kept["averaged_distance"]
-    if rows.shape[1] <= MOST_TO_REGRESS and (kept["score"] != 0).any():
-        boundaries = ridge_boundaries(rows, kept["score"])
-        kept["regressed_margin"] = np.array([margins(*boundary, rows, favourable) for boundary in boundaries])
+    values = {name: np.array(v) for name, v in found.items()}
+    if (values["averaged_distance"] == values["distance"]).all():
+        del values["averaged_distance"]
+    if rows.shape[1] <= MOST_TO_REGRESS and (values["score"] != 0).any():
+        boundaries = ridge_boundaries(rows, values["score"])
+        values["regressed_margin"] = np.array([margins(*boundary, rows, favourable) for boundary in boundaries])
     meta = {"recourse": {"models": models, "repeats": repeats, "size": size, "seed": seed}}
-    return Signals(member, kept, changes, meta, rows.astype(np.float32) if keep_changes else None)
+    return Signals(member, values, changes, meta, rows.astype(np.float32) if keep_changes else None)
 
 
 # ------------------------------------------------------------------------------------------------------ the answers
@@ -214,11 +214,11 @@ def ridge_boundaries(x: Floats, scores: Floats) -> list[tuple[Floats, float]]:
     residual = np.maximum(((scores - levels[:, None]) ** 2).sum(1) - (rotated**2).sum(1), 0.0)
     power = values**2
     penalties = max(float(power[0]), 1e-300) * 10.0 ** np.arange(-10.0, 3.0)
-    kept = power / (power + penalties[:, None])  # (penalties, r)
+    shrinkage = power / (power + penalties[:, None])  # (penalties, r)
     found = []
     for coefficients, level, rest in zip(rotated, levels, residual, strict=True):
-        error = np.square((1 - kept) * coefficients).sum(1) + rest
-        best = penalties[np.argmin(error / np.maximum(len(x) - 1 - kept.sum(1), 1e-9) ** 2)]
+        error = np.square((1 - shrinkage) * coefficients).sum(1) + rest
+        best = penalties[np.argmin(error / np.maximum(len(x) - 1 - shrinkage.sum(1), 1e-9) ** 2)]
         weights = right.T @ (values / (power + best) * coefficients)
         size = float(np.linalg.norm(weights))
         found.append((unit(weights), float(level - mean @ weights) / size if size > 0 else 0.0))

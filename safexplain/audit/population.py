@@ -108,8 +108,8 @@ class Population:
         members = min(inside, max(number // 2, number - (len(self) - inside)))
         chosen = np.zeros(units, dtype=bool)
         for side, most in ((member, members), (~member, number - members)):
-            here = np.flatnonzero(side)
-            chosen[unit[here[np.argsort(place[here], kind="stable")[:most]]]] = True
+            candidates = np.flatnonzero(side)
+            chosen[unit[candidates[np.argsort(place[candidates], kind="stable")[:most]]]] = True
         return np.flatnonzero(chosen[unit])
 
     def draw(self, models: int, members: int, *, seed: int) -> NDArray[np.bool_]:

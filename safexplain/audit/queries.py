@@ -118,8 +118,8 @@ class Queries:
         """For each block of examples: which of `at` are in it, their places there, and its generator."""
         blocks = at // BLOCK
         for block in np.unique(blocks):
-            here = blocks == block
-            yield here, at[here] - block * BLOCK, np.random.default_rng([self.dither.seed, 0xD17E, number, int(block)])
+            mask = blocks == block
+            yield mask, at[mask] - block * BLOCK, np.random.default_rng([self.dither.seed, 0xD17E, number, int(block)])
 
 
 def with_channels_last(model: nn.Module, x: Tensor) -> nn.Module:

@@ -359,8 +359,8 @@ class Question:
         """Indices of the scored examples."""
         policy, options = self.policy, self.options
         number = options.scored or examples_needed(policy)
-        everything = number >= len(self.population)
-        return np.arange(len(self.population)) if everything else self.population.sample(self.member, number)
+        all_scored = number >= len(self.population)
+        return np.arange(len(self.population)) if all_scored else self.population.sample(self.member, number)
 
     def puts_softmax(self, like: nn.Module | None) -> bool:
         """Whether a softmax is explained, as models like `like` return logits; None: they do."""

@@ -263,8 +263,8 @@ class Payload:
             raise InputError(
                 f"expected a label of answer.classes ({', '.join(map(str, names))[:200]}), got {label!r:.40}"
             )
-        whole = isinstance(label, int | float) and not isinstance(label, bool) and float(label).is_integer()
-        if not whole or not 0 <= label < classes:
+        is_integer = isinstance(label, int | float) and not isinstance(label, bool) and float(label).is_integer()
+        if not is_integer or not 0 <= label < classes:
             raise InputError(
                 f"expected a label from 0 to {classes - 1}, as the reference models have, got {label!r:.40}; if its"
                 " labels are names or start elsewhere, list them in order as answer.classes in a TOML file"

@@ -53,11 +53,11 @@ class Plan:
 
     def __str__(self) -> str:
         lasts = f"{self.seconds / 60:,.0f} minutes" if self.seconds >= 120 else f"{self.seconds:.0f} seconds"
-        kept = f"; {self.stored:,} of them are answered already" if self.stored else ""
+        stored = f"; {self.stored:,} of them are answered already" if self.stored else ""
         budget = "" if self.budget is None else f", of a budget of {self.budget:,}"
         return (
             f"{self.questions:,} questions ({_times(self)}){budget}, in at most {self.requests:,} requests that take at"
-            f" least {lasts}{kept}"
+            f" least {lasts}{stored}"
         )
 
 
@@ -136,8 +136,8 @@ class Endpoint(nn.Module):
             return plan
         fits = (allowed - twice) // examples - 1
         if fits >= 2:
-            kept = [level for level in sorted({1, *levels}) if level < fits]
-            how = f"set patience = {[*kept, fits]} in a policy (--policy FILE.toml), the highest that fits, "
+            lower = [level for level in sorted({1, *levels}) if level < fits]
+            how = f"set patience = {[*lower, fits]} in a policy (--policy FILE.toml), the highest that fits, "
         elif fits >= 0:
             how = "set patience = [1] in a policy (--policy FILE.toml), as only one question per example fits, "
         else:

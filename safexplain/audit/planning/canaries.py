@@ -107,7 +107,7 @@ def _best(
 
 def _plan(stages: Sequence[Stage], best: CanaryResult, began: float) -> Plan:
     limit, at = best.claim.substitute or 0.0, best.errors[-1]
-    more = (
+    shortfall = (
         f"even without errors, so many runs prove at most epsilon {best.ceiling:.2f}, less than the claim of"
         f" {limit:.2f}: only a claim that is broken by far can be refuted; give more --runs"
     )
@@ -120,6 +120,6 @@ def _plan(stages: Sequence[Stage], best: CanaryResult, began: float) -> Plan:
         claim="epsilon",
         members=at.positives,
         non_members=at.negatives,
-        notes=(*((more,) if best.ceiling < limit else ()), "With --resume, finished runs are counted again."),
+        notes=(*((shortfall,) if best.ceiling < limit else ()), "With --resume, finished runs are counted again."),
         took=time.perf_counter() - began,
     )

@@ -260,8 +260,8 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
             question.progress("planning", 1, 3, "asking")
             draw, label = _label_seconds(clock, question, scored, like)
             rates, labels = replace(rates, label=label), n * m * (1 + level)
-            here = labels - (n * (1 + level) if endpoint else 0)
-            stages.append(Stage("asking for labels", here * label + n * level * draw, labels, "queries"))
+            local = labels - (n * (1 + level) if endpoint else 0)
+            stages.append(Stage("asking for labels", local * label + n * level * draw, labels, "queries"))
             if question.explains:
                 question.progress("planning", 2, 3, "explaining")
                 native, released, again = _explaining_seconds(clock, question, scored, like)
@@ -270,12 +270,12 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
                 patient = level if endpoint is not None or question.hardening.noise is not None else often
                 every = each * ((1 + null) * (1 + patient) + number * (1 + often))
                 if endpoint is not None:
-                    own = n * number * (1 + often)
-                    stages.append(Stage("explaining (endpoint)", own * released, every, "explanations"))
+                    local = n * number * (1 + often)
+                    stages.append(Stage("explaining (endpoint)", local * released, every, "explanations"))
                 else:
                     once = each * m if twice else every
-                    looked = min(SAMPLED, n) * (native + released)
-                    stages.append(Stage("explaining (native)", once * native + looked, once, "explanations"))
+                    sampled = min(SAMPLED, n) * (native + released)
+                    stages.append(Stage("explaining (native)", once * native + sampled, once, "explanations"))
                 if twice:
                     seconds = every * (native + released if again else released) - again * n * m * native
                     every -= again * n * m
@@ -292,13 +292,13 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
     question.progress("planning", 3, 3, "done")
     weights = 0 if like is None else sum(t.numel() * t.element_size() for t in (*like.parameters(), *like.buffers()))
     held = 8 * 20 * copies * m * n + (0 if maps > LARGEST_MAPS else maps)
-    kept = weights * number if question.cache is not None and question.build is not None and trained is None else 0
+    cached = weights * number if question.cache is not None and question.build is not None and trained is None else 0
     units = _units(scored, question.member[rows], question.target, policy, number)
     best = best_certifiable(policy, *units)
     return Plan(
         tuple(stages),
         memory_bytes=resident() + weights * (number + 3) + held,
-        disk_bytes=kept + held + (2 * maps if maps > LARGEST_MAPS else 0),
+        disk_bytes=cached + held + (2 * maps if maps > LARGEST_MAPS else 0),
         best_certifiable=best,
         limit=policy.limit,
         claim=policy.claim,
@@ -359,8 +359,8 @@ def rate(clock: Clock, work: Callable[[int], Any], most: int, seconds: float, *,
     clock(partial(work, amount))  # prepares what later calls share, which may take far longer than they do
     taken = clock(partial(work, amount))
     while amount < most and taken < seconds / 3:
-        more = min(most, max(amount + 1, int(amount * min(GROWTH, seconds / 1.5 / max(taken, 1e-6)))))
-        before, amount = (amount, taken), more
+        larger = min(most, max(amount + 1, int(amount * min(GROWTH, seconds / 1.5 / max(taken, 1e-6)))))
+        before, amount = (amount, taken), larger
         taken = clock(partial(work, amount))
     few, short = before
     plain = taken / amount
@@ -402,12 +402,12 @@ def _training_seconds(clock: Clock, question: Question, number: int) -> tuple[fl
 
 def _fit_seconds(clock: Clock, fit: Any, full: int, seconds: float, number: int) -> tuple[float, str]:
     """The same by whole fits of growing samples, up to all members if that is short, and a power law beyond."""
-    rows, seen = min(full, FEWEST_TO_FIT), list[tuple[int, float]]()
+    rows, fits = min(full, FEWEST_TO_FIT), list[tuple[int, float]]()
     fit(rows)
-    while not seen or (seen[-1][0] < full and seen[-1][1] < seconds / 3):
-        seen.append((rows, clock(partial(fit, rows))))
-        rows = full if seen[-1][1] * full / rows < seconds else min(full, 2 * rows)
-    (few, short), (many, long) = seen[-2:] if len(seen) > 1 else [(0, 0.0), *seen]
+    while not fits or (fits[-1][0] < full and fits[-1][1] < seconds / 3):
+        fits.append((rows, clock(partial(fit, rows))))
+        rows = full if fits[-1][1] * full / rows < seconds else min(full, 2 * rows)
+    (few, short), (many, long) = fits[-2:] if len(fits) > 1 else [(0, 0.0), *fits]
     power = float(np.clip(np.log(long / short) / np.log(many / few), 0, STEEPEST)) if few and short > 0 else 1.0
     return long * (full / many) ** power * number, f"by a fit of {many:,} of {full:,} examples"
 

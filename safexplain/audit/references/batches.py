@@ -55,11 +55,11 @@ class Batches:
         generator: torch.Generator,
         channels_last: bool = False,
     ) -> None:
-        wanted = (
+        option = (
             f"augmentation {augmentation!r}" if augmentation != "none" else "channels_last" if channels_last else ""
         )
-        if wanted and x.dim() != 4:
-            raise InputError(f"{wanted} is for images (batch, channels, height, width), got {tuple(x.shape)}")
+        if option and x.dim() != 4:
+            raise InputError(f"{option}: expected images (batch, channels, height, width), got {tuple(x.shape)}")
         self.near = fits(x, device)
         self.x, self.y = (x.to(device) if self.near else x), y.to(device)
         self.sizes, self.steps = sizes, len(sizes)

@@ -46,8 +46,8 @@ class ModelCache:
                 if file.testzip() is not None:
                     return False
             state = torch.load(path, map_location="cpu", weights_only=True)
-            own = {name: t.shape for name, t in model.state_dict().items()}
-            if {name: t.shape for name, t in state.items()} != own:
+            shapes = {name: t.shape for name, t in model.state_dict().items()}
+            if {name: t.shape for name, t in state.items()} != shapes:
                 return False  # before anything is overwritten
             model.load_state_dict(state)
             model.eval()

@@ -216,9 +216,9 @@ def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) ->
             )
     phase = statement.phases[0]
     size = phase.sample_rate * statement.records
-    whole = {"epochs": max(1, round(phase.steps * phase.sample_rate)), "batch_size": max(1, round(size))}
+    rounded = {"epochs": max(1, round(phase.steps * phase.sample_rate)), "batch_size": max(1, round(size))}
     exact: dict[str, Any] = {name: value for name, value in stated.items() if isinstance(value, float | int)}
-    return {**values, **whole, "dp": replace(dp, **exact)}
+    return {**values, **rounded, "dp": replace(dp, **exact)}
 
 
 def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> str:
@@ -441,9 +441,9 @@ def _train_heads(
     ready = tuner.prepared()
     if not has_closed_form(ready, tuner.records, tuner.config):
         return False
-    everyone = records_of((x, y), 0)
-    assert isinstance(everyone, InMemory)
-    problem = head_problem(ready, everyone, tuner.plan, tuner.config, cache=None)
+    pool = records_of((x, y), 0)
+    assert isinstance(pool, InMemory)
+    problem = head_problem(ready, pool, tuner.plan, tuner.config, cache=None)
     name, device = trainable_linear(ready), problem.x.device
     assert name is not None
     layers = [linear_head(model, name) for model in models]

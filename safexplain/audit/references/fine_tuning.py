@@ -108,8 +108,8 @@ class FineTune:
 
 def check_trainable(trainable: object) -> None:
     """Raise ConfigurationError for any other value than a `Trainable`."""
-    whole = isinstance(trainable, int) and not isinstance(trainable, bool) and trainable >= 1
-    if not whole and not (isinstance(trainable, str) and trainable in ("head", "all", "lora")):
+    is_number = isinstance(trainable, int) and not isinstance(trainable, bool) and trainable >= 1
+    if not is_number and not (isinstance(trainable, str) and trainable in ("head", "all", "lora")):
         raise ConfigurationError(
             'trainable: expected "head", "all", "lora", or a number of blocks of at least 1 that train with the head,'
             f" got {trainable!r}"

@@ -151,9 +151,9 @@ def test_augmentation_is_for_images_and_crops_for_images_that_can_be_padded():
         return Batches(torch.zeros(shape), torch.zeros(3), [3], kind, CPU, seeded(), **options)
 
     for kind in ("flip", "crop-flip"):
-        with pytest.raises(InputError, match=rf"augmentation '{kind}' is for images .* got \(3, 5\)"):
+        with pytest.raises(InputError, match=rf"augmentation '{kind}': expected images .* got \(3, 5\)"):
             made((3, 5), kind)
-    with pytest.raises(InputError, match=r"channels_last is for images .* got \(3, 5\)"):
+    with pytest.raises(InputError, match=r"channels_last: expected images .* got \(3, 5\)"):
         made((3, 5), "none", channels_last=True)
     with pytest.raises(InputError, match="images of 40 x 4 pixels are too small"):
         made((3, 1, 40, 4), "crop-flip")
