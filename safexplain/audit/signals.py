@@ -346,9 +346,9 @@ def _check_header(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], size:
         fits, expected = shape == () and dtype.itemsize <= LONGEST_META, f"one text of at most {LONGEST_META:,} bytes"
     elif name in ("groups", "examples", "out_of_distribution") or name.startswith(SLICE):
         fits = shape == size[1:] and dtype.itemsize <= WIDEST_SLICE
-        expected = f"of shape {size[1:]}, short texts or numbers"
+        expected = f"short texts or numbers of shape {size[1:]}"
     elif name == "inputs":
-        fits, expected = shape[:1] == size[1:], f"of shape ({size[1]}, ...)"
+        fits, expected = shape[:1] == size[1:], f"numbers of shape ({size[1]}, ...)"
     else:
         fits, expected = shape[:2] == size and len(shape) in (2, 3), f"numbers of shape {size} or {size} + (k,)"
     if not fits:
