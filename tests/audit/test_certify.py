@@ -525,7 +525,7 @@ def test_signals_that_cannot_be_judged_are_refused():
     with pytest.raises(ConfigurationError, match=r"unknown attacks \['Psychic'\]"):
         certify(synthetic(), replace(LOOSE, suite=("Psychic",)))
     everyone = replace(synthetic(), membership=np.ones((9, 300), dtype=bool))
-    with pytest.raises(InputError, match="it needs both"):
+    with pytest.raises(InputError, match="expected members and non-members of model 0"):
         certify(everyone, LOOSE, suite=[SuiteRow("Threshold", Threshold(), "l1", "explanation")])
 
 

@@ -302,7 +302,7 @@ def test_pools_that_cannot_be_used_are_refused():
             collect_recourse(exact, *wrong, models=2)
     with pytest.raises(InputError, match="at least 2 models"):
         collect_recourse(exact, x, y, models=1)
-    with pytest.raises(InputError, match="at least one answer"):
+    with pytest.raises(InputError, match="repeats: expected at least 1"):
         collect_recourse(exact, x, y, models=2, repeats=0)
 
 
