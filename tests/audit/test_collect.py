@@ -219,7 +219,7 @@ def test_null_models_and_examples_out_of_distribution_are_marked():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"null": (1,)}, "null models, but have members"),
+        ({"null": (1,)}, "expected null models without members"),
         ({"out_of_distribution": np.ones(40, bool)}, "expected no member out of distribution, got"),
     ],
 )

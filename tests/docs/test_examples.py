@@ -262,5 +262,5 @@ def test_a_foreign_api_is_found_to_leak_by_its_answers(tmp_path: Path) -> None:
     printed = run("audit_endpoint", tmp_path)
     assert "Asked are 9,616 questions (1,600 examples, 6 each, and 16 asked twice), of a budget of 10,000" in printed
     assert "Leak proven: asking " in printed
-    assert "was not seen: the verdict is about the explanations and labels that the endpoint gave" in printed
+    assert "The verdict is about the explanations and labels of http://" in printed
     assert (tmp_path / "answers.sqlite").exists()
