@@ -185,7 +185,7 @@ def test_the_certificate_is_about_the_endpoint_and_says_that_no_model_was_seen(
     assert read.utility is None
     assert found.utility is None
     assert found.findings == ()
-    with pytest.raises(RefusedError, match="native explanations of an endpoint are not known"):
+    with pytest.raises(RefusedError, match="no known native explanations"):
         _ = found.native
     with pytest.raises(CertificateError, match="whose model was not seen, so it cannot be about this model"):
         HardenedSaliency.from_certificate(world.model, tmp_path / "certificate.json")
