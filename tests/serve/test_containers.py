@@ -92,7 +92,7 @@ def test_commands_of_the_readme_have_these_options():
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options_of(name)
     for path in re.findall(r"localhost:8000(/[a-z/]+)`", text):
         assert path in ("/health/ready", "/metrics")
-    assert "was not built" in text
+    assert "has not been built" in text
 
 
 @pytest.mark.slow
