@@ -212,7 +212,7 @@ def test_a_model_that_changes_while_it_is_served_is_no_longer_served(made, tmp_p
         service.explain(made.rows[:1], client="a")
         with torch.no_grad():
             net[0].weight.mul_(1.5)
-        with pytest.raises(RefusedError, match="no longer"):
+        with pytest.raises(RefusedError, match="the model has changed"):
             service.explain(made.rows[1:2], client="a")
 
 
@@ -575,4 +575,4 @@ def test_a_prohibited_reason_is_no_answer_and_the_operator_learns_why(made, tmp_
             answer = httpx.post(f"{url}/v1/models/model:explain", json={"instances": [row.tolist()]})
             assert answer.status_code == (422 if no else 200)
             assert (prohibited in answer.text) is False
-    assert f"{prohibited} is among the reasons" in caplog.text
+    assert f"{prohibited}: prohibited, but among the reasons" in caplog.text
