@@ -108,14 +108,14 @@ def collect_recourse(
         for name, values in signals.items():
             found.setdefault(name, []).append(values)
         progress("asking", i + 1, models)
-    values = {name: np.array(v) for name, v in found.items()}
-    if (values["averaged_distance"] == values["distance"]).all():
-        del values["averaged_distance"]
-    if rows.shape[1] <= MOST_TO_REGRESS and (values["score"] != 0).any():
-        boundaries = ridge_boundaries(rows, values["score"])
-        values["regressed_margin"] = np.array([margins(*boundary, rows, favourable) for boundary in boundaries])
+    collected = {name: np.array(v) for name, v in found.items()}
+    if (collected["averaged_distance"] == collected["distance"]).all():
+        del collected["averaged_distance"]
+    if rows.shape[1] <= MOST_TO_REGRESS and (collected["score"] != 0).any():
+        boundaries = ridge_boundaries(rows, collected["score"])
+        collected["regressed_margin"] = np.array([margins(*boundary, rows, favourable) for boundary in boundaries])
     meta = {"recourse": {"models": models, "repeats": repeats, "size": size, "seed": seed}}
-    return Signals(member, values, changes, meta, rows.astype(np.float32) if keep_changes else None)
+    return Signals(member, collected, changes, meta, rows.astype(np.float32) if keep_changes else None)
 
 
 # ------------------------------------------------------------------------------------------------------ the answers

@@ -216,9 +216,9 @@ def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) ->
             )
     phase = statement.phases[0]
     size = phase.sample_rate * statement.records
-    rounded = {"epochs": max(1, round(phase.steps * phase.sample_rate)), "batch_size": max(1, round(size))}
+    totals = {"epochs": max(1, round(phase.steps * phase.sample_rate)), "batch_size": max(1, round(size))}
     exact: dict[str, Any] = {name: value for name, value in stated.items() if isinstance(value, float | int)}
-    return {**values, **rounded, "dp": replace(dp, **exact)}
+    return {**values, **totals, "dp": replace(dp, **exact)}
 
 
 def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> str:
