@@ -1,9 +1,9 @@
 """How much an explanation adds to the label, at one query, fast enough for a hundred trials.
 
-The attacks are those of `safexplain.audit.attacks.suite`, each stacked with what the label (or prediction) tells, and
-read off many models instead of one: some models play the target so that the stacks can be fitted, all others are
-targets, and each is scored with all models but itself as references. What learns from maps and boosted trees is left
-out, of the baseline as of the stacks: it takes longer than a trial may, and the confirmation runs it.
+The attacks of `safexplain.audit.attacks.suite` are stacked on those on the label (or prediction), and attack many
+models: stacks are fitted to some models that play the target, all others are targets, and each model is scored with all
+others as references. Boosted trees and attacks that learn from maps are too slow for a trial and are left to the
+confirmation.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from safexplain.verdict.stats import roc
 FPRS = (0.005, 0.01, 0.02, 0.05)
 """False-positive rates over which the excess is averaged."""
 
-FEWEST_REFERENCES = 4
-"""Reference models with fewer of which nothing can be stacked."""
+MIN_REFERENCES = 4
+"""Fewest reference models for stacks."""
 
 PLAYERS = 8
-"""Models that play the target to fit the stacks, at most; as many are left to be targets."""
+"""Most models that play the target to fit the stacks; at least as many are targets."""
 
 FEW, MANY = 4, 16
-"""Targets that are looked at first, and where a point may be on the front; at most."""
+"""Most targets attacked first, and for points that may be on the front."""
 
 RESAMPLES = 100
 """Draws of examples and targets behind a standard error."""
@@ -46,22 +46,22 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Leakage:
-    """What the best attack adds to the label, of those that `Stacked` sees to add something on models in its place.
+    """What the best attack adds to the label, among those that `Stacked` finds to add something on held-out models.
 
-    That of all scores together counts in any case, so that a small leak is told from none.
+    The stack of all scores always counts, so that small leaks are measured.
     """
 
-    excess: float  # mean over targets and `FPRS` of its TPR less the label's; nobody has to use it, so at least 0
+    excess: float  # mean over targets and `FPRS` of its TPR minus the label's, at least 0
     error: float  # standard error, by resampling examples and targets together; also where the excess is 0
-    attack: str  # its name and signal; "" where none adds anything
-    targets: int  # models that were attacked
+    attack: str  # its name and signal; "" if none adds anything
+    targets: int  # number of attacked models
 
 
 class LeakMeter:
-    """Attacks releases of the same models, the audited one first, about the same examples, (m, n) bool membership.
+    """Attacks releases of the same models, the audited one first, for the same examples; (m, n) bool membership.
 
-    `known` is what is known without an explanation: "label" (m, n), and "loss" and "margin" where the policy releases
-    predictions. Of the policy, the release and the false-positive rate count: one query is asked, and every attack run.
+    `known` are signals without an explanation: "label" (m, n), and "loss" and "margin" if the policy releases
+    predictions. The policy's release and false-positive rate apply; one query is made, and every attack is run.
     Examples of one of the (n,) `groups` are resampled together.
 
     Raises:
@@ -78,13 +78,15 @@ class LeakMeter:
         seed: int = 0,
     ) -> None:
         m, n = membership.shape
-        if m - 1 < FEWEST_REFERENCES:
-            raise InputError(f"a search needs at least {FEWEST_REFERENCES} reference models; got {m - 1}")
+        if m - 1 < MIN_REFERENCES:
+            raise InputError(
+                f"references: expected at least {MIN_REFERENCES} reference models for a search, got {m - 1}"
+            )
         sides = membership.any(1) & ~membership.all(1)
         if not sides.all():
             raise InputError(
-                f"models {np.flatnonzero(~sides).tolist()} have members only, or none, among the {n} examples of the"
-                " selection split; give more examples, or a larger share of them (Policy.selection)"
+                f"expected members and non-members among the {n} examples of the selection split, got one kind only for"
+                f" models {np.flatnonzero(~sides).tolist()}; give more examples, or a larger share (Policy.selection)"
             )
         self.membership, self.policy = membership, replace(policy, patience=(1,), suite=())
         self._known = dict(known)
@@ -100,7 +102,7 @@ class LeakMeter:
         self._of_known: dict[SuiteRow, dict[int, Array]] = {}
 
     def excess(self, values: Mapping[str, Array], maps: NDArray[np.floating[Any]], targets: Sequence[int]) -> Leakage:
-        """What the explanations add, from (m, n) or (m, n, k) summaries of the released (m, n, d) maps by name."""
+        """The leak of released (m, n, d) maps and their (m, n) or (m, n, k) summaries by name."""
         signals = Signals(self.membership, {**self._known, **values}, maps, {})
         rows = [
             row
@@ -108,7 +110,7 @@ class LeakMeter:
             if row is not None and (row.baseline or is_judged(row.role, self.policy, "excess"))
         ]
         if not any(row.baseline for row in rows):
-            raise InputError("the labels of the models are not known, and a leak is what is added to them")
+            raise InputError("known: expected the labels of the models, to which a leak is compared; got none")
         reads, columns = [*self.players, *targets], dict[SuiteRow, Array]()
         adding, baseline, members = {}, np.empty(0), self.membership[list(targets)]
         for row in rows:
@@ -141,7 +143,7 @@ class LeakMeter:
         return np.stack([fitted.scores(one) for one in features]), fitted.adds
 
     def _column(self, row: SuiteRow, signals: Signals, reads: Sequence[int]) -> Array:
-        """(reads, n) scores by an attack that is no stack; what no explanation changes is kept."""
+        """(reads, n) scores by an attack that is no stack; those without an explanation are cached."""
         everyone = np.arange(len(self.membership))
         kept = {} if row.explains else self._of_known.setdefault(row, {})
         if missing := [read for read in reads if read not in kept]:

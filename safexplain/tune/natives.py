@@ -1,8 +1,7 @@
-"""Native maps of every model, computed once for each set of explainer options, and what a hardening makes of them.
+"""Native maps of every model, computed once for each set of explainer options, and their hardened versions.
 
-A map is kept at the resolution at which it is hardened: groups of features (superpixels, windows) are one number each,
-as the hardened classes have it. Hardening is exact, noise included: it is drawn under a key of the search's own, which
-is nobody's secret and stands in no file.
+Groups of features (superpixels, windows) are hardened as one number each, as in the hardened classes. Hardening is
+exact and includes noise, under a key of the search that is not secret and is in no file.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from safexplain.explain.feature_groups import find_groups, harden_groups
 from safexplain.hardening.hardening import Hardening
 
 MOST_KEPT = 1 << 30
-"""Bytes of native maps held in memory; above it, the set of options that was used longest ago is asked for again."""
+"""Most bytes of native maps in memory; beyond, the least recently used set of options is computed again."""
 
 AFTER = ("interpolate_mode",)
-"""Options that only enlarge what was released, after hardening: maps are compared before."""
+"""Options that only enlarge maps after hardening; maps are compared before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,18 +37,18 @@ class Maps:
     """Native maps of one explainer."""
 
     values: Tensor  # (m, n, ...) float32 on the CPU
-    groups: Tensor | None = None  # (1 or n, d) of each place of a map, of `feature_groups`; None: each by itself
+    groups: Tensor | None = None  # (1 or n, d) group of each entry, of `feature_groups`; None: each by itself
 
 
 def with_options(methods: Sequence[Method], options: Mapping[str, Any]) -> list[Method]:
-    """Explainers with the options of a point, which of several are given by name."""
+    """Explainers with the options of a point, which are by name if there are several."""
     given = [options if len(methods) == 1 else options.get(m.name, {}) for m in methods]
     return [m._replace(arguments={**m.arguments, **o}) for m, o in zip(methods, given, strict=True)]
 
 
 @dataclass(eq=False)
 class Natives:
-    """Asks m models for native maps about n examples, of the predicted classes, by the explainers of a question."""
+    """Computes native maps of m models for the predicted classes of n examples, by the explainers of a question."""
 
     question: Question
     models: Sequence[nn.Module]  # the audited one first
@@ -69,14 +68,14 @@ class Natives:
         self._key = hashlib.blake2b(f"tune {self.question.seed}".encode(), digest_size=32).digest()
 
     def maps(self, options: Mapping[str, Any]) -> tuple[Maps, ...]:
-        """Native maps of every explainer, with options as a point has them.
+        """Native maps of every explainer, with the options of a point.
 
         Raises:
             InputError: an explanation fails, or is not finite.
         """
         name = json.dumps(options, sort_keys=True, default=repr)
         if name in self._kept:
-            self._kept[name] = self._kept.pop(name)  # used last
+            self._kept[name] = self._kept.pop(name)  # most recently used
             return self._kept[name]
         methods = with_options(self.methods, options)
         drawing = _Drawing(Release(tuple(methods), Hardening.none(), self.softmax, False), self.question.seed)
@@ -99,8 +98,9 @@ class Natives:
         return made
 
     def release(self, maps: Sequence[Maps], hardening: Hardening, models: Sequence[int] | None = None) -> list[Tensor]:
-        """What a hardening makes of native maps of these models (None: all), (models, n, ...) for each explainer; noise
-        is drawn under this search's key, independently for each model."""
+        """Hardened native maps of these models (None: all), (models, n, ...) for each explainer; noise uses this
+        search's
+        key and is independent between models."""
         hardening = hardening.with_key(self._key)
         chosen = range(len(self.models)) if models is None else models
         return [
@@ -119,7 +119,7 @@ class Natives:
         return harden_groups((values,), maps.groups, harden)[0]
 
     def _groups(self, method: Method, values: Tensor) -> Tensor | None:
-        """As hardened classes group the places of a map, where a mask or a window is among the arguments."""
+        """The groups of entries in the hardened classes, if a mask or window is among the arguments."""
         row = getattr(method.make, "row", None)
         if row is None or row.of != "input" or values.shape[2:] != self.x.shape[1:]:
             return None
@@ -130,7 +130,7 @@ class Natives:
 
 @dataclass(frozen=True, eq=False)
 class _Drawing:
-    """A release whose explainers draw at random from the same seed each time, and leave the generators alone."""
+    """A release whose explainers use the same seed each time and restore the global generators."""
 
     release: Release
     seed: int

@@ -1,4 +1,4 @@
-"""What a release costs and what it leaves, on the examples of the selection split: utility first, which is cheap."""
+"""Utility and leak of a release on the selection split; utility comes first, as it is cheap."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from safexplain.tune.natives import Natives
 from safexplain.tune.result import NORMAL, Point
 
 ROWS = 2000
-"""Explanations on which utility is measured, at most: those of the audited model, then of further ones."""
+"""Most explanations for measuring utility: those of the audited model, then of further ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Objectives:
-    """Measures releases of some models about some examples."""
+    """Measures releases of some models for some examples."""
 
     natives: Natives
     meter: LeakMeter
@@ -39,11 +39,11 @@ class Objectives:
         options: dict[str, Any],
         beaten: Callable[[float, float], bool],
     ) -> Point | float:
-        """The point of a release, or its utility alone where it is `beaten` (utility, least leak) without any leak. The
-        leak is the larger of two: with the noise averaged away, and as it is.
+        """The point of a release, or only its utility if `beaten(utility, 0)`. The leak is the larger of two: with and
+        without the noise.
 
         Raises:
-            InputError: the explainer refuses the options, or gives maps of another shape than the native ones.
+            InputError: the explainer refuses the options, or returns maps of another shape than the native ones.
         """
         natives = self.natives.maps(options)
         kept = self.kept(self.natives.release(natives, hardening, self.few))
@@ -56,20 +56,21 @@ class Objectives:
 
     @property
     def few(self) -> range:
-        """The models on whose maps utility is measured."""
+        """The models for measuring utility."""
         m, n = self.natives.labels.shape
         return range(min(m, max(1, ROWS // n)))
 
     def kept(self, released: Sequence[Tensor]) -> dict[str, float]:
-        """How much maps of the first models keep of the native ones that the search's own options give, as `Point` has
-        it: means over explanations, and over explainers."""
+        """Agreement of maps of the first models with the native ones under the search's default options, as in `Point`;
+        means over explanations, then over explainers."""
         found = []
         for native, maps in zip(self.natives.maps({}), released, strict=True):
             values = native.values[: len(maps)]
             if values.shape != maps.shape:
                 raise InputError(
-                    f"with these options maps have the shape {tuple(maps.shape[2:])}, the native ones"
-                    f" {tuple(values.shape[2:])}: they cannot be compared"
+                    f"expected maps of the native shape {tuple(values.shape[2:])}, got {tuple(maps.shape[2:])} with"
+                    " these"
+                    " options"
                 )
             u = utility(values.flatten(0, 1).numpy(), maps.flatten(0, 1).numpy())
             found.append((u.top_overlap, u.rank_correlation, u.cosine, u.sign_errors))
@@ -80,7 +81,7 @@ class Objectives:
         }  # fmt: skip
 
     def leak(self, views: Sequence[Sequence[Tensor]], beaten: Callable[[float], bool]) -> Leakage:
-        """The larger leak of several views of the same release; by few targets, if their least leak is `beaten`."""
+        """The largest leak of several views of the same release, on few targets if their lower bound is `beaten`."""
         signals = [self._signals(maps) for maps in views]
         few, many = self.meter.targets[:FEW], self.meter.targets[:MANY]
         worst = max((self.meter.excess(*one, few) for one in signals), key=lambda one: one.excess)
@@ -98,7 +99,7 @@ class Objectives:
         leak: Leakage,
         released: Sequence[Tensor],
     ) -> Point:
-        """All figures together; `released` are the maps of all models, the audited one first."""
+        """The point with all figures; `released` are the maps of all models, the audited one first."""
         faithful = [self._faithfulness(maps[0]) for maps in released]
         deletion, insertion = (None if None in of else float(np.mean(of)) for of in zip(*faithful, strict=True))
         return Point(
@@ -116,7 +117,7 @@ class Objectives:
         )
 
     def _signals(self, released: Sequence[Tensor]) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
-        """What `LeakMeter.excess` reads: summaries of each map, and the maps side by side."""
+        """Inputs of `LeakMeter.excess`: summaries of each map, and the concatenated maps."""
         rows = [maps.flatten(2) for maps in released]
         each = [summarise(maps.flatten(0, 1)) for maps in rows]
         values = {}

@@ -1,7 +1,6 @@
-"""`front.html`: what a search tried, what it chose and why, and the same examples under each named release.
+"""`front.html`: the trials of a search, its choice and the reason, and the same examples under each named release.
 
-One self-contained page in the look of the audit's report, whose style, parts, figures and pictures it uses: no script,
-and nothing loaded; its only link is to `report.html`, the confirmation, beside it.
+A self-contained page in the style of the audit's report; its only link is to the confirmation, `report.html`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.result import AuditResult
 
 SIZE, PLACE = (5.2, 4.2), (0.12, 0.13, 0.855, 0.85)
-"""Of the plot, in inches, and of its axes in it."""
+"""Size of the plot, in inches, and place of its axes."""
 
 MARKERS = ("D", "s", "^", "v")
-"""Of the points of comparison; the chosen one has a star."""
+"""Markers of points for comparison; the chosen one has a star."""
 
 
 class Row(NamedTuple):
@@ -34,78 +33,80 @@ class Row(NamedTuple):
 
     point: Point
     name: str
-    named: str  # in plot and pictures, where the chosen one is marked
+    named: str  # name in plot and pictures, which marks the chosen one
     says: str  # the release in Python
     chosen: bool
     on_front: bool
-    compared: bool  # a point that the search is compared with
+    compared: bool  # whether it is a point for comparison
 
     @property
     def leak(self) -> str:
-        """In percentage points."""
+        """The leak in percentage points."""
         return f"{100 * self.point.leak:.1f}"
 
     @property
     def interval(self) -> str:
-        """Its one-sided 95 % bounds."""
+        """One-sided 95 % bounds of the leak."""
         return f"{100 * self.point.lower:.1f} to {100 * self.point.upper:.1f}"
 
 
 class Picture(NamedTuple):
-    """An image, and its maps under each release."""
+    """An image with its maps under each release."""
 
     caption: str
-    row: list[tuple[str, str, bool]]  # name, URI, and whether it is the chosen release; the input first
+    row: list[tuple[str, str, bool]]  # name, URI, whether it is the chosen release; the input first
 
 
 def as_python(point: Point) -> str:
-    """Its hardening as in Python, numbers to four digits, and the explainer's options behind it."""
+    """The hardening in Python, with numbers to four digits, and then the explainer's options."""
     options = "".join(f", {name}={_rounded(v)!r}" for name, v in point.options.items())
     return as_written(_rounded(point.hardening.to_dict())) + options
 
 
 def _rounded(value: Any) -> Any:
-    """The same with each fraction to four significant digits; files have all of them."""
+    """The value with fractions rounded to four significant digits."""
     if isinstance(value, Mapping):
         return {name: _rounded(v) for name, v in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def chosen_words(study: Study, chosen: Point, within: bool) -> tuple[str, ...]:
-    """What was chosen and why, in plain sentences; `within`: whether its leak is surely within the allowance."""
+    """The choice and its reason, in sentences; `within`: whether the bound of its leak is within the allowance."""
     allowed = f"{100 * study.allowance:.3g} percentage points"
     number = f"{100 * chosen.leak:.1f} points (at most {100 * chosen.upper:.1f} with 95% confidence)"
     called = words.capital(chosen.name or f"trial {chosen.number}")
     said = (
-        f"No release that was tried is surely within the {allowed} that the policy allows. {called} leaks least: it is"
-        f" estimated at {number}, at a utility of {chosen.utility:.2f}. More examples or more trials may find a better"
-        " one."
+        f"No tried release has a leak bounded by the {allowed} that the policy allows. {called} leaks least:"
+        f" {number} at a utility of {chosen.utility:.2f}. More examples or more trials may find a better one."
     )
     if within:
         said = (
-            f"{called} was chosen: of the releases whose leak is surely within the {allowed} that the policy allows, it"
-            f" keeps most of the native explanation (utility {chosen.utility:.2f}). Its leak is estimated at {number}."
+            f"{called} was chosen: among the releases with a leak bounded by the {allowed} that the policy allows,"
+            " it keeps"
+            f" most of the native explanation (utility {chosen.utility:.2f}). Its leak is estimated at {number}."
         )
     public = study.reference.get("public models")
     if public is None:
         return said, (
-            "No models of public data were given. Such models reveal nothing about members, so a hardening is only"
-            " worth its risk if it is more faithful to the model than they are: compare before you release it."
+            "No models of public data were given. Explanations by such models reveal nothing about members, so a"
+            " hardening"
+            " is only worth its risk if it is more faithful to the model: compare them before you release it."
         )
     if chosen.deletion is None or public.deletion is None:
         return (said,)
-    worth = "more faithful than what costs no risk at all."
+    worth = "more faithful than these risk-free explanations."
     if chosen.deletion <= public.deletion:
-        worth = "not more faithful, so release their explanations instead (PublicExplainer)."
+        worth = "not more faithful, so release these explanations instead (PublicExplainer)."
     return said, (
-        "Models of public data reveal nothing about members by construction. Removing the features that they name"
-        f" lowers the predicted probability by {public.deletion:.2f}; removing those that the chosen release names, by"
+        "Explanations by models of public data reveal nothing about members. Removing the features that they name"
+        " lowers"
+        f" the predicted probability by {public.deletion:.2f}; removing those that the chosen release names, by"
         f" {chosen.deletion:.2f}: it is {worth}"
     )
 
 
 def table_rows(study: Study, front: tuple[Point, ...], chosen: Point) -> list[Row]:
-    """What the search is compared with, then the chosen release and the front from the most useful one on."""
+    """The points for comparison, then the chosen release and the front, from the most useful one on."""
     compared, on_front = {p.number for p in study.reference.values()}, {p.number for p in front}
     points = {p.number: p for p in (*study.reference.values(), chosen, *reversed(front))}
     rows = []
@@ -147,7 +148,7 @@ def pareto_figure(study: Study, front: tuple[Point, ...], named: list[Row]) -> M
 
 
 def pictured(shown: list[Row], examples: Examples | None) -> list[Picture]:
-    """The examples under these releases as pictures; none if they are no images."""
+    """Pictures of the examples under these releases; none unless they are images."""
     if examples is None or not len(examples.inputs):
         return []
     inputs = examples.inputs
@@ -180,8 +181,8 @@ def render(
     named = [row for row in rows if row.compared or row.chosen]
     facts = {
         "Trials": f"{study.trials:,}, of which {study.pruned:,} were cut short and {study.failed:,} failed",
-        "Examples that chose": f"{study.sizes['selection']:,}",
-        "Models that were asked": f"{study.sizes['models']:,}",
+        "Examples for choosing": f"{study.sizes['selection']:,}",
+        "Models": f"{study.sizes['models']:,}",
         "Seed": str(study.seed),
         "Digest of the study": study.digest,
     }
@@ -204,7 +205,7 @@ def render(
 
 @cache
 def _environment() -> Environment:
-    """Templates of this page, and the style and parts of the audit's report."""
+    """Templates of this page, with the style and parts of the audit's report."""
     return Environment(
         loader=ChoiceLoader([PackageLoader("safexplain.tune", ""), PackageLoader("safexplain.audit.report", "")]),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""What a search measures: points, their front, which of them is chosen, and examples for pictures; none has a key."""
+"""The measurements of a search: points, their front, the choice, and examples for pictures; none has a key."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ NORMAL = 1.6448536269514722
 
 @dataclass(frozen=True)
 class Point:
-    """One release and its figures, measured on the selection split at one query an example.
+    """A release and its figures, measured on the selection split at one query per example.
 
     Args:
         number: of the trial, from 0; -1 for public models.
-        hardening: what is released, without a key.
-        options: arguments of `attribute` besides those of the search; for several explainers, name -> arguments.
+        hardening: of the release, without a key.
+        options: searched arguments of `attribute`; for several explainers, name -> arguments.
         leak: largest mean excess TPR over the label at 0.5, 1, 2 and 5 % FPR among the attacks; a share, at least 0.
         leak_error: its standard error, by resampling examples and targets.
         utility: mean of `overlap`, `rank_correlation` and `cosine`.
         overlap: of the top 10 % of features with the native ones.
         rank_correlation: Spearman correlation of magnitudes with the native map.
         cosine: with the native map.
-        deletion: mean drop of the explained probability when the released top 10 % is removed; None: maps of another
-            resolution than the inputs.
+        deletion: mean drop of the explained probability when the released top 10 % is removed; None if maps and
+            inputs differ in resolution.
         insertion: mean of that probability when only these are kept, less that with nothing kept; or None.
-        sign_errors: share of the released numbers other than zero whose sign is not the native one.
-        attack: which attack found the leak; "" where none found more than the label.
-        targets: models that played the target.
-        name: of a point that was given and not sampled, as "native"; "" for the others.
+        sign_errors: share of the released non-zero numbers with another sign than the native ones.
+        attack: the attack that found the leak; "" if none found more than the label.
+        targets: number of attacked models.
+        name: of a given point, such as "native"; "" for sampled ones.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Point:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` wrote; lists among the options become tuples again.
+        """Read the output of `to_dict`; lists among the options become tuples again.
 
         Raises:
             InputError, ConfigurationError: a field is missing or unknown, or the hardening cannot be read.
@@ -80,18 +80,18 @@ class Point:
             hardening = Hardening.from_json(content["hardening"])
             return cls(**{**content, "hardening": hardening, "options": _tuples(content["options"])})
         except (KeyError, TypeError) as error:
-            raise InputError(f"expected a point of a search, as Point.to_dict writes it; {error}") from None
+            raise InputError(f"expected a point of a search in the format of Point.to_dict: {error}") from None
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as tuples, as arguments of explainers have them."""
+    """Lists as tuples, the form of explainers' arguments."""
     if isinstance(value, Mapping):
         return {name: _tuples(v) for name, v in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
-    """The points that no other one dominates, the one that leaks least first; of equal ones the first."""
+    """The points that no other point dominates, the least leaking first; the first of equal ones."""
     best: list[Point] = []
     for point in sorted(points, key=lambda p: (p.leak, -p.utility, p.number)):
         if not best or point.utility > best[-1].utility:
@@ -100,15 +100,16 @@ def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def choose(front: Iterable[Point], allowance: float) -> tuple[Point, bool]:
-    """The point that keeps most among those whose `upper` is within the allowance (largest tolerated excess), and True;
-    if there is none, the least leaking point, and False.
+    """The most useful point whose `upper` is within the allowance (largest tolerated excess), and True; if there is
+    none,
+    the least leaking point, and False.
 
     Raises:
         InputError: there are no points.
     """
     points = list(front)
     if not points:
-        raise InputError("expected the points of a front, got none")
+        raise InputError("front: expected at least one point, got none")
     within = [p for p in points if p.upper <= allowance]
     if within:
         return max(within, key=lambda p: (p.utility, -p.leak, -p.number)), True
@@ -117,23 +118,23 @@ def choose(front: Iterable[Point], allowance: float) -> tuple[Point, bool]:
 
 @dataclass(frozen=True)
 class Study:
-    """What was searched, and how.
+    """The record of a search.
 
     Args:
-        trials: that were run, the pruned and failed ones too.
-        pruned: of these, dominated already by their utility, so that their leak was not measured.
-        failed: of these, options that the explainer refused.
+        trials: number of trials, including pruned and failed ones.
+        pruned: trials that were dominated by utility alone, so that their leak was not measured.
+        failed: trials whose options the explainer refused.
         seed: of the search.
-        allowance: largest tolerated leak, of the policy.
-        digest: SHA-256 of setting and points; certificates carry it.
-        path: folder of the study; None: it was kept in memory.
-        reference: points that the search is compared with: native, recommended, DeepLeak's best, public models.
-        points: all that were measured, in the order of their numbers.
-        sizes: examples of the selection split, and models.
-        notes: what the reader must know.
-        interrupted: whether it was ended before its last trial.
+        allowance: largest leak that the policy tolerates.
+        digest: SHA-256 of setting and trials, which certificates carry.
+        path: folder of the study; None: in memory.
+        reference: points for comparison: native, recommended, DeepLeak's best, public models.
+        points: all measured points, in the order of their numbers.
+        sizes: numbers of examples in the selection split and of models.
+        notes: caveats for the reader.
+        interrupted: whether it ended before its last trial.
         title: of the model, as in its audit.
-        explainer: what is explained by which method, in words.
+        explainer: method and explained output, in words.
     """
 
     trials: int
@@ -164,7 +165,7 @@ class Study:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A few examples of the selection split, and what is released about them under each point, for pictures."""
+    """A few examples of the selection split with their released maps under each point, for pictures."""
 
     inputs: NDArray[np.float32]  # (k, ...)
     labels: NDArray[np.int64]  # (k,), the explained classes

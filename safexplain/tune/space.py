@@ -1,7 +1,7 @@
-"""What may be tried: kinds of steps for the slots of a `Hardening`, and options of the explainers.
+"""The search space: kinds of steps for the slots of a `Hardening`, and options of the explainers.
 
-The space is a table. Each row is a kind of step, the ranges of its numbers and how it is made of them. Options of
-explainers come from the catalog's rows.
+Each row of the table is a kind of step with the ranges of its numbers and its constructor. Options of explainers come
+from the catalog.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 
 GRID = 5
-"""Values at which a range of an explainer's option is tried, so that native maps are computed for few sets of them."""
+"""Number of values tried from a range of an explainer's option, as each needs its own native maps."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, drawn on a logarithmic scale where `log`."""
+    """Numbers from `low` to `high`, drawn on a logarithmic scale if `log`."""
 
     low: float
     high: float
@@ -40,13 +40,13 @@ class Range:
 class Kind:
     """One kind of step."""
 
-    ranges: Mapping[str, Range | tuple[Any, ...]]  # name of the number -> its range, or its values one by one
+    ranges: Mapping[str, Range | tuple[Any, ...]]  # name of the number -> its range, or its values
     make: Callable[[Mapping[str, Any], Space, Any], Any]  # (numbers by name, space, clip or None) -> the step
-    finished: bool = False  # it releases a format, which no mask and no grid can improve
+    finished: bool = False  # whether it releases a format, without mask and grid
 
 
 def _amount(factor: float, space: Space, clip: Any) -> float | Relative:
-    """In units of the clip, or without one of the native maps."""
+    """An amount in units of the clip, or of the native maps without one."""
     return Relative(factor) if clip is not None else factor * space.rms
 
 
@@ -119,20 +119,20 @@ FIRST: Mapping[str, Hardening | Mapping[str, Any]] = {
     "top 10 % by magnitude": {"clip": "TopKSet", "TopKSet.fraction": 0.1, "TopKSet.positive": False, "noise": "none"},
     "balanced levels": {"clip": "Levels", "Levels.n": 3, "Levels.balanced": True, "noise": "none"},
 }
-"""The first trials: what the others are compared with, and the formats of the evidence table; a hardening, or the
-answers to a trial's questions that give it."""
+"""The first trials: points for comparison, and the formats of the evidence table; a hardening, or the parameters of a
+trial."""
 
 OPTIONS_LEFT_OUT = {
-    "interpolate_mode": "enlarging comes after hardening and tells nothing more",
+    "interpolate_mode": "enlarging comes after hardening and reveals nothing more",
     "attribute_to_layer_input": "maps of another size cannot be compared with the native ones",
 }
-"""Options in the catalog's rows that are not searched -> why. Those of constructors are not either: a certificate is
-about the arguments of `attribute`."""
+"""Options in the catalog that are not searched -> reason. Options of constructors are not searched either, as a
+certificate is about the arguments of `attribute`."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried for some explainers."""
+    """The search space for some explainers."""
 
     features: int  # numbers of a native map that are hardened together
     norm: float  # median L2 norm of native maps that are not zero; bounds of steps are multiples of this
@@ -140,7 +140,7 @@ class Space:
 
     @classmethod
     def of(cls, maps: Tensor, options: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> Space:
-        """Of native maps (m, n, ...) of the first explainer: each is hardened by itself."""
+        """The space for native maps (m, n, ...) of the first explainer; each map is hardened by itself."""
         rows = maps.flatten(0, 1).flatten(1).double()
         norms = torch.linalg.vector_norm(rows, dim=1)
         some = norms[norms > 0]
@@ -148,11 +148,11 @@ class Space:
 
     @property
     def rms(self) -> float:
-        """Root mean square coordinate of such a map."""
+        """Root mean square coordinate of a map of norm `norm`."""
         return self.norm / math.sqrt(self.features)
 
     def hardening(self, trial: Any) -> Hardening:
-        """That of a trial of Optuna, every number asked of it by name."""
+        """The hardening of an Optuna trial, which suggests every number by name."""
         clip_kind, clip = self._step(trial, "clip", None)
         mask = None if clip_kind.finished else self._step(trial, "mask", clip)[1]
         noise = self._step(trial, "noise", clip)[1]
@@ -163,7 +163,7 @@ class Space:
         return Hardening(clip, mask, noise, grid)
 
     def drawn_options(self, trial: Any) -> dict[str, Any]:
-        """Of the explainer, likewise; of several, each by its name that has any."""
+        """The explainer's options, likewise; for several, by the name of each that has options."""
         drawn = {
             method: {
                 name: values[trial.suggest_int(f"{method}.{name}", 0, len(values) - 1)] for name, values in of.items()
@@ -189,8 +189,8 @@ def _draw(trial: Any, name: str, values: Range | tuple[Any, ...]) -> Any:
 
 
 def options_of(methods: Sequence[Method], x: Tensor) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """What may be tried of the explainers' options: those of the catalog's rows that fit these inputs (n, ...) and are
-    not given as arguments."""
+    """Options to search for each explainer: those in the catalog that fit inputs (n, ...) and are not given as
+    arguments."""
     rows = {method.name: (getattr(method.make, "row", None), method.arguments) for method in methods}
     return {name: _of_row(row, given, x) if isinstance(row, Row) else {} for name, (row, given) in rows.items()}
 
@@ -213,7 +213,7 @@ def _of_row(row: Row, given: Mapping[str, Any], x: Tensor) -> dict[str, tuple[An
 
 
 def _listed(values: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
-    """The values of a row's option one by one: of a range a few of them."""
+    """The values of an option; for a range, `GRID` of them."""
     if isinstance(values, tuple):
         return values
     low, high = values
@@ -225,5 +225,5 @@ def _listed(values: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
 
 
 def _fits(window: tuple[Any, ...], x: Tensor) -> bool:
-    """Whether a window is one of inputs of this shape."""
+    """Whether a window fits inputs of this shape."""
     return len(window) == x.dim() - 1 and all(0 < w <= size for w, size in zip(window, x.shape[1:], strict=True))

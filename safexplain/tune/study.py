@@ -1,10 +1,9 @@
-"""The search itself: trials one after the other, kept on disk, and the confirmation of what was chosen.
+"""The search: trials in sequence, stored on disk, and the confirmation of the choice.
 
     reference models --> native maps on the selection split --trials--> points --front--> chosen --audit--> confirmed
 
-Every trial is drawn by a sampler that is seeded with the study's seed and the trial's number and has seen the trials
-before it, so that a study that was killed draws the same trials again when it is taken up, and reads from its file what
-these measured.
+Every trial is drawn by a sampler that is seeded with the study's seed and the trial's number and knows the trials
+before it. A resumed study therefore draws the same trials again, and reads their results from its file.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from safexplain.explain.hardened import ExplainerFactory
 from safexplain.explain.surrogate import PublicExplainer
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
-from safexplain.tune.leak import FEWEST_REFERENCES, LeakMeter
+from safexplain.tune.leak import MIN_REFERENCES, LeakMeter
 from safexplain.tune.natives import Natives, with_options
 from safexplain.tune.objectives import Objectives
 from safexplain.tune.page import render
@@ -51,41 +50,41 @@ from safexplain.verdict.evidence import EXIT_CODES
 from safexplain.verdict.strict_json import canonical
 
 SELECTION = 0.3
-"""Share of the examples set aside for the search where the policy sets none aside."""
+"""Share of the examples for the search if the policy sets none aside."""
 
-FEWEST_EXAMPLES = 10
-"""Examples of the selection split below which nothing is searched."""
+MIN_EXAMPLES = 10
+"""Fewest examples of the selection split for a search."""
 
-SHOWN = 6
-"""Examples of which maps are kept for pictures."""
+PICTURED = 6
+"""Examples whose maps are kept for pictures."""
 
 TIMED, FEW = 6, 180
-"""Trials that a plan times, and examples on which it does."""
+"""Trials that a plan times, and examples for these."""
 
 FILE = "study.json"
-"""What was measured, in the folder of a study; the digest in the certificate is of its content."""
+"""Results, in the folder of a study; certificates hold the digest of its content."""
 
 PUBLIC = "public models"
-"""Name of the point that explains by models of public data only."""
+"""Name of the point whose explanations come from models of public data."""
 
 COMPARED = {"native": "native", "recommended": "recommended", "DeepLeak's default": "DeepLeak's best"}
-"""Names of the trials that others are compared with -> what they are compared as."""
+"""Names of the trials for comparison -> their names in `Study.reference`."""
 
-NOT_CONFIRMED = "The search was interrupted: the chosen point was not confirmed, so that nothing is proven about it."
+NOT_CONFIRMED = "The search was interrupted before the chosen point was confirmed, so nothing is proven about it."
 
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """What a search found.
+    """The result of a search.
 
     Args:
-        front: points that no other one dominates in leak and utility, the one that leaks least first.
-        chosen: the one that keeps most among those whose leak is surely within the policy's allowance; if there is
-            none, the least leaking one (`within` is false then).
+        front: points that no other point dominates in leak and utility, the least leaking first.
+        chosen: the most useful point whose leak's upper bound is within the policy's allowance; if there is none, the
+            least leaking one (then `within` is False).
         confirmed: the audit of the chosen point, on the certification split; None: the search was interrupted.
-        study: what was searched.
+        study: the record of the search.
         within: whether the chosen point's upper bound is within the allowance.
-        examples: for pictures; None where none were kept.
+        examples: for pictures, if any.
     """
 
     front: tuple[Point, ...]
@@ -97,12 +96,12 @@ class Tuned:
 
     @property
     def exit_code(self) -> int:
-        """Of the command line: the confirmation's, or 3 (inconclusive) without one."""
+        """Exit code of the command line: that of the confirmation, or 3 (inconclusive) without one."""
         return EXIT_CODES["inconclusive"] if self.confirmed is None else self.confirmed.exit_code
 
     @property
     def files(self) -> dict[str, str]:
-        """What `save` writes: kind -> name."""
+        """Files that `save` writes: kind -> name."""
         found = {"page": "front.html", "front": "front.json", "hardening": "hardening.json"}
         return found | ({} if self.confirmed is None else self.confirmed.files)
 
@@ -118,10 +117,10 @@ class Tuned:
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write front.json, front.html, hardening.json and, of a confirmed choice, the files of `AuditRun.save`.
+        """Write front.json, front.html, hardening.json and, for a confirmed choice, the files of `AuditRun.save`.
 
         Returns:
-            The folder, which is made if it is missing.
+            The folder, created if it is missing.
 
         Raises:
             InputError: a file cannot be written.
@@ -148,7 +147,7 @@ def tune(
     references: int = 16,
     **question: Any,
 ) -> Tuned:
-    """Search for the release that tells least and keeps most, and have it confirmed.
+    """Search for the release that leaks least and keeps most, and audit it.
 
         found = tune(
             model, population, Recipe(lr=3e-3), build=build, member=mask,
@@ -157,31 +156,28 @@ def tune(
         found.chosen, found.confirmed.verdict
         found.save("run")
 
-    A trial hardens native maps that were computed once. It is judged by how much of them is left (`Point.utility`), and
-    by how much the best attack adds to the label at one query; slow attacks, other levels of patience and explanations
-    of further classes are left to the confirmation. A trial that keeps less than a point that adds nothing cannot be on
-    the front and is not attacked. All this is measured on the examples that the policy sets aside for choosing
-    (`Policy.selection`); the chosen point is audited once, keyed, on those that certify, and the certificate tells of
-    the search.
+    A trial hardens native maps that were computed once. It is measured by their agreement with the native maps
+    (`Point.utility`) and by how much the best attack adds to the label at one query; slow attacks, more queries and
+    explanations of further classes are left to the confirmation. A trial that is less useful than a point without a
+    leak cannot be on the front and is not attacked. The search uses only the examples that the policy sets aside for
+    choosing (`Policy.selection`). The chosen point is audited once, with a key, on the certification split, and the
+    certificate records the search.
 
-    With a folder, the study is kept there after each trial and resumes, also after the process was killed; Ctrl-C ends
-    the search, chooses among what was found and leaves the confirmation out.
+    With a folder, the study is saved there after each trial and resumes from it, even after a crash. Ctrl-C ends the
+    search, chooses among the points found so far and skips the confirmation.
 
     Args:
-        model: the target; see `safexplain.audit.Question`.
-        population: likewise.
-        recipe: likewise.
-        trials: how many points are tried, the first ones being formats that are known.
-        folder: of the study, and of reference models if `cache` is not given; None: it is kept in memory.
-        public_models: trained on public data only; what they say about the predicted class is a point to compare with.
-        references: reference models, at least 4.
-        question: `member`, `explainer` and what else the question of an audit says, but for `hardening`. Options that
-            the catalog lists for the explainer are searched too, except those in `arguments`. If the policy sets no
-            examples aside for choosing, 30 % are.
+        model: the target; see `safexplain.audit.Question`. population: likewise. recipe: likewise. trials: number of
+        points to try; the first ones are known formats. folder: of the study, and of reference models if `cache` is not
+        given; None: in memory. public_models: trained on public data only; their explanations of the predicted class
+        are a point for comparison. references: reference models, at least 4. question: `member`, `explainer` and
+        further arguments of `Question`, except `hardening`. Options in the catalog
+            of the explainer are searched too, except those in `arguments`. If the policy sets no examples aside for
+            choosing, 30 % are.
 
     Raises:
         ConfigurationError: fewer than one trial, or a policy that releases no explanation.
-        InputError: as `audit`; too few reference models or examples; or the folder holds the study of other data,
+        InputError: as `audit`; too few reference models or examples; or the folder holds a study of other data,
             models or settings.
         MissingExtraError: Optuna is not installed.
     """
@@ -190,7 +186,7 @@ def tune(
 
 
 def searched(question: Question, trials: int, folder: str | Path | None, public_models: Sequence[nn.Module]) -> Tuned:
-    """`tune` of a question, whose hardening counts for nothing."""
+    """`tune` for a question, whose hardening is ignored."""
     check_whole("trials", trials, 1)
     question, place = to_search(question), None if folder is None else make_folder(folder)
     if place is not None:
@@ -198,7 +194,7 @@ def searched(question: Question, trials: int, folder: str | Path | None, public_
     models = trained(question)
     search = Search(question, models, place)
     public, answers = search.of_public(public_models) if public_models else (None, None)
-    interrupted, confirmed, told = False, None, question.progress
+    interrupted, confirmed, progress = False, None, question.progress
     try:
         search.run(trials)
     except KeyboardInterrupt:
@@ -216,7 +212,7 @@ def searched(question: Question, trials: int, folder: str | Path | None, public_
             hardening=chosen.hardening,
             arguments=methods[0].arguments if callable(question.explainer) else by_name,
             options=replace(options, search={"trials": len(search.trials), "digest": digest}),
-            progress=lambda stage, done, total, note="": told(f"confirming: {stage}", done, total, note),
+            progress=lambda stage, done, total, note="": progress(f"confirming: {stage}", done, total, note),
         )
         try:
             confirmed = judge(confirming, models)
@@ -224,7 +220,9 @@ def searched(question: Question, trials: int, folder: str | Path | None, public_
             interrupted = True
     notes = []
     if not within:
-        notes.append(f"No point is surely within the allowance of {allowance:.1%}: the least leaking one was chosen.")
+        notes.append(
+            f"No point's leak is bounded by the allowance of {allowance:.1%}; the least leaking one was chosen."
+        )
     if interrupted:
         notes.append(NOT_CONFIRMED)
     reference = {COMPARED[point.name]: point for point in search.points if point.name in COMPARED}
@@ -249,11 +247,11 @@ def searched(question: Question, trials: int, folder: str | Path | None, public_
 
 
 def plan_tune(question: Question, *, trials: int = 100, budget: float = BUDGET) -> Plan:
-    """What `searched` of the same question will cost, and what the audit of the chosen release can decide; about
-    `budget` seconds are spent on it.
+    """The cost of `searched` for the same question, and what the audit of the chosen release can decide; takes about
+    `budget` seconds.
 
-    The first trials are timed on copies of the model in place of reference models. How many of the others are pruned,
-    and what the chosen release costs to make, is not known before: the recommended hardening stands for it.
+    The first trials are timed with copies of the model as reference models. The number of pruned trials is unknown
+    beforehand, and so is the chosen release, which is planned as the recommended hardening.
     """
     question = to_search(question)
     found = planned(replace(question, hardening=Hardening.recommended()), budget=0.6 * budget)
@@ -272,31 +270,31 @@ def plan_tune(question: Question, *, trials: int = 100, budget: float = BUDGET) 
     return replace(
         found,
         stages=(*first, search, *rest),
-        notes=(*found.notes, "The release that the search chooses is planned as the recommended one."),
+        notes=(*found.notes, "The plan assumes that the search chooses the recommended hardening."),
         took=found.took + clock.spent,
     )
 
 
 def to_search(question: Question) -> Question:
-    """The question with examples set aside for choosing; an error of `tune` where it cannot be searched."""
+    """The question with examples set aside for choosing; raises the errors of `tune`."""
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "optuna":
             raise
-        raise MissingExtraError('a search needs Optuna: pip install "safexplain[tune]"') from None
+        raise MissingExtraError('a search needs Optuna; install the extra: pip install "safexplain[tune]"') from None
     check_whole("seed", question.seed, 0)
     policy, given, number = question.policy, question.shadows, question.references
     number = len(given.models) if given is not None else number if isinstance(number, int) else number[0]
-    if number < FEWEST_REFERENCES or (given is None and question.recipe is None):
+    if number < MIN_REFERENCES or (given is None and question.recipe is None):
         raise InputError(
-            f"a search needs at least {FEWEST_REFERENCES} reference models, of which some play the target: give"
-            f" references={FEWEST_REFERENCES} or more (16 are usual) and how to train them, got"
-            f" {0 if given is None and question.recipe is None else number}"
+            f"references: expected at least {MIN_REFERENCES} reference models for a search, got"
+            f" {0 if given is None and question.recipe is None else number}; give references={MIN_REFERENCES} or more"
+            " (16 are usual) and a recipe to train them"
         )
     if not question.explains:
         raise ConfigurationError(
-            'a search looks for a release of explanations, and this policy has none: release = "prediction"'
+            'policy: expected one that releases explanations, got release = "prediction"; there is nothing to search'
         )
     policy = policy if policy.selection else replace(policy, selection=SELECTION)
     return replace(question, references=number, policy=policy)
@@ -306,7 +304,7 @@ class Search:
     """Trials about one question of the target and its references, kept in the folder (None: in memory).
 
     Raises:
-        InputError: too few examples may choose, or the folder holds another study.
+        InputError: too few examples for choosing, or the folder holds another study.
     """
 
     def __init__(self, question: Question, models: Models, folder: Path | None) -> None:
@@ -316,10 +314,10 @@ class Search:
         signals, _ = copies_together(models.signals())
         rows = np.flatnonzero(Splits.of(signals, policy, trains=True).selection)
         self.question, self.examples = question, len(rows)
-        if self.examples < FEWEST_EXAMPLES:
+        if self.examples < MIN_EXAMPLES:
             raise InputError(
-                f"the search has {self.examples} examples to choose by (Policy.selection = {policy.selection:g} of"
-                f" {len(signals)}); expected at least {FEWEST_EXAMPLES}"
+                f"expected at least {MIN_EXAMPLES} examples to choose by, got {self.examples} (Policy.selection ="
+                f" {policy.selection:g} of {len(signals)}); give more examples"
             )
         some, membership = models.population.part(rows), shadows.membership[:, rows]
         self.member = membership[0]
@@ -340,11 +338,11 @@ class Search:
         self.objectives = Objectives(self.natives, meter)
         self.space = Space.of(self.natives.maps({})[0].values, options_of(question.methods, some.x))
         verbosity = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it prints that it makes a study
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it prints a line
         self.study = optuna.create_study(directions=["minimize", "maximize"])
         optuna.logging.set_verbosity(verbosity)
-        self.trials: list[dict[str, Any]] = []  # as the file has them
-        self.points: list[Point] = []  # of those that were measured
+        self.trials: list[dict[str, Any]] = []  # as in the file
+        self.points: list[Point] = []  # of the measured ones
         for trial in kept:
             self.try_next(trial)
         if kept:
@@ -352,7 +350,7 @@ class Search:
 
     @property
     def content(self) -> bytes:
-        """The file's: each trial with its figures, or the utility for which it was pruned, or why it failed."""
+        """Content of the file: each trial with its figures, its utility if it was pruned, or its error if it failed."""
         return canonical({"setting": self.setting, "trials": self.trials})
 
     def save(self) -> None:
@@ -361,7 +359,7 @@ class Search:
             write_atomically(self.file, self.content, "the study")
 
     def run(self, trials: int) -> None:
-        """Run trials until there are so many."""
+        """Run trials until there are `trials`."""
         for number in range(len(self.trials), trials):
             self.try_next()
             self.save()
@@ -370,7 +368,7 @@ class Search:
             self.question.progress("searching", number + 1, trials, note)
 
     def try_next(self, kept: Mapping[str, Any] | None = None) -> None:
-        """Draw the next trial and measure it, unless what is kept of it is of the same release."""
+        """Draw the next trial and measure it, unless `kept` has results for the same release."""
         import optuna
 
         number = len(self.trials)
@@ -395,7 +393,7 @@ class Search:
         self.trials.append(kept)
 
     def _measured(self, number: int, name: str, hardening: Hardening, options: dict[str, Any]) -> dict[str, Any]:
-        """A trial as the file has it, but for the release."""
+        """The entry of a trial in the file, without the release."""
         for point in self.points:
             if (point.hardening, point.options) == (hardening, options):
                 return replace(point, number=number, name=name).to_dict()
@@ -409,12 +407,12 @@ class Search:
         return found.to_dict() if isinstance(found, Point) else {"pruned": found}
 
     def _beaten(self, utility: float, leak: float) -> bool:
-        """Whether a point dominates, or equals, one of this utility that leaks at least so much."""
+        """Whether a point dominates or equals one of this utility with at least this leak."""
         return any(p.utility >= utility and p.leak <= max(leak, 0.0) for p in self.points)
 
     def of_public(self, models: Sequence[nn.Module]) -> tuple[Point, Tensor]:
-        """What models of public data say about the class that each model predicts, and their maps (n, ...) for the
-        class that the audited model predicts."""
+        """The point of public models, which explain the class that each model predicts, and their maps (n, ...) for the
+        audited model's class."""
         natives, objectives, released = self.natives, self.objectives, []
         examples = torch.arange(len(natives.x)).expand(natives.labels.shape)
         pairs, at = torch.unique(torch.stack([examples, natives.labels]).flatten(1), dim=1, return_inverse=True)
@@ -435,9 +433,9 @@ class Search:
         return objectives.point(-1, PUBLIC, Hardening.none(), {}, kept, leak, released), released[0][0]
 
     def pictured(self, points: Mapping[int, Point], public: Tensor | None) -> Examples:
-        """A few examples, members and others in turn, with what each point releases about them."""
+        """A few examples, members and non-members in turn, with their released maps under each point."""
         natives = self.natives
-        sides = [np.flatnonzero(side)[: SHOWN // 2].tolist() for side in (self.member, ~self.member)]
+        sides = [np.flatnonzero(side)[: PICTURED // 2].tolist() for side in (self.member, ~self.member)]
         at = [i for pair in zip(*sides, strict=False) for i in pair]
         maps = {} if public is None else {-1: public[at].numpy()}
         for number, point in points.items():
@@ -448,7 +446,7 @@ class Search:
 def _setting(
     question: Question, models: Sequence[nn.Module], some: Population, membership: NDArray[np.bool_]
 ) -> dict[str, str]:
-    """Digests of all that a trial's figures depend on, by what they are of."""
+    """Digests of everything that a trial's figures depend on, by name."""
     policy, options = question.policy, question.options
     methods = [[m.name, sorted((k, repr(v)) for k, v in m.arguments.items())] for m in question.methods]
     return {
@@ -464,17 +462,17 @@ def _setting(
 
 
 def _kept_trials(file: Path | None, setting: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The trials of this setting that a file holds, none where it is missing; InputError if it is of another."""
+    """The stored trials of this setting, none if the file is missing; InputError if it has another setting."""
     if file is None or not file.exists():
         return []
     try:
         content = json.loads(file.read_bytes())
         before, trials = dict(content["setting"]), list[dict[str, Any]](content["trials"])
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{file} is no study that can be taken up ({error!r:.160}); name another folder") from None
+        raise InputError(f"{file}: expected a study to resume, got {error!r:.160}; name another folder") from None
     if other := [name for name in {**setting, **before} if before.get(name) != setting.get(name)]:
         raise InputError(
-            f"{file.parent} holds a study of something else ({', '.join(other)} differ): take up a study with the same"
-            " data, models and settings, or name another folder"
+            f"{file.parent} holds a study of something else ({', '.join(other)} differ): resume it with the same data,"
+            " models and settings, or name another folder"
         )
     return trials

@@ -184,5 +184,5 @@ def test_too_few_models_and_one_sided_examples_are_refused() -> None:
         LeakMeter(MEMBER[:4], {"label": known()["label"][:4]}, Policy())
     member = MEMBER.copy()
     member[2] = True
-    with pytest.raises(InputError, match=r"models \[2\] have members only"):
+    with pytest.raises(InputError, match=r"one kind only for models \[2\]"):
         LeakMeter(member, known(), Policy())

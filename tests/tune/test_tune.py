@@ -184,7 +184,7 @@ def test_ctrl_c_keeps_what_is_there_and_a_second_run_goes_on(found: Tuned, tmp_p
     assert ended.chosen is not None
     assert ended.confirmed is None
     assert ended.exit_code == 3
-    assert any("was not confirmed" in note for note in ended.study.notes)
+    assert any("was confirmed, so nothing is proven" in note for note in ended.study.notes)
     again = search(telling(), folder=tmp_path)  # so that the same search finds the same, bit for bit
     assert figures(again) == figures(found)
     assert again.study.digest == found.study.digest
@@ -249,7 +249,11 @@ def test_several_explainers_are_searched_as_one_release() -> None:
         ({"trials": 0}, ConfigurationError, "trials"),
         ({"shadows": None, "references": 3, "build": lambda seed: None}, InputError, "at least 4 reference models"),
         ({"policy": replace(POLICY, selection=0.01)}, InputError, "examples to choose by"),
-        ({"policy": replace(POLICY, release="prediction")}, ConfigurationError, "a search looks for a release of expl"),
+        (
+            {"policy": replace(POLICY, release="prediction")},
+            ConfigurationError,
+            "expected one that releases explanations",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_plain_words(changes, error, says) -> None:
@@ -275,7 +279,7 @@ def test_a_folder_with_another_study_is_refused_and_says_what_differs(tmp_path: 
     assert search(HardenedInputXGradient, trials=2, folder=tmp_path).study.trials == 2
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "study.json").write_text('{"setting": {}}')
-    with pytest.raises(InputError, match="is no study that can be taken up"):
+    with pytest.raises(InputError, match="expected a study to resume"):
         search(HardenedInputXGradient, trials=1, folder=tmp_path / "bad")
 
 

@@ -83,7 +83,7 @@ def test_another_score_does_not_reuse_runs_whatever_the_version(tmp_path):
 
 
 WRONG = {
-    "confidence of 1": ({"confidence": 1.0}, "lies in \\[0.5, 1 - 1e-9\\], got 1"),
+    "confidence of 1": ({"confidence": 1.0}, "expected a number in \\[0.5, 1 - 1e-9\\], got 1"),
     "threshold that is a word": ({"threshold": "best"}, "threshold"),
     "negative seed": ({"seed": -1}, "seed: expected"),
     "target beyond the data": ({"canary": None, "target": N}, "target: expected a row from 0 to 11"),
