@@ -167,11 +167,14 @@ def tune(
     search, chooses among the points found so far and skips the confirmation.
 
     Args:
-        model: the target; see `safexplain.audit.Question`. population: likewise. recipe: likewise. trials: number of
-        points to try; the first ones are known formats. folder: of the study, and of reference models if `cache` is not
-        given; None: in memory. public_models: trained on public data only; their explanations of the predicted class
-        are a point for comparison. references: reference models, at least 4. question: `member`, `explainer` and
-        further arguments of `Question`, except `hardening`. Options in the catalog
+        model: the target; see `safexplain.audit.Question`.
+        population: likewise.
+        recipe: likewise.
+        trials: number of points to try; the first ones are known formats.
+        folder: of the study, and of reference models if `cache` is not given; None: in memory.
+        public_models: trained on public data only; their explanations of the predicted class are for comparison.
+        references: reference models, at least 4.
+        question: `member`, `explainer` and further arguments of `Question`, except `hardening`. Options in the catalog
             of the explainer are searched too, except those in `arguments`. If the policy sets no examples aside for
             choosing, 30 % are.
 

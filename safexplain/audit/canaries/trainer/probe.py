@@ -95,9 +95,9 @@ class CanaryProbe:
             digest.
         version: identifies the training function in the cache, instead of a digest of its source and everything that it
             refers to; and `score` if it cannot be digested.
-        method: of `safexplain.verdict.stats.epsilon_lower_bound`. threshold: a number fixed beforehand; "split": chosen
-        on some of the runs, which then do not count; "auto": 0 for
-            a gradient canary under SGD, whose drift is known, otherwise "split".
+        method: of `safexplain.verdict.stats.epsilon_lower_bound`.
+        threshold: a number fixed beforehand; "split": chosen on some of the runs, which then do not count; "auto": 0
+            for a gradient canary under SGD, whose drift is known, otherwise "split".
         confidence: of the bound.
         score: function of the result of `train`, which returns a number, higher on D, or several, of which the best is
             chosen with its threshold (a fixed threshold uses the first one); None: from logits at z and z', or from the
