@@ -96,7 +96,7 @@ def steps_within(
     low, high = _bracket_steps(within, _guess_steps(target_epsilon, noise_multiplier, sample_rate, delta, adjacency))
     if low >= MAX_STEPS:
         return MAX_STEPS
-    while high - low > max(low // 5000 if low > 10_000 else 0, 1):
+    while high - low > (low // 5000 if low > 10_000 else 1):
         middle = (low + high) // 2
         low, high = (middle, high) if within(middle) else (low, middle)
     return low

@@ -293,6 +293,11 @@ class DPFineTuner:
         other.records, other.config = records, replace(self.config, seed=seed)
         return other
 
+    def again(self, data: Any, *, seed: int) -> DPFineTuner:
+        """Deprecated name of `with_data`."""
+        warnings.warn("DPFineTuner.again: use with_data", DeprecationWarning, stacklevel=2)
+        return self.with_data(data, seed=seed)
+
     def _trained_parameters(self) -> str:
         """Which parameters train, in words."""
         if self.trainable == "lora":

@@ -86,6 +86,8 @@ def test_the_same_training_on_other_data_has_the_same_plan():
     assert torch.equal(again.records.x, OTHERS[0])
     with pytest.raises(InputError, match="expected 40 records"):
         tuned.with_data((X[:5], Y[:5]), seed=0)
+    with pytest.warns(DeprecationWarning, match="use with_data"):
+        assert tuned.again(OTHERS, seed=4).config.seed == 4
 
 
 def test_an_outlier_goes_through_the_tuners_own_code():

@@ -36,6 +36,8 @@ def test_the_last_allowed_step_keeps_the_budget_and_the_next_does_not(adjacency)
     steps = steps_within(3.0, 1.1, 0.05, 1e-5, adjacency)
     assert epsilons(1.1, 0.05, steps, 1e-5).of(adjacency) <= 3.0
     assert epsilons(1.1, 0.05, steps + 1, 1e-5).of(adjacency) > 3.0
+    spent = epsilons(1.1, 0.05, steps, 1e-5).of(adjacency)
+    assert steps_within(spent, 1.1, 0.05, 1e-5, adjacency) == steps, "a budget that is spent in full"
 
 
 BUDGET = get_epsilon_gaussian(1.0, 1e-5)
@@ -60,7 +62,8 @@ def test_many_steps_are_guessed_to_be_one_gaussian():
     twice = get_epsilon_gaussian(0.5, 1e-5)  # at a distance of 2
     assert accounting._guess_steps(twice, 1.0, 0.01, 1e-5, "add_remove") == 23_279
     assert accounting._guess_steps(BUDGET, 1e-3, 0.5, 1e-5, "substitute") == 1
-    assert accounting._guess_steps(BUDGET, 1e6, 1e-3, 1e-5, "substitute") == MAX_STEPS
+    assert accounting._guess_steps(BUDGET, 2.0, 0.01, 1e-5, "add_remove") == 35_208  # 1 / (q^2 (exp(1 / 4) - 1))
+    assert accounting._guess_steps(BUDGET, 1e6, 1e-3, 1e-5, "substitute") == MAX_STEPS == 10_000_000
 
 
 @pytest.mark.parametrize(("most", "guess"), [(500, 100), (500, 5000), (500, 500), (1, 400), (1, 1)])
@@ -69,6 +72,13 @@ def test_a_search_for_steps_brackets_the_last_that_fits_in_a_few_tries(most, gue
     low, high = accounting._bracket_steps(lambda steps: tried.append(steps) or steps <= most, guess)
     assert low <= most < high
     assert len(tried) <= 8
+
+
+def test_steps_are_exact_up_to_ten_thousand_and_to_one_part_in_5000_above(monkeypatch):
+    for most in (*range(1, 30), *range(9_970, 10_001), *range(60_000, 60_030)):
+        monkeypatch.setattr(accounting, "epsilon_of", lambda phases, *_, most=most: phases[0].steps / most)
+        found = steps_within(1.0, 1.0, 0.01, 1e-5)
+        assert most - (11 if most > 10_000 else 0) <= found <= most
 
 
 @pytest.mark.parametrize(("root", "guess"), [(3.0, 0.0), (3.0, 8.0), (-2.0, -2.0)])
