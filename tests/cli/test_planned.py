@@ -83,7 +83,7 @@ def test_a_plan_writes_nothing_and_is_an_object_or_a_table_of_stages(cli: Cli, c
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("1", "expected 0 or at least 2"), ("8,4", "several that grow"), ("many", "a number such as 16")],
+    [("1", "expected 0 or at least 2"), ("8,4", "increasing ones such as"), ("many", "a number such as 16")],
 )
 def test_errors_while_planning_are_one_line(cli: Cli, given: str, said: str) -> None:
     code, out, err = cli(*ASKED, "--references", given, "--plan")
