@@ -71,14 +71,7 @@ class Trainings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when both ways give the same models, 1 otherwise."""
-    run = Benchmark(
-        "batched_training",
-        __doc__,
-        argv,
-        rounds=5,
-        models={"type": int, "default": 32},
-        epochs={"type": int, "default": 20},
-    )
+    run = Benchmark("batched_training", __doc__, argv, rounds=5, models=32, epochs=20)
     options = run.options
     if options.quick:
         options.models, options.epochs = 4, 2

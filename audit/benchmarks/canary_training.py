@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         __doc__,
         argv,
         rounds=3,
-        steps={"type": int, "default": 500},
+        steps=500,
         workers={"type": int, "default": os.cpu_count(), "help": "threads that share the runs (default: cores)"},
     )
     options = run.options

@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gradients={"action": "store_true", "help": "gradients as safexplain and as Captum takes them"},
         memory={"action": "store_true", "help": "measure memory as well, in processes of its own"},
         limit={"type": float, "default": 60.0, "help": "seconds for one method, after which rounds end"},
-        batch={"type": int, "default": 32},
+        batch=32,
     )
     options = run.options
     if options.quick:

@@ -36,14 +36,8 @@ class Benchmark(Run):
         rounds: default of a full run.
     """
 
-    def __init__(
-        self, name: str, doc: str | None, argv: Sequence[str] | None, rounds: int, **flags: dict[str, Any]
-    ) -> None:
-        common = {
-            "rounds": {"type": int, "default": rounds},
-            "threads": {"type": int, "default": 1},
-            "device": {"default": "cpu"},
-        }
+    def __init__(self, name: str, doc: str | None, argv: Sequence[str] | None, rounds: int, **flags: Any) -> None:
+        common = {"rounds": rounds, "threads": 1, "device": "cpu"}
         super().__init__(name, doc, argv, **common, **flags)
         if self.quick:
             self.options.rounds = min(self.options.rounds, LEAST_ROUNDS)

@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         __doc__,
         argv,
         rounds=15,
-        candidates={"type": int, "default": 10_000},
+        candidates=10_000,
         skip_slow={"action": "store_true", "help": "leave out the cells that take minutes"},
     )
     options = run.options

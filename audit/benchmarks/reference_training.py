@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rounds=0,
         network={"action": "append", "choices": tuple(NETWORKS), "help": "default: those that suit the device"},
         minutes={"type": float, "default": 4.0, "help": "for all networks; at least three rounds are run"},
-        batch={"type": int, "default": 128},
+        batch=128,
         augmentation={"default": "flip", "choices": ("none", "flip", "crop-flip")},
     )
     options = run.options

@@ -44,10 +44,10 @@ class Run:
         name: of the result.
         doc: of the suite, whose first line the help shows.
         argv: arguments; None: those of the process.
-        flags: options of the suite's own, as `add_argument` takes them; `in_process` is --in-process.
+        flags: options of the suite's own, with a default or as `add_argument` takes them; `in_process` is --in-process.
     """
 
-    def __init__(self, name: str, doc: str | None, argv: Sequence[str] | None, **flags: dict[str, Any]) -> None:
+    def __init__(self, name: str, doc: str | None, argv: Sequence[str] | None, **flags: Any) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safexplain" / "audit"
         data = Path(os.environ.get("SAFEXPLAIN_DATA") or ROOT.parent / "shared" / "data")
         p = argparse.ArgumentParser(prog=started_as(sys.argv[0]), description=(doc or "").partition("\n")[0])
@@ -57,6 +57,8 @@ class Run:
         p.add_argument("--quick", action="store_true", help="a small run that shows that all works; proves nothing")
         p.set_defaults(name=name)
         for flag, given in flags.items():
+            if not isinstance(given, dict):
+                given = {"type": type(given), "default": given}
             p.add_argument(f"--{flag.replace('_', '-')}", **given)
         self.options, self.began = p.parse_args(argv), time.perf_counter()
         self.quick: bool = self.options.quick

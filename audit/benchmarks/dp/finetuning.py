@@ -121,7 +121,7 @@ def memory(way: str, size: int, device: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 when the target is met, 1 otherwise."""
-    run = Benchmark("dp_finetuning", __doc__, argv, rounds=9, batch={"type": int, "default": 32})
+    run = Benchmark("dp_finetuning", __doc__, argv, rounds=9, batch=32)
     options = run.options
     peak = {way: in_fresh_process(memory, way, options.batch, options.device) for way in WAYS}
     steps = {way: make(options.batch, options.device) for way, make in WAYS.items()}

@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         __doc__,
         argv,
         rounds=5,
-        steps={"type": int, "default": 500},
+        steps=500,
         runs={"type": int, "nargs": "+", "default": (1, 17, 200), "help": "how many at once (default 1 17 200)"},
     )
     options = run.options

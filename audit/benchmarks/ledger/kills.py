@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         __doc__,
         argv,
         rounds=1,
-        kills={"type": int, "default": 200},
+        kills=200,
         database={"choices": ("postgres", "sqlite"), "default": "postgres"},
     )
     options = run.options

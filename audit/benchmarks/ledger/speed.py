@@ -302,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         __doc__,
         argv,
         rounds=3,
-        seconds={"type": float, "default": 4.0},
+        seconds=4.0,
         folder={"type": Path, "help": "on the disk to measure (default: that of temporary files)"},
     )
     options = run.options
