@@ -286,7 +286,7 @@ def finding_of(content: Any) -> Finding:
     if not isinstance(content, Mapping):
         raise InputError(f"canaries: expected an object from `safexplain canaries --json`, got {content!r:.60}")
     try:
-        found = counted(content)
+        found = _from_counts(content)
         found.check(content)
     except InputError as error:
         raise InputError(f"canary result: {error}") from None
@@ -295,7 +295,7 @@ def finding_of(content: Any) -> Finding:
     return found
 
 
-def counted(content: Mapping[str, Any]) -> Finding:
+def _from_counts(content: Mapping[str, Any]) -> Finding:
     """The finding from the counts that `to_dict` wrote, without comparing the stated results."""
     if "checks" in content:
         return white_box_of(content)
