@@ -158,7 +158,7 @@ def test_what_may_not_be_served_is_refused_in_one_sentence(folder, tmp_path, cap
     noisy = certificate(b, loaded, explainer=explainer, hardening=Hardening.ranked())
     assert "expected a noise key" in refused(capfd, folder, "--model", model, "--certificate", noisy)
     monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "password")
-    assert "expected 16 random ones" in refused(capfd, folder, "--model", model, "--certificate", noisy)
+    assert "expected at least 16 random bytes" in refused(capfd, folder, "--model", model, "--certificate", noisy)
     assert "LOW:HIGH" in refused(capfd, folder, "--model", model, "--certificate", good, "--input-range", "1")
     assert "period" in refused(capfd, folder, "--model", model, "--certificate", good, "--period", "hour")
 
