@@ -66,7 +66,7 @@ def test_many_steps_are_guessed_to_be_one_gaussian():
     assert accounting._guess_steps(BUDGET, 1e6, 1e-3, 1e-5, "substitute") == MAX_STEPS == 10_000_000
 
 
-@pytest.mark.parametrize(("most", "guess"), [(500, 100), (500, 5000), (500, 500), (1, 400), (1, 1)])
+@pytest.mark.parametrize(("most", "guess"), [(500, 100), (500, 5000), (500, 500), (1, 400), (1, 2), (1, 1)])
 def test_a_search_for_steps_brackets_the_last_that_fits_in_a_few_tries(most, guess):
     tried = []
     low, high = accounting._bracket_steps(lambda steps: tried.append(steps) or steps <= most, guess)
