@@ -63,7 +63,7 @@ _HOMES = {
     "model_digest": "_digest",
     "superpixels": "explain.feature_groups",
 }
-"""Name -> module, for all but the hardened classes of Captum (explain.hardened) and what a hardening is made of.
+"""Name -> module, except for the hardened classes of Captum (explain.hardened) and parts of a hardening.
 
 Type checkers read `__init__.pyi`.
 """

@@ -94,7 +94,7 @@ class Finding:
 class _Record:
     """Counts for one model and method."""
 
-    seen: int = 0
+    checked: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     of: dict[str, int] = field(default_factory=dict)
     logged: dict[str, int] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class Watch:
         wide = max(np.maximum.reduce(high), -np.minimum.reduce(low))
         with self._lock:
             record = self._record(model, method)
-            record.seen += len(low)
+            record.checked += len(low)
         if wide <= HUGE and np.logical_and.reduce(right):
             return
         finite = np.isfinite(low) & np.isfinite(high)
@@ -204,7 +204,7 @@ class Watch:
         with self._lock:
             for kind, which in found.items():
                 if which:
-                    self._count(record, model, method, kind, len(which), record.seen)
+                    self._count(record, model, method, kind, len(which), record.checked)
 
     def _count(self, record: _Record, model: object, method: str, kind: str, maps: int, of: int) -> None:
         """Count, and log at the first finding and at ten times as many."""

@@ -116,7 +116,6 @@ def code_digest(*modules: str, package: Path = Path(__file__).parents[1]) -> str
 
 
 def _source_of(name: str, package: Path) -> Path | None:
-    """File of a module or folder of this package."""
     first, *rest = name.split(".")
     path = package.joinpath(*rest)
     found = (path / "__init__.py", path.with_suffix(".py"))

@@ -1,6 +1,6 @@
 """The modules behind a callable, and everything that a model computes with, which its digest is made of.
 
-Of the attributes of modules, tensors and numbers count, and texts, tuples, lists, dicts and functions that code reached
+Attributes of modules that are tensors or numbers count, and texts, tuples, lists, dicts and functions that code reached
 by `forward` reads by name. Attributes that this code itself writes do not count: a cache, a counter of calls or a kept
 activation would change the digest, and with it the noise, at each query. Python code counts by the names of classes.
 """

@@ -31,21 +31,6 @@ from safexplain.outputs import Probability, are_probabilities, as_module
 if TYPE_CHECKING:
     from safexplain.verdict.certificate.read import Certificate, GuaranteeCertificate
 
-__all__ = [
-    *(
-        "Audited",
-        "Pinned",
-        "Predict",
-        "at",
-        "check_options",
-        "check_subject",
-        "check_unchanged",
-        "checked_model",
-        "with_service_key",
-    ),
-    *("load_audited", "pin", "check_as_audited", "subject_of"),
-]
-
 CLIENT_ARGUMENTS = frozenset({"inputs", "target"})
 """Arguments of `attribute` that a client may choose."""
 

@@ -18,12 +18,9 @@ import torch
 from torch import Tensor
 
 from safexplain.errors import InputError, RefusedError, needs_extra
-from safexplain.hardening.hardening import plain
+from safexplain.hardening.hardening import plain_tensors
 
-__all__ = [
-    *("Groups", "by_name", "find_groups", "grid_segments", "harden_groups", "names_of", "show_set", "superpixels"),
-    "words",
-]
+__all__ = ["grid_segments", "show_set", "superpixels", "words"]
 
 Tensors = tuple[Tensor, ...]
 Harden = Callable[[Tensor, slice], Tensor]
@@ -214,7 +211,7 @@ def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
         RefusedError: the map has more than one value in a group.
     """
     widths = [t[:1].numel() for t in tensors]
-    flat = torch.cat([t.flatten(1) for t in plain(tensors)], 1)
+    flat = torch.cat([t.flatten(1) for t in plain_tensors(tensors)], 1)
     released = torch.empty_like(flat)
     for i, group in enumerate(groups):
         rows = slice(0, len(flat)) if len(groups) == 1 else slice(i, i + 1)

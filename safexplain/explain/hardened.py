@@ -31,7 +31,7 @@ from safexplain.explain.feature_groups import by_name, find_groups, harden_group
 from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
 from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, explained_classes, oriented, orients_first
 from safexplain.explain.query import NUMBERS, query_of, round_as_hashed
-from safexplain.hardening.hardening import Hardening, hardening_or_default, plain
+from safexplain.hardening.hardening import Hardening, hardening_or_default, plain_tensors
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
@@ -289,7 +289,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             empty = tuple(x.new_empty(x.shape, dtype=torch.result_type(x, 1.0)) for x in inputs)  # as maps are
             return empty if isinstance(options["inputs"], tuple) else empty[0]
         native = self._run_native({name: _two_zero_examples(value) for name, value in options.items()}, borrow)
-        empty = tuple(t[:0].clone() for t in plain(native if isinstance(native, tuple) else (native,)))
+        empty = tuple(t[:0].clone() for t in plain_tensors(native if isinstance(native, tuple) else (native,)))
         return empty if isinstance(native, tuple) else empty[0]
 
     def _classes_to_explain(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], borrow: Lend) -> Any:
@@ -447,7 +447,7 @@ def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if not tensors or not all(isinstance(x, Tensor) and x.dim() > 0 for x in tensors):
         raise InputError(
-            f"inputs must be a tensor of shape (batch, ...) or a tuple of such, got {type(inputs).__name__}"
+            f"inputs must be a tensor of shape (batch, ...) or a tuple of these, got {type(inputs).__name__}"
         )
     return tensors, min([x.shape[0] for x in tensors])
 

@@ -38,11 +38,6 @@ def threshold_of_trees(native: Any, model: Any) -> float | None:
     return LOG_ODDS if native.model.tree_output == "log_odds" or has_two_classes(model) else None
 
 
-def threshold_of_linear(model: Any) -> float | None:
-    """The threshold of a linear model's one output; None: the output is a number."""
-    return LOG_ODDS if has_two_classes(model) else None
-
-
 def threshold_of_function(native: Any) -> float | None:
     """The threshold of a `shap.KernelExplainer`'s function with one output; None: the output is a number.
 

@@ -33,8 +33,6 @@ from safexplain.explain.captum.explainers import GradCAM, Gradient
 from safexplain.explain.isolation import Lend, explainers_in
 from safexplain.hardening.noise import as_hashed, targets_of
 
-__all__ = ["NUMBERS", "SELECTS", "probe", "query_of", "round_as_hashed"]
-
 SELECTS = frozenset(
     {"abs", "nt_type", "neuron_selector", "attribute_to_layer_input", "attribute_to_neuron_input"}
     | {"relu_attributions", "attr_dim_summation", "custom_attribution_func", "interpolate_mode"}

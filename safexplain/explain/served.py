@@ -207,7 +207,7 @@ def load_release(
         any(row.mixes_batch for row in rows),
         explainers[0].hardening,
         pinned.model,
-        {row.name: _explain_batch(explainer) for row, explainer in zip(rows, explainers, strict=True)},
+        {row.name: _answer_function(explainer) for row, explainer in zip(rows, explainers, strict=True)},
         exclusive,
     )
 
@@ -237,7 +237,7 @@ def _before_audit(
     return pin(made, forward, model, named, hardening, {}), digest(row.name, stated, hardening.to_json(), named)
 
 
-def _explain_batch(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
+def _answer_function(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
     """The function that explains a batch by a pinned explainer."""
     pinned, row = explainer._pinned, CATALOG[explainer._pinned.method]
 

@@ -36,7 +36,7 @@ from safexplain.explain.isolation import lend
 from safexplain.explain.wrap import harden
 from safexplain.faithfulness import faithfulness
 from safexplain.hardening.clips import UnitNorm
-from safexplain.hardening.hardening import Hardening, plain
+from safexplain.hardening.hardening import Hardening, plain_tensors
 from safexplain.outputs import are_probabilities
 from safexplain.verdict.certificate.read import load_guarantee
 from safexplain.verdict.certificate.write import guarantee_statement, write_json
@@ -169,13 +169,13 @@ class PublicExplainer:
             check_unchanged(module, found)
         several = isinstance(inputs, tuple)
         with torch.inference_mode(False):
-            asked = tuple(x.clone() for x in plain(tensors))
-            inputs = asked if several else asked[0]
+            queries = tuple(x.clone() for x in plain_tensors(tensors))
+            inputs = queries if several else queries[0]
             if batch == 0:
                 return inputs
             if target is None:
-                target = _labels_in(_query_model(self.model, asked, options.get("additional_forward_args")), batch)
-                target = target.to(asked[0].device)
+                target = _labels_in(_query_model(self.model, queries, options.get("additional_forward_args")), batch)
+                target = target.to(queries[0].device)
             maps = [_finite_maps(explainer, inputs, target, options) for explainer in self._explainers]
             released = maps[0] if len(maps) == 1 else _mean_of_unit_maps(maps)
         return released if several else released[0]
@@ -205,7 +205,7 @@ class PublicExplainer:
         check_whole("batch_size", batch_size, 1)
         agree, worth = 0, {}
         with torch.inference_mode(False):
-            x = plain((x,))[0].clone()
+            x = plain_tensors((x,))[0].clone()
             parts = torch.split(x, batch_size)
             answers = [_query_model(self.model, (part,)) for part in parts]
             labels = [_labels_in(answer, len(part)) for answer, part in zip(answers, parts, strict=True)]
@@ -319,7 +319,8 @@ class StudentExplainer(PublicExplainer):
         check_mode(model, stacklevel=3)
         with torch.inference_mode(False):
             x = torch.as_tensor(public_x)
-            x = plain((x.float() if isinstance(public_x, np.ndarray) and x.dtype == torch.float64 else x,))[0].clone()
+            x = x.float() if isinstance(public_x, np.ndarray) and x.dtype == torch.float64 else x
+            x = plain_tensors((x,))[0].clone()
             if x.dim() < 2 or len(x) < 2:
                 raise InputError(f"public_x: expected inputs (n, ...), at least 2 of them, got {tuple(x.shape)}")
             device = next((p.device for m in modules_of(model) for p in m.parameters()), x.device)
@@ -355,12 +356,10 @@ class StudentExplainer(PublicExplainer):
 
 
 def _as_tuple(models: Any) -> tuple[Any, ...]:
-    """One model or several."""
     return tuple(models) if isinstance(models, Sequence | nn.ModuleList) else (models,)
 
 
 def _check_model(model: object) -> None:
-    """Raise unless it can be called."""
     if not callable(model):
         raise ConfigurationTypeError(
             f"model: expected a module or a function of inputs, got {type(model).__name__}; for a scikit-learn"
@@ -375,11 +374,11 @@ def _holds(value: object, model: Callable[..., Any]) -> bool:
     return copy or id(value) in private or any(id(p) in private for m in modules_of(value) for p in m.modules())
 
 
-def _query_model(model: Callable[..., Any], asked: tuple[Tensor, ...], extra: Any = ()) -> Any:
+def _query_model(model: Callable[..., Any], queries: tuple[Tensor, ...], extra: Any = ()) -> Any:
     """A model's answers for a batch, by a private copy if it is in training mode."""
     more = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
     with torch.no_grad(), lend(Saliency, {"forward_func": model}) as private:
-        out = private.forward_func(*(x.clone() for x in asked), *more)
+        out = private.forward_func(*(x.clone() for x in queries), *more)
     return torch.as_tensor(out) if isinstance(out, np.ndarray) and out.dtype.kind in "biuf" else out
 
 
@@ -391,10 +390,10 @@ def _gives_scores(answers: Any) -> bool:
 def _labels_in(answers: Any, batch: int) -> Tensor:
     """(batch,) int64 labels from the private model's answers."""
     if _gives_scores(answers) and len(answers) == batch:
-        return plain((answers,))[0].argmax(1)
+        return plain_tensors((answers,))[0].argmax(1)
     fractions = isinstance(answers, Tensor) and (answers.is_floating_point() or answers.is_complex())
     if isinstance(answers, Tensor) and answers.shape == (batch,) and not fractions and int(answers.min()) >= 0:
-        return plain((answers,))[0].long()
+        return plain_tensors((answers,))[0].long()
     got = f"{answers.dtype} of shape {tuple(answers.shape)}" if isinstance(answers, Tensor) else type(answers).__name__
     raise InputError(
         "expected scores (batch, classes >= 2) from the private model, or integer labels (batch,) from 0, got"
@@ -421,7 +420,7 @@ def _make_explainer(explainer: Any, model: Any) -> Any:
 def _finite_maps(explainer: Any, inputs: Any, target: Any, options: dict[str, Any]) -> tuple[Tensor, ...]:
     """One model's maps, detached and finite, one for each input."""
     maps = _as_tuple(explainer.attribute(inputs, target=target, **options))
-    return tuple(torch.nan_to_num(t, nan=0.0, posinf=0.0, neginf=0.0) for t in plain(maps))
+    return tuple(torch.nan_to_num(t, nan=0.0, posinf=0.0, neginf=0.0) for t in plain_tensors(maps))
 
 
 def _mean_of_unit_maps(maps: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -209,7 +209,6 @@ class TableExplainer:
 
     @classmethod
     def _signature(cls) -> inspect.Signature:
-        """The native entry's."""
         assert cls._row is not None
         return inspect.signature(getattr(cls._row.native, cls._row.entry))
 

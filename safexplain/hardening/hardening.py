@@ -263,7 +263,7 @@ class Hardening:
         tensors = cast("tuple[Tensor, ...]", attributions if isinstance(attributions, tuple) else (attributions,))
         if not tensors or any(not isinstance(t, Tensor) or t.dim() == 0 for t in tensors):
             raise InputError("expected attributions of shape (batch, ...): a tensor or a tuple of tensors")
-        tensors = plain(tensors)
+        tensors = plain_tensors(tensors)
         if self.is_none:
             released = [t.clone() for t in tensors]
         elif not all(map(torch.is_floating_point, tensors)):
@@ -377,7 +377,7 @@ def hardening_or_default(
     return hardening
 
 
-def plain(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def plain_tensors(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same numbers, detached, as tensors of the base class: a subclass may carry other data."""
     with torch._C.DisableTorchFunctionSubclass():
         return tuple(t.detach().as_subclass(Tensor) for t in tensors)

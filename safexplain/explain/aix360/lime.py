@@ -56,7 +56,6 @@ def _private_copy(explainer: Any, generator: np.random.RandomState | None) -> An
 
 @cache
 def _explanation() -> Any:
-    """The class of released explanations of tables and texts."""
     native: Any = load("lime.explanation").Explanation
 
     class LimeExplanation(native):  # type: ignore[misc]

@@ -210,7 +210,7 @@ def _query(X: Rows, gaussian: bool) -> Tensor:
         return torch.from_numpy(X.mean(axis=0, keepdims=True))
     counts = Counter(hashlib.blake2b((row.astype(np.float32) + 0.0).tobytes()).digest() for row in X)
     once = math.gcd(*counts.values())
-    whole = hashlib.blake2b(digest_size=32)
+    combined = hashlib.blake2b(digest_size=32)
     for row in sorted(counts):
-        whole.update(row + (counts[row] // once).to_bytes(8, "little"))
-    return torch.from_numpy(np.frombuffer(whole.digest(), dtype=np.int64).copy())[None]
+        combined.update(row + (counts[row] // once).to_bytes(8, "little"))
+    return torch.from_numpy(np.frombuffer(combined.digest(), dtype=np.int64).copy())[None]

@@ -327,7 +327,6 @@ class _Shapley(HardenedAlibi):
 
     @property
     def _shap(self) -> HardenedShap:
-        """The hardened explainer of shap."""
         native, known = getattr(self._explainer, "_explainer", None), self._made
         if not defined_in(type(native), "shap"):
             raise ConfigurationError(

@@ -150,4 +150,4 @@ def _plain(value: Any, *, arrays: bool = True) -> Any:
         return {_plain(key, arrays=False): _plain(item, arrays=arrays) for key, item in value.items()}
     if arrays and isinstance(value, np.ndarray) and value.dtype.kind in _STORED:
         return np.array(value, copy=True, subok=False)
-    raise RefusedError(f"expected numbers, strings or containers of such, got {type(value).__name__}")
+    raise RefusedError(f"expected numbers, strings or containers of these, got {type(value).__name__}")

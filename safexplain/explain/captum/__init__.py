@@ -1,6 +1,6 @@
-"""What Captum's explainers need beside Captum: explainers that it lacks, layers, and checks of models.
+"""What Captum lacks for the explainers here.
 
-`explainers` has the signed gradient, Grad-CAM and Grad-CAM++ in Captum's conventions; `layers` says which layer is
-explained where nobody does, and lays its output out as a map; `model_checks` refuses methods that would silently be
-another one on a model. All methods stand as rows in `safexplain.explain.catalog`.
+`explainers` has the signed gradient, Grad-CAM and Grad-CAM++ in Captum's conventions, the default layer and layouts of
+layers as maps; `model_checks` refuses methods that a model silently turns into others, and `rewrite` turns functions
+into modules.
 """

@@ -273,7 +273,6 @@ def is_estimator(model: object) -> bool:
 
 
 def _class_name(model: nn.Module) -> str:
-    """Class name of the network."""
     return type(unwrapped(model)).__name__
 
 

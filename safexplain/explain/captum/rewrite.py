@@ -122,7 +122,6 @@ def _rewrite(graph: fx.Graph, root: nn.Module) -> int:
 
 
 def _added(root: nn.Module, module: nn.Module) -> str:
-    """Add a module, and return its name."""
     kind = type(module).__name__.lower()
     name = next(n for n in (f"{kind}_{i}" for i in count(1)) if not hasattr(root, n))
     root.add_module(name, module)

@@ -26,12 +26,13 @@ from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.libraries import draw_from, load, seeded_generators
 from safexplain.explain.orientation import (
+    LOG_ODDS,
     Direction,
     explained_classes,
+    has_two_classes,
     oriented,
     orients_first,
     threshold_of_function,
-    threshold_of_linear,
     threshold_of_trees,
 )
 from safexplain.explain.shap.pipelines import Encoded
@@ -176,7 +177,6 @@ class HardenedShap(TableExplainer):
     def _harden_single_output(
         self, raw: Values, base: Any, rows: Values, target: Any, direction: Direction | None
     ) -> Values:
-        """(n, d) hardened of one output."""
         if self.hardening.is_none and target is None and direction is None:
             return self._released(raw, rows, None)
         scores = raw.sum(axis=1) + np.asarray(base, dtype=np.float64).reshape(-1)[-1:]
@@ -188,7 +188,6 @@ class HardenedShap(TableExplainer):
         return oriented(self._released(raw, rows, None), classes)
 
     def _harden_outputs(self, raw: Values, rows: Values) -> Values:
-        """(n, d, outputs) hardened."""
         outputs = list(np.moveaxis(raw, -1, 0))
         released = [self._released(values, rows, j) for j, values in enumerate(outputs)]
         if len(released) == 2 and self.hardening.noise is not None:
@@ -198,12 +197,11 @@ class HardenedShap(TableExplainer):
         return np.stack(released, axis=-1)
 
     def _released(self, values: Values, rows: Values, target: Any) -> Values:
-        """(n, d) hardened."""
-        maps, asked = torch.from_numpy(np.array(values, dtype=np.float64)), torch.from_numpy(rows)
-        watch().add(self._explained, self._name, (maps,), inputs=(asked,))
+        maps, instances = torch.from_numpy(np.array(values, dtype=np.float64)), torch.from_numpy(rows)
+        watch().add(self._explained, self._name, (maps,), inputs=(instances,))
         query: dict[str, Any] = {}
         if self.hardening.noise is not None:
-            query = {"inputs": (asked,), "target": target, "model_digest": self._digest(), "method": self._method()}
+            query = {"inputs": (instances,), "target": target, "model_digest": self._digest(), "method": self._method()}
         return self.hardening(maps, **query).numpy().copy()
 
     def _method(self) -> str:
@@ -212,10 +210,12 @@ class HardenedShap(TableExplainer):
     def __call__(self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any) -> Any:
         """A `HardenedExplanation`; options as of `shap_values`."""
         known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
-        asked = X.toarray() if hasattr(X, "toarray") else np.array(X)
-        names = getattr(X, "columns", known if known is not None else [f"Feature {i}" for i in range(asked.shape[-1])])
+        instances = X.toarray() if hasattr(X, "toarray") else np.array(X)
+        names = getattr(
+            X, "columns", known if known is not None else [f"Feature {i}" for i in range(instances.shape[-1])]
+        )
         values = self._values(X, options, target, direction)
-        return _explanation()(values, data=asked, feature_names=[str(name) for name in names])
+        return _explanation()(values, data=instances, feature_names=[str(name) for name in names])
 
     def _hashed(self, rows: Values) -> Values:
         return rows if self.hardening.is_none else as_hashed(torch.from_numpy(rows)).numpy()
@@ -248,7 +248,6 @@ class HardenedShap(TableExplainer):
         return np.asarray(found[0] if np.ndim(X) == 1 else found)
 
     def _output_of(self, target: int) -> int:
-        """The native output of a class."""
         if self._places is None:
             return target
         if target not in self._places:
@@ -462,7 +461,7 @@ class HardenedLinearExplainer(_OfModel):
 
     @cached_property
     def _threshold(self) -> float | None:
-        return threshold_of_linear(self._explained)
+        return LOG_ODDS if has_two_classes(self._explained) else None
 
     def _model_of(self, native: Any) -> Any:
         return native.model
@@ -556,8 +555,8 @@ class HardenedKernelExplainer(HardenedShap):
         generators: Sequence[np.random.RandomState | None] = [None] * len(rows)  # NumPy's global one, as natively
         if not self.hardening.is_none:
             digest = b"" if self.hardening.noise is None else self._digest()
-            asked = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),)
-            generators = seeded_generators(self.hardening, asked, digest, self._method())
+            instances = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),)
+            generators = seeded_generators(self.hardening, instances, digest, self._method())
         found = [np.zeros((0, rows.shape[1]))] if not generators else []
         for i, generator in enumerate(generators):
             with draw_from(generator):
@@ -599,7 +598,6 @@ def _missing_children(ensemble: Any, model: Any) -> Values:
 
 
 def _background_digest(*arrays: Any) -> str:
-    """A digest of a background."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         dense = np.asarray(array.toarray() if hasattr(array, "toarray") else array)
