@@ -443,9 +443,9 @@ def explainers_of(
                 f"{row.name} is made from public rows: give --public FILE, with rows that are no secret and were not"
                 " trained on, in the form of --data without label and member"
             )
-        made = {key: value for key, value in {**known, **own}.items() if key in kind._makes}
+        made = {key: value for key, value in {**known, **own}.items() if key in kind._init_options}
         makers.append(kind.catalogued(public=public, **made))
-        calls[row.name] = {key: value for key, value in own.items() if key not in kind._makes}
+        calls[row.name] = {key: value for key, value in own.items() if key not in kind._init_options}
     if public is not None and not of_rows:
         raise ConfigurationError(
             f"--public only works with explainers made from public rows ({', '.join(TABLE_METHODS)}); leave it out"
