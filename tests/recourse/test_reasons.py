@@ -316,8 +316,8 @@ def test_letters_refuse_wrong_names_features_without_words_and_rows_of_numbers()
 
 
 def test_a_letter_promises_no_more_than_the_guarantee():
-    values = (0.0, 1.0, 1e-5, 1.23, 1.2301, 1.2341, 9.999, 123.4)
-    assert list(map(_rounded_up, values)) == ["0", "1", "1e-05", "1.23", "1.24", "1.24", "10", "124"]
+    values = (0.0, 1.0, 1e-5, 1.23, 1.2301, 1.2341, 9.999, 123.4, 1.2341e-10)
+    assert list(map(_rounded_up, values)) == ["0", "1", "1e-05", "1.23", "1.24", "1.24", "10", "124", "1.24e-10"]
 
 
 def test_changes_are_a_frame_with_one_row_for_each_change():

@@ -78,7 +78,7 @@ class Moves:
     def parts(self, task: Boundary, *of: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Split (n, ...) tensors such that all moves of the rows in a part fit into a batch."""
         size = max(1, task.score.batch_size // max(1, len(self.keep)))
-        return zip(*(torch.split(whole, size) for whole in of), strict=True)
+        return zip(*(torch.split(tensor, size) for tensor in of), strict=True)
 
     def saving(self, task: Boundary, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor, count: int) -> Tensor:
         """(n, count) the moves that lower the cost most; -1: none left."""
@@ -207,14 +207,14 @@ class _State:
         row, move = real.nonzero(as_tuple=True)
         if not len(row):
             return changed
-        own = queries[row]
-        bounds = self.lower[own], self.upper[own]
-        point = refit(task, self.moves, self.x[own], self.aim[own], tried[row, move], *bounds)
-        value, cost = task.score.values(point), task.price.energy(point - self.x[own])
-        slot = _earlier_occurrences(own)
+        query = queries[row]
+        bounds = self.lower[query], self.upper[query]
+        point = refit(task, self.moves, self.x[query], self.aim[query], tried[row, move], *bounds)
+        value, cost = task.score.values(point), task.price.energy(point - self.x[query])
+        slot = _earlier_occurrences(query)
         for k in range(int(slot.max()) + 1):  # each query once per round
             now = (slot == k).nonzero()[:, 0]
-            to, was = own[now], self.value[own[now]] >= task.goal
+            to, was = query[now], self.value[query[now]] >= task.goal
             cheaper = ~was | (cost[now] < self.cost[to] * (1.0 - 1e-9))
             better = torch.where(value[now] >= task.goal, cheaper, ~was & (value[now] > self.value[to]))
             take, to = now[better], to[better]

@@ -109,9 +109,9 @@ def scores_of(
     network: nn.Module, rows: NDArray[np.float64], *, favourable: int = 1, batch_size: int = 8192
 ) -> NDArray[np.float64]:
     """(n,) scores of (n, d) rows, in evaluation mode; arguments and errors as `NetworkScore`."""
-    asked = NetworkScore(network, favourable=favourable, batch_size=batch_size)
+    score = NetworkScore(network, favourable=favourable, batch_size=batch_size)
     with evaluation_mode(network):
-        found = asked.values(torch.from_numpy(rows).to(asked.home))
+        found = score.values(torch.from_numpy(rows).to(score.home))
     return np.asarray(found.cpu().numpy(), dtype=np.float64)
 
 

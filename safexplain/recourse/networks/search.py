@@ -306,14 +306,14 @@ def _best_scattered(
     steps = _directions(task, _SCATTERED, generator)
     lengths = torch.logspace(-3, 0, _SCATTERED, dtype=x.dtype, device=x.device)[:, None]
     size, found = max(1, task.score.batch_size // _SCATTERED), []
-    for own, here, low, high in zip(*(torch.split(part, size) for part in (x, origin, lower, upper)), strict=True):
-        points = here[:, None] + task.reach(own)[:, None, None] * lengths * steps
+    for query, start, low, high in zip(*(torch.split(part, size) for part in (x, origin, lower, upper)), strict=True):
+        points = start[:, None] + task.reach(query)[:, None, None] * lengths * steps
         points = torch.minimum(torch.maximum(points, low[:, None]), high[:, None])
-        values = task.score.values(points.flatten(0, 1)).reshape(len(own), -1)
+        values = task.score.values(points.flatten(0, 1)).reshape(len(query), -1)
         valid = values >= task.goal
-        distance = torch.where(valid, task.price.distance(points - own[:, None]), torch.inf)
+        distance = torch.where(valid, task.price.distance(points - query[:, None]), torch.inf)
         chosen = torch.where(valid.any(dim=1), distance.argmin(dim=1), values.argmax(dim=1))
-        found.append(points[torch.arange(len(own), device=x.device), chosen])
+        found.append(points[torch.arange(len(query), device=x.device), chosen])
     return torch.cat(found)
 
 
