@@ -80,15 +80,7 @@ class Threshold:
     def __call__(
         self, target: Floats, shadows: Floats | None = None, membership: Bools | None = None
     ) -> NDArray[np.float64]:
-        """Score every example by its signal alone; `shadows` and `membership` are not used.
-
-        Args:
-            target: (n,) signal of the target model.
-            shadows: ignored.
-            membership: ignored.
-
-        Returns:
-            (n,) scores, higher says "member".
+        """(n,) scores of the (n,) signal of the target model; `shadows` and `membership` are not used.
 
         Raises:
             InputError: the signal is not one finite number per example.

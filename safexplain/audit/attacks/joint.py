@@ -76,15 +76,9 @@ class JointLikelihoodRatio:
         check_transform(self.transform)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
-        """Score every example; higher says "member".
+        """(n,) log likelihood ratios of (n,) or (n, k) numbers, k <= 2,048, by those of m reference models (m, n[, k]).
 
-        Args:
-            target: (n,) or (n, k) numbers of the target model, k <= 2,048.
-            shadows: (m, n) or (m, n, k) numbers of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) log likelihood ratios; 0 where no reference model was trained with, or none without, the example.
+        The ratio is 0 if no reference model was trained with, or none without, the example.
 
         Raises:
             InputError: shapes disagree, values are not finite, there are more than 2,048 columns, no example has

@@ -136,15 +136,7 @@ class Learned:
             raise ConfigurationError(f"device: expected auto, cpu, cuda or cuda:0, got {self.device!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
-        """Score every example; higher says "member". The target's own membership is not used.
-
-        Args:
-            target: (n, d) maps of the target model.
-            shadows: (m, n, d) maps of m >= 2 reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) logits.
+        """(n,) logits of (n, d) maps, by a classifier of those of m >= 2 reference models (m, n, d).
 
         Raises:
             InputError: shapes disagree, values are not finite, or as `fit`.

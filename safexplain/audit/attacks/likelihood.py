@@ -80,15 +80,9 @@ class LikelihoodRatio:
         check_transform(self.transform)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
-        """Score every example; higher says "member".
+        """(n,) log likelihood ratios of (n,) or (n, d) signals, by those of m reference models (m, n) or (m, n, d).
 
-        Args:
-            target: (n,) or (n, d) signal of the target model.
-            shadows: (m, n) or (m, n, d) signals of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) log likelihood ratios; 0 where no reference model was trained with, or none without, the example.
+        The ratio is 0 if no reference model was trained with, or none without, the example.
 
         Raises:
             InputError: shapes disagree, values are not finite, no example has references on both sides, or the
@@ -322,15 +316,7 @@ class LabelLikelihoodRatio:
         check_number("smoothing", self.smoothing, above=0)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
-        """Score every example; higher says "member".
-
-        Args:
-            target: (n,) class indices released by the target model.
-            shadows: (m, n) class indices of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) log likelihood ratios.
+        """(n,) log likelihood ratios of (n,) released class indices, by those of m reference models (m, n).
 
         Raises:
             InputError: shapes disagree or labels are not one number per example.

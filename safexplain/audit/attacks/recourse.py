@@ -57,15 +57,9 @@ class CounterfactualLRT:
             raise ConfigurationError(f"variance: expected global or local, got {self.variance!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
-        """Score every example; higher says "member".
+        """(n,) scores of (n,) recourse distances, at least 0, by those of m reference models (m, n).
 
-        Args:
-            target: (n,) recourse distances of the target model, at least 0.
-            shadows: (m, n) distances of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) scores; 0 for examples without a reference model that was not trained on them (two for "local").
+        The score is 0 for examples without a reference model that was not trained on them (two for "local").
 
         Raises:
             InputError: shapes disagree, a distance is negative or not finite, or no example has two references that

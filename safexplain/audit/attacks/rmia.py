@@ -47,15 +47,9 @@ class RMIA:
             raise ConfigurationError(f"a: expected a number in [0, 1], got {self.a!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
-        """Score every example; higher says "member".
+        """(n,) shares in [0, 1], from cross-entropies on the true labels, (n,), and those of m reference models (m, n).
 
-        Args:
-            target: (n,) cross-entropy of the target model on the true labels.
-            shadows: (m, n) the same of reference models.
-            membership: (m, n) bool.
-
-        Returns:
-            (n,) shares in [0, 1]. An example without the reference models it needs gets the ratio 1.
+        An example without the reference models it needs gets the ratio 1.
 
         Raises:
             InputError: shapes disagree, a value is negative or not finite, fewer than two examples, or no example has

@@ -26,8 +26,6 @@ from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult
 from safexplain.verdict.canaries.white_box import WhiteBoxResult
 
-__all__ = ["audit_training"]
-
 
 def audit_training(
     tuner: DPFineTuner,

@@ -19,8 +19,6 @@ from torch import Tensor
 from safexplain.audit.canaries.canary import margins
 from safexplain.errors import InputError
 
-__all__ = ["FAR", "OUTLIER_SCORES", "far_record", "from_mean", "outlier_scores", "probe_rows"]
-
 FAR = 200.0
 """Distance of the outlier from the mean of the data, in distances of the records from it (root mean square)."""
 

@@ -18,8 +18,6 @@ from safexplain.audit.canaries.canary import Model, at_least_single
 from safexplain.dp.heads.closed_form import HeadRecipe, Rows, common_batches
 from safexplain.errors import InputError
 
-__all__ = ["Reference", "least_confident", "reference", "true_class_probability"]
-
 _READS = 100
 """Approximate number of times that the confidence is computed in a training."""
 _ROWS = 2**14

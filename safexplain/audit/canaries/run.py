@@ -30,8 +30,6 @@ from safexplain.verdict.canaries.claim import ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
 from safexplain.verdict.stats.lower_bounds import BoundMethod
 
-__all__ = ["Threshold", "canary_for", "run_canaries", "scores_of", "worst_case_scores"]
-
 Threshold = float | Literal["auto", "split"]
 """A number fixed beforehand; "split": chosen on 30 % of the runs; "auto": 0 if the scores on D and D' are centred on 0
 by construction (worst-case; gradient with SGD, whose drift is known), otherwise "split"."""

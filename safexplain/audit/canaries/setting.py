@@ -24,8 +24,6 @@ from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 
-__all__ = ["PRESETS", "Setting", "preset"]
-
 
 @dataclass(frozen=True, eq=False)
 class Setting:

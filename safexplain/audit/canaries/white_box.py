@@ -50,8 +50,6 @@ from safexplain.verdict.canaries.white_box import (
     noise_size,
 )
 
-__all__ = ["WhiteBox", "add_noise"]
-
 Array = NDArray[np.float64]
 Step = Callable[[Any, Any, Any], Any]
 

@@ -18,8 +18,6 @@ from safexplain._digest import digest
 from safexplain.dp.sgd.records import InMemory, records_of
 from safexplain.errors import InputError
 
-__all__ = ["Fetched", "NeighbouringData", "digest_of", "records", "stacked"]
-
 Record = tuple[Tensor, Tensor]
 
 

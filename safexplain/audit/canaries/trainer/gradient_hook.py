@@ -18,8 +18,6 @@ from torch import Tensor
 from safexplain.audit.canaries.trainer.data import Fetched
 from safexplain.errors import InputError, RefusedError
 
-__all__ = ["OVER", "GradientHook", "rows_of", "watched_optimizers"]
-
 OVER = 10.0
 """Norm of the canary's gradient over the bound C; correct clipping reduces it to C."""
 

@@ -17,8 +17,6 @@ from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.verdict.canaries.result import CanaryResult
 
-__all__ = ["audit_within", "runs_within", "stages_of"]
-
 MIN_RUNS = 20
 """Fewest runs of a scenario at its first judgement."""
 

@@ -56,8 +56,6 @@ from safexplain.verdict.canaries.claim import Claim, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, decisive, judge
 from safexplain.verdict.stats.lower_bounds import BoundMethod
 
-__all__ = ["CanaryProbe"]
-
 MANY = 100
 """Fewest runs with which biases and running statistics serve as scores too; with fewer, the choice would be random."""
 

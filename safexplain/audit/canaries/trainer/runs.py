@@ -29,18 +29,6 @@ from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
 from safexplain.audit.references.parallel import each
 from safexplain.errors import InputError, RefusedError
 
-__all__ = [
-    "SEEDED",
-    "Run",
-    "Train",
-    "call_watched",
-    "numbers_of",
-    "run_all",
-    "same_bits",
-    "seed_of_run",
-    "seeded",
-]
-
 Array = NDArray[np.float64]
 
 READ = 8
