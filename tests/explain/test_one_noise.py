@@ -486,7 +486,7 @@ def test_chosen_baselines_of_gradientshap_do_not_show_the_noise():
 
 def test_baselines_that_are_a_function_are_refused():
     model, x = digits_net(nn.Linear(32, 10)), digits()
-    with pytest.raises(RefusedError, match="call it, and pass the tensors"):
+    with pytest.raises(RefusedError, match="call it and pass its result"):
         HardenedGradientShap(model, hardening=NOISY).attribute(x, baselines=lambda: torch.randn(4, 64), target=3)
 
 
