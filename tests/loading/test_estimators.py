@@ -276,7 +276,7 @@ def test_codes_go_there_and_back_and_through_their_file(tmp_path: Path) -> None:
     assert Columns.read(columns.save(tmp_path / "columns.json")) == columns
     back = columns.decode(columns.encode(frame))
     pd.testing.assert_frame_equal(back.astype({"n": float}), frame.fillna({"t": np.nan}))
-    with pytest.raises(InputError, match="has no code"):
+    with pytest.raises(InputError, match=r"expected one of .*, got"):
         columns.encode(pd.DataFrame({"n": [1.0], "t": ["z"]}))
     with pytest.raises(InputError, match="missing: t"):
         columns.encode(frame[["n"]])
@@ -322,7 +322,7 @@ def test_what_is_compressed_is_told_by_its_first_byte_and_not_unpacked(pack: Cal
 
 @pytest.mark.parametrize("asked", ["", "cook"])
 def test_a_text_without_a_code_is_refused_an_empty_one_too(asked: str) -> None:
-    with pytest.raises(InputError, match="has no code"):
+    with pytest.raises(InputError, match=r"expected one of .*, got"):
         Columns.of(FRAME).encode(FRAME.assign(job=asked))
 
 
