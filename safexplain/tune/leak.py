@@ -25,20 +25,11 @@ from safexplain.verdict.evidence import is_judged
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc
 
-FPRS = (0.005, 0.01, 0.02, 0.05)
-"""False-positive rates over which the excess is averaged."""
-
-MIN_REFERENCES = 4
-"""Fewest reference models for stacks."""
-
-PLAYERS = 8
-"""Most models that play the target to fit the stacks; at least as many are targets."""
-
-FEW, MANY = 4, 16
-"""Most targets attacked first, and for points that may be on the front."""
-
-RESAMPLES = 100
-"""Draws of examples and targets behind a standard error."""
+FPRS = (0.005, 0.01, 0.02, 0.05)  # false-positive rates over which the excess is averaged
+MIN_REFERENCES = 4  # fewest reference models for stacks
+PLAYERS = 8  # most models that play the target to fit the stacks; at least as many are targets
+FEW, MANY = 4, 16  # most targets attacked first, and for points that may be on the front
+RESAMPLES = 100  # draws of examples and targets behind a standard error
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]

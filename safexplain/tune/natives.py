@@ -28,8 +28,7 @@ from safexplain.hardening.hardening import Hardening
 MOST_KEPT = 1 << 30
 """Most bytes of native maps in memory; beyond, the least recently used set of options is computed again."""
 
-AFTER = ("interpolate_mode",)
-"""Options that only enlarge maps after hardening; maps are compared before."""
+AFTER = ("interpolate_mode",)  # options that only enlarge maps after hardening; maps are compared before
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +98,7 @@ class Natives:
 
     def release(self, maps: Sequence[Maps], hardening: Hardening, models: Sequence[int] | None = None) -> list[Tensor]:
         """Hardened native maps of these models (None: all), (models, n, ...) for each explainer; noise uses this
-        search's
-        key and is independent between models."""
+        search's key and is independent between models."""
         hardening = hardening.with_key(self._key)
         chosen = range(len(self.models)) if models is None else models
         return [

@@ -20,8 +20,7 @@ from safexplain.tune.leak import FEW, MANY, Leakage, LeakMeter
 from safexplain.tune.natives import Natives
 from safexplain.tune.result import NORMAL, Point
 
-ROWS = 2000
-"""Most explanations for measuring utility: those of the audited model, then of further ones."""
+ROWS = 2000  # most explanations for measuring utility: those of the audited model, then of further ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +68,7 @@ class Objectives:
             if values.shape != maps.shape:
                 raise InputError(
                     f"expected maps of the native shape {tuple(values.shape[2:])}, got {tuple(maps.shape[2:])} with"
-                    " these"
-                    " options"
+                    " these options"
                 )
             u = utility(values.flatten(0, 1).numpy(), maps.flatten(0, 1).numpy())
             found.append((u.top_overlap, u.rank_correlation, u.cosine, u.sign_errors))

@@ -21,11 +21,8 @@ from safexplain.verdict import words
 from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.result import AuditResult
 
-SIZE, PLACE = (5.2, 4.2), (0.12, 0.13, 0.855, 0.85)
-"""Size of the plot, in inches, and place of its axes."""
-
-MARKERS = ("D", "s", "^", "v")
-"""Markers of points for comparison; the chosen one has a star."""
+SIZE, PLACE = (5.2, 4.2), (0.12, 0.13, 0.855, 0.85)  # size of the plot, in inches, and place of its axes
+MARKERS = ("D", "s", "^", "v")  # markers of points for comparison; the chosen one has a star
 
 
 class Row(NamedTuple):
@@ -81,16 +78,14 @@ def chosen_words(study: Study, chosen: Point, within: bool) -> tuple[str, ...]:
     )
     if within:
         said = (
-            f"{called} was chosen: among the releases with a leak bounded by the {allowed} that the policy allows,"
-            " it keeps"
-            f" most of the native explanation (utility {chosen.utility:.2f}). Its leak is estimated at {number}."
+            f"{called} was chosen: among the releases with a leak bounded by the {allowed} that the policy allows, it"
+            f" keeps most of the native explanation (utility {chosen.utility:.2f}). Its leak is estimated at {number}."
         )
     public = study.reference.get("public models")
     if public is None:
         return said, (
             "No models of public data were given. Explanations by such models reveal nothing about members, so a"
-            " hardening"
-            " is only worth its risk if it is more faithful to the model: compare them before you release it."
+            " hardening is only worth its risk if it is more faithful to the model: compare them before you release it."
         )
     if chosen.deletion is None or public.deletion is None:
         return (said,)
@@ -99,8 +94,7 @@ def chosen_words(study: Study, chosen: Point, within: bool) -> tuple[str, ...]:
         worth = "not more faithful, so release these explanations instead (PublicExplainer)."
     return said, (
         "Explanations by models of public data reveal nothing about members. Removing the features that they name"
-        " lowers"
-        f" the predicted probability by {public.deletion:.2f}; removing those that the chosen release names, by"
+        f" lowers the predicted probability by {public.deletion:.2f}; removing those that the chosen release names, by"
         f" {chosen.deletion:.2f}: it is {worth}"
     )
 

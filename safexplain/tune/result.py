@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
 
-NORMAL = 1.6448536269514722
-"""The 95 % quantile of the standard normal distribution."""
+NORMAL = 1.6448536269514722  # the 95 % quantile of the standard normal distribution
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,7 @@ def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
 
 def choose(front: Iterable[Point], allowance: float) -> tuple[Point, bool]:
     """The most useful point whose `upper` is within the allowance (largest tolerated excess), and True; if there is
-    none,
-    the least leaking point, and False.
+    none, the least leaking point, and False.
 
     Raises:
         InputError: there are no points.

@@ -22,8 +22,7 @@ from safexplain.hardening.hardening import SLOTS, Hardening
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 
-GRID = 5
-"""Number of values tried from a range of an explainer's option, as each needs its own native maps."""
+GRID = 5  # number of values tried from a range of an explainer's option, as each needs its own native maps
 
 
 @dataclass(frozen=True)

@@ -49,23 +49,12 @@ from safexplain.verdict.certificate.write import write_json
 from safexplain.verdict.evidence import EXIT_CODES
 from safexplain.verdict.strict_json import canonical
 
-SELECTION = 0.3
-"""Share of the examples for the search if the policy sets none aside."""
-
-MIN_EXAMPLES = 10
-"""Fewest examples of the selection split for a search."""
-
-PICTURED = 6
-"""Examples whose maps are kept for pictures."""
-
-TIMED, FEW = 6, 180
-"""Trials that a plan times, and examples for these."""
-
-FILE = "study.json"
-"""Results, in the folder of a study; certificates hold the digest of its content."""
-
-PUBLIC = "public models"
-"""Name of the point whose explanations come from models of public data."""
+SELECTION = 0.3  # share of the examples for the search if the policy sets none aside
+MIN_EXAMPLES = 10  # fewest examples of the selection split for a search
+PICTURED = 6  # examples whose maps are kept for pictures
+TIMED, FEW = 6, 180  # trials that a plan times, and examples for these
+FILE = "study.json"  # results, in the folder of a study; certificates hold the digest of its content
+PUBLIC = "public models"  # name of the point whose explanations come from models of public data
 
 COMPARED = {"native": "native", "recommended": "recommended", "DeepLeak's default": "DeepLeak's best"}
 """Names of the trials for comparison -> their names in `Study.reference`."""

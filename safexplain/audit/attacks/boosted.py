@@ -22,8 +22,7 @@ from safexplain.errors import ConfigurationError, InputError
 
 Array = NDArray[np.float64]
 
-DIGITS = 9
-"""Decimals of a feature; with more, rounding would separate values that are mathematically equal."""
+DIGITS = 9  # decimals of a feature; with more, rounding would separate values that are mathematically equal
 
 
 @dataclass(frozen=True)

@@ -21,20 +21,11 @@ from safexplain.audit.attacks.likelihood import Transform, check_transform, shru
 from safexplain.audit.store import parts
 from safexplain.errors import InputError
 
-MAX_JOINT = 32
-"""Most numbers per example that are used directly; an example's covariance of more cannot be estimated."""
-
-MAX_COLUMNS = 2048
-"""Most numbers per example; time grows with their cube, and memory with their square."""
-
-FLOOR = 1e-9
-"""Least variance in any direction, as a share of the pooled variance."""
-
-SHRINK = 16.0
-"""Weight, in observations, of the pooled covariance."""
-
-CHUNK = 1 << 22
-"""Numbers of the reference signals held in double precision at a time."""
+MAX_JOINT = 32  # most numbers per example that are used directly; an example's covariance of more cannot be estimated
+MAX_COLUMNS = 2048  # most numbers per example; time grows with their cube, and memory with their square
+FLOOR = 1e-9  # least variance in any direction, as a share of the pooled variance
+SHRINK = 16.0  # weight, in observations, of the pooled covariance
+CHUNK = 1 << 22  # numbers of the reference signals held in double precision at a time
 
 Array = NDArray[np.float64]
 

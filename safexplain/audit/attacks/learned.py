@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
     from safexplain.audit.attacks.map_classifier import Standardisation
 
-BATCH, WEIGHT_DECAY, DROPOUT = 256, 1e-2, 0.3
-"""Maps per step of AdamW, its weight decay, and the dropout rate."""
-
-HELD_OUT = 0.2
-"""Share of the reference models (at least one) that are held out to choose the epoch by AUC."""
-
-PATIENCE = 5
-"""Epochs without improvement after which training stops."""
+BATCH, WEIGHT_DECAY, DROPOUT = 256, 1e-2, 0.3  # maps per step of AdamW, its weight decay, and the dropout rate
+HELD_OUT = 0.2  # share of the reference models (at least one) that are held out to choose the epoch by AUC
+PATIENCE = 5  # epochs without improvement after which training stops
 
 
 @dataclass(frozen=True, eq=False)

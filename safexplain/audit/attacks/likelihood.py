@@ -27,23 +27,12 @@ Transform = Literal["auto", "log", "identity"]
 View = Callable[[Floats], Floats]
 Tick = Callable[[float], object]
 
-SHRINK = 16.0
-"""Weight, in observations, of the variances of examples with a similar centre."""
-
-STRATA, MIN_PER_STRATUM = 10, 50
-"""Most groups of examples with a similar centre, and fewest examples in each."""
-
-VECTOR_SHRINK = 8.0
-"""For vectors: weight, in observations, of a feature's mean variance over examples."""
-
-CHUNK = 1 << 20
-"""Numbers of vectors held in double precision at a time."""
-
-NUMBERS_PER_TICK = 1 << 30
-"""Numbers read between two reports of progress, about half a minute."""
-
-MIN_PER_BIN = 50
-"""Fewest reference values in a bin of `PooledDensityRatio`."""
+SHRINK = 16.0  # weight, in observations, of the variances of examples with a similar centre
+STRATA, MIN_PER_STRATUM = 10, 50  # most groups of examples with a similar centre, and fewest examples in each
+VECTOR_SHRINK = 8.0  # for vectors: weight, in observations, of a feature's mean variance over examples
+CHUNK = 1 << 20  # numbers of vectors held in double precision at a time
+NUMBERS_PER_TICK = 1 << 30  # numbers read between two reports of progress, about half a minute
+MIN_PER_BIN = 50  # fewest reference values in a bin of `PooledDensityRatio`
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from safexplain.audit.store import parts
 SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")
 """Numbers that `unit_maps` returns with each map."""
 
-CLIP = 10.0
-"""Largest standardised scalar."""
+CLIP = 10.0  # largest standardised scalar
 
 
 def unit_maps(maps: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,8 +91,7 @@ def logits_of(network: nn.Module, maps: Tensor, scalars: Tensor) -> NDArray[np.f
     return logits.cpu().numpy()
 
 
-WIDTH = 64
-"""Length of the hidden vectors."""
+WIDTH = 64  # length of the hidden vectors
 
 F32 = torch.float32  # not the default type, which would change the initial weights
 

@@ -26,8 +26,7 @@ from safexplain.errors import InputError
 PSEUDO_TARGETS = 8
 """Most reference models that play the target for the stacks; the others train the attacks in their columns."""
 
-MIN_FOR_NULL = 4
-"""Fewest models with which a reference is the null model; with fewer, an untrained model is."""
+MIN_FOR_NULL = 4  # fewest models with which a reference is the null model; with fewer, an untrained model is
 
 Array = NDArray[np.float64]
 

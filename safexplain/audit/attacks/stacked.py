@@ -21,14 +21,9 @@ from safexplain.verdict.stats import roc
 
 Array = NDArray[np.float64]
 
-SURE = 2.0
-"""Standard errors by which the held-out gain must exceed zero."""
-
-PENALTY = 1e-4
-"""Penalty of the squared weights, as a share of the number of observations."""
-
-FOLDS = 4
-"""Folds of the cross-validation, at most; each has at least one pseudo-target."""
+SURE = 2.0  # standard errors by which the held-out gain must exceed zero
+PENALTY = 1e-4  # penalty of the squared weights, as a share of the number of observations
+FOLDS = 4  # folds of the cross-validation, at most; each has at least one pseudo-target
 
 
 @dataclass(frozen=True)

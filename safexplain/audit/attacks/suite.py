@@ -46,11 +46,8 @@ Numbers = NDArray[np.floating[Any]]
 VIEWS: dict[str, Callable[[Numbers], Numbers]] = {"sign": lambda a: np.sign(a).astype(np.float32)}
 """Transforms of a map; clipping and normalisation keep the sign of each entry."""
 
-MIN_TO_LEARN = 4
-"""Fewest reference models for attacks that learn."""
-
-MAX_BOOSTED = 12
-"""Most columns that boosted trees read."""
+MIN_TO_LEARN = 4  # fewest reference models for attacks that learn
+MAX_BOOSTED = 12  # most columns that boosted trees read
 
 
 class Signal(NamedTuple):
@@ -168,8 +165,7 @@ RECOURSE: tuple[Line, ...] = (
 """On the distance of recourse, on margins computed from its directions (or the scores), and on the distance averaged
 over many answers, in which noise cancels out. Run if `meta` has an entry "recourse" (`audit.collect_recourse`)."""
 
-SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)
-"""All single attacks."""
+SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)  # all single attacks
 
 LABEL_SIGNALS = ("label", "kept", "shares")
 OWN_LABEL = ("loss", "margin")
@@ -182,8 +178,7 @@ AT_SOME_LEVELS = ("label", "kept", "shares", "predictions")
 
 STACKS = ("LabelPatience", "PredictionPatience", "Stacked")
 
-NAMES = frozenset({*STACKS, *(line.name for line in SUITE)} - {"OwnLabelRatio"})
-"""Names that `Policy.suite` may list."""
+NAMES = frozenset({*STACKS, *(line.name for line in SUITE)} - {"OwnLabelRatio"})  # names that `Policy.suite` may list
 
 
 # --------------------------------------------------------------------------------------------------- what suits signals

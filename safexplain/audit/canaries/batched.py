@@ -210,8 +210,7 @@ class FinishedRuns:
 
 _PARAMETERS = {"cpu": 2**19, "cuda": 2**24}
 """Parameters of all runs of a block, so that they fit a processor's cache or keep a GPU busy."""
-_NUMBERS = {"cpu": 2**27, "cuda": 2**28}
-"""Most numbers of the rows that are computed together, in all runs of a block."""
+_NUMBERS = {"cpu": 2**27, "cuda": 2**28}  # most numbers of the rows that are computed together, in all runs of a block
 
 
 @dataclass(frozen=True)
@@ -237,8 +236,7 @@ def rows_at_once(runs: int, numbers_per_row: int, device: torch.device) -> int:
     return max(1, _NUMBERS.get(device.type, _NUMBERS["cpu"]) // (runs * numbers_per_row))
 
 
-Tick = Callable[[float], None]
-"""Receives the share of a block that is done."""
+Tick = Callable[[float], None]  # receives the share of a block that is done
 TrainBlock = Callable[[Block, torch.device, Tick], Array]
 
 
@@ -246,8 +244,7 @@ def train_blocks(
     blocks: Sequence[Block], train: TrainBlock, devices: Sequence[torch.device], store: FinishedRuns, progress: Progress
 ) -> list[Array]:
     """The arrays of all blocks. Missing ones are trained in turn on the devices, with one thread per entry of
-    `devices`,
-    and stored when finished."""
+    `devices`, and stored when finished."""
     found = {block: values for block in blocks if (values := store.load(block.number)) is not None}
     missing = [block for block in blocks if block not in found]
     shares = {block: float(block in found) for block in blocks}

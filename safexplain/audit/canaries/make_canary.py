@@ -36,8 +36,7 @@ from safexplain.audit.canaries.reference import Reference
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
-_RECORDS = 128
-"""Records tried as starts of a crafted input."""
+_RECORDS = 128  # records tried as starts of a crafted input
 
 
 def make_canary(
@@ -157,8 +156,7 @@ class Box:
         return torch.where(x * self.low - w * self.low**2 <= x * self.high - w * self.high**2, self.low, self.high)
 
 
-_NUMBERS = 2**24
-"""Numbers of gradients held at a time."""
+_NUMBERS = 2**24  # numbers of gradients held at a time
 
 
 def gradients(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -228,12 +226,9 @@ class Target:
 
 
 _SCALES = 64
-_STEPS = 200
-"""Steps of Adam."""
-_RATE = 0.02
-"""Learning rate of Adam, in widths of a feature."""
-_STARTS = 4
-"""Number of starts of the descent."""
+_STEPS = 200  # steps of Adam
+_RATE = 0.02  # learning rate of Adam, in widths of a feature
+_STARTS = 4  # number of starts of the descent
 
 
 def loss(found: Similarity, norm: float) -> Tensor:

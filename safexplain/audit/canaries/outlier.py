@@ -19,11 +19,8 @@ from torch import Tensor
 from safexplain.audit.canaries.canary import margins
 from safexplain.errors import InputError
 
-FAR = 200.0
-"""Distance of the outlier from the mean of the data, in distances of the records from it (root mean square)."""
-
-PROBES = 64
-"""Records whose outputs the adversary reads besides z and z'."""
+FAR = 200.0  # distance of the outlier from the mean of the data, in distances of the records from it (root mean square)
+PROBES = 64  # records whose outputs the adversary reads besides z and z'
 
 OUTLIER_SCORES = (
     "margin at z minus margin at z'",
@@ -62,8 +59,7 @@ def far_record(x: Tensor, y: Tensor, target: int) -> tuple[Tensor, int]:
 
 def from_mean(x: Tensor, direction: Tensor, distance: float) -> Tensor:
     """The real input at this distance from the mean of x (n, ...), in units of their root-mean-square distance; equal
-    in
-    all features if the direction is 0."""
+    in all features if the direction is 0."""
     mean = x.double().mean(0)
     size = (x.double() - mean).flatten(1).norm(dim=1).square().mean().sqrt().clamp(min=1e-6)
     away = direction if float(direction.norm()) else torch.ones_like(mean)

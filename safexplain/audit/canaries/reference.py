@@ -18,10 +18,8 @@ from safexplain.audit.canaries.canary import Model, at_least_single
 from safexplain.dp.heads.closed_form import HeadRecipe, Rows, common_batches
 from safexplain.errors import InputError
 
-_READS = 100
-"""Approximate number of times that the confidence is computed in a training."""
-_ROWS = 2**14
-"""Records whose confidence is computed together."""
+_READS = 100  # approximate number of times that the confidence is computed in a training
+_ROWS = 2**14  # records whose confidence is computed together
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +33,7 @@ class Reference:
     movement: Tensor | None = None  # (P,) sum over the clipped training's steps of how far each parameter moved
     drift: Tensor | None = None
     """(steps + 1,) how far the parameter that moves least has moved after each step of that training; None: not
-    computed,
-    or under Adam, whose step lengths depend on the noise."""
+    computed, or under Adam, whose step lengths depend on the noise."""
 
     @property
     def least_moving(self) -> int:

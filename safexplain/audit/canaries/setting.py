@@ -110,8 +110,7 @@ class Setting:
 
 DELTA = 1e-5
 
-AUXILIARY = 500
-"""Records outside the data, for the natural canary."""
+AUXILIARY = 500  # records outside the data, for the natural canary
 
 
 class Preset(NamedTuple):

@@ -53,23 +53,15 @@ from safexplain.verdict.canaries.white_box import (
 Array = NDArray[np.float64]
 Step = Callable[[Any, Any, Any], Any]
 
-MIN_STEPS = 400
-"""Fewest steps, over all trainings, by which noise and batches are judged."""
-
-MIN_TRAININGS, MAX_TRAININGS = 3, 60
-"""Number of trainings with different seeds."""
-
-BYTES = 2**24
-"""Most bytes of stored sums, and of stored noise, per training; longer ones store only some steps."""
-
-COORDINATES = 4096
-"""Most coordinates of the noise that are tested one by one."""
+MIN_STEPS = 400  # fewest steps, over all trainings, by which noise and batches are judged
+MIN_TRAININGS, MAX_TRAININGS = 3, 60  # number of trainings with different seeds
+BYTES = 2**24  # most bytes of stored sums, and of stored noise, per training; longer ones store only some steps
+COORDINATES = 4096  # most coordinates of the noise that are tested one by one
 
 ALIKE = 1e-4
 """Relative difference up to which two numbers count as equal, as rounding depends on the order of summation."""
 
-NEAR = 3.0
-"""Distance of a made ordinary record; that of far ones is `FAR`."""
+NEAR = 3.0  # distance of a made ordinary record; that of far ones is `FAR`
 
 
 def add_noise(clipped: Any, noise: Any, batch: Any = None) -> Any:
@@ -237,8 +229,7 @@ class WhiteBox:
         if not plain.taken:
             raise RefusedError(
                 "expected training steps, observed none: train uses no Opacus optimizer, created it before it was"
-                " called,"
-                " or runs in another process. Let train(dataset, generator, step) add its noise by"
+                " called, or runs in another process. Let train(dataset, generator, step) add its noise by"
                 " noisy = step(clipped, noise, batch)"
             )
         clip = self.clip or float(getattr(plain.optimizer, "max_grad_norm", 1.0))

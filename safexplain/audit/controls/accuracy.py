@@ -27,17 +27,10 @@ from safexplain.verdict.stats import clopper_pearson
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-META = "accuracy"
-"""Entry of the signals' meta data with the inputs of the control."""
-
-ROUNDED = 0.02
-"""Tolerance below a stated accuracy, which is itself measured and rounded."""
-
-MATTERS = 0.05
-"""Smallest shortfall from the references that counts, even if significant."""
-
-FEWEST = 4
-"""Fewest reference models for comparing the target's accuracy with theirs."""
+META = "accuracy"  # entry of the signals' meta data with the inputs of the control
+ROUNDED = 0.02  # tolerance below a stated accuracy, which is itself measured and rounded
+MATTERS = 0.05  # smallest shortfall from the references that counts, even if significant
+FEWEST = 4  # fewest reference models for comparing the target's accuracy with theirs
 
 UNUSUAL, IMPOSSIBLE = 0.25, 16.0
 """Divergence from which batch statistics are reported, and ratio of variances, or its inverse, from which they fail.
@@ -46,11 +39,8 @@ Measured in nats per channel: CIFAR-10 ResNets on right data .04, on data in [-1
 [0, 255] over 3,000; networks of 160 to 400 steps .002 on right data, .3 in [-1, 1]. Normalisation frozen at the
 statistics of other images may lie above the first, so that only warns."""
 
-SETTLED = 50
-"""Batches after which running statistics no longer depend on their initial values."""
-
-LOOKED_AT = 512
-"""Most members for measuring batch statistics."""
+SETTLED = 50  # batches after which running statistics no longer depend on their initial values
+LOOKED_AT = 512  # most members for measuring batch statistics
 
 
 class Statistics(NamedTuple):
@@ -110,9 +100,8 @@ class Statistics(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"the inputs of the model's first batch normalisation have {self.ratio:.3g} times the variance of those"
-            " in its"
-            f" training (divergence: {self.divergence:.2g} nats per channel)"
+            f"the inputs of the model's first batch normalisation have {self.ratio:.3g} times the variance of those in"
+            f" its training (divergence: {self.divergence:.2g} nats per channel)"
         )
 
 

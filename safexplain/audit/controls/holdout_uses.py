@@ -44,24 +44,16 @@ from safexplain.verdict.policy import Policy
 
 Hashes = NDArray[np.uint64]
 
-VARIABLE = "SAFEXPLAIN_USES"
-"""Environment variable that names the file in which uses are counted."""
-
-MOST_HASHES = 2**16
-"""Most stored hashes of a set: the smallest after `spread`, which are a random sample."""
-
-SAME = 0.05
-"""Two sets are the same examples if they share more than this of the smaller one."""
+VARIABLE = "SAFEXPLAIN_USES"  # environment variable that names the file in which uses are counted
+MOST_HASHES = 2**16  # most stored hashes of a set: the smallest after `spread`, which are a random sample
+SAME = 0.05  # two sets are the same examples if they share more than this of the smaller one
 
 MATRIX, CHANCE = 0.975, 0.93
 """Two membership matrices are the same if they share more than `MATRIX` of their columns and those of another target
 are expected to share at most `CHANCE`."""
 
-PAIRS = 0.5
-"""Or if they share more than this of their pairs of a target and another model."""
-
-CLOSE = 1e-5
-"""Relative difference up to which sums over the release are the same."""
+PAIRS = 0.5  # or if they share more than this of their pairs of a target and another model
+CLOSE = 1e-5  # relative difference up to which sums over the release are the same
 
 CONFIGURES = frozenset(
     {"explainer", "output", "options", "hardening", "classes", "seed", "recipe", "references", "asked", "dither"}
@@ -123,8 +115,7 @@ class Uses:
         if signals.examples is None:
             raise InputError(
                 "uses: expected signals with inputs, or with the array examples (hash_examples), by which uses are"
-                " counted;"
-                " got neither"
+                " counted; got neither"
             )
         hashes = [sample_of(near(signals.examples[certified])), *map(sample_of, _matrix(signals, certified))]
         blobs = [sample.astype("<u8").tobytes() for sample in hashes]
@@ -224,8 +215,7 @@ def hash_rows(rows: Iterable[NDArray[Any]]) -> Hashes:
 
 def released_sums(signals: Signals, certified: NDArray[np.bool_]) -> dict[str, list[float]]:
     """A few sums of each signal over models, examples and features, weighted by the examples' hashes: independent of
-    the
-    order of models and examples, and different for other numbers."""
+    the order of models and examples, and different for other numbers."""
     assert signals.examples is not None
     rows = np.flatnonzero(certified)
     weight = (spread(near(signals.examples[rows])) >> np.uint64(11)) * 2.0**-52 - 1.0

@@ -69,22 +69,19 @@ class Splits:
 
 def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A one-to-one map of hashes to uniform numbers, even if these are, say, serial numbers: the finaliser of
-    SplitMix64
-    (Steele, Lea & Flood, OOPSLA 2014, figure 17)."""
+    SplitMix64 (Steele, Lea & Flood, OOPSLA 2014, figure 17)."""
     z = hashes + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
-CLOSE = 1e-6
-"""Largest relative difference of any number between exact copies, to allow for rounding."""
+CLOSE = 1e-6  # largest relative difference of any number between exact copies, to allow for rounding
 
 
 def copies_of(hashes: NDArray[np.uint64], x: NDArray[Any] | None) -> NDArray[np.int64]:
     """(n,) a number for each example, the same for copies: equal hashes or, with (n, ...) inputs, near-duplicates
-    within
-    `CLOSE`."""
+    within `CLOSE`."""
     _, which = np.unique(hashes if x is None else near(hashes), return_inverse=True)
     which = which.reshape(-1).astype(np.int64)
     if x is None:
@@ -104,8 +101,7 @@ def refuse_copies(
     copies: NDArray[np.int64], member: NDArray[np.bool_], out_of_distribution: NDArray[np.bool_] | None = None
 ) -> None:
     """Raise InputError if a member is a copy of a non-member (`copies_of`), so that its membership is undefined.
-    Several
-    targets, (targets, n), are checked one by one."""
+    Several targets, (targets, n), are checked one by one."""
     at = np.arange(len(copies)) if out_of_distribution is None else np.flatnonzero(~out_of_distribution)
     _, which = np.unique(copies[at], return_inverse=True)
     for one in np.atleast_2d(member)[:, at]:

@@ -23,11 +23,8 @@ from safexplain.verdict.thresholds import weights_of
 FEWEST_BOTH_SIDES = 0.8
 """Smallest share of the scored examples with reference models on both sides; four references give 7/8."""
 
-FEWEST_TO_COMPARE = 4
-"""Fewest reference models for comparing their recipe with the target's."""
-
-FEWEST_EXAMPLES = 20
-"""Fewest members, and non-members, of the target for a comparison."""
+FEWEST_TO_COMPARE = 4  # fewest reference models for comparing their recipe with the target's
+FEWEST_EXAMPLES = 20  # fewest members, and non-members, of the target for a comparison
 
 SHARES = {"effect of all signals": 0.45, "effect": 0.1, "level": 0.2, "spread": 0.15}
 """How `RISK` is divided among the kinds of comparison, and within a kind among the signals (Bonferroni's correction). A
@@ -48,8 +45,7 @@ PRIVACY = "differential privacy"
 """Entry of the signals' meta data: whether the target and its references are stated to be trained so."""
 
 Floats = NDArray[np.float64]
-Compared = dict[tuple[str, str], Floats]
-"""Kind of number and side, members or non-members -> (models,) numbers."""
+Compared = dict[tuple[str, str], Floats]  # kind of number and side, members or non-members -> (models,) numbers
 
 
 def reference_coverage(

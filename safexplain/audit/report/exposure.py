@@ -19,8 +19,7 @@ from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.thresholds import by_score, units_of, weights_of
 
-FEWEST_MEMBERS = 20
-"""Members (or groups) below which a part of the data has no row, as its interval would be too wide."""
+FEWEST_MEMBERS = 20  # members (or groups) below which a part of the data has no row, as its interval would be too wide
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,8 @@ VARIABLES = {
     BAD: "--bad",
 }
 SIZE = 4.7
-POINTS = 260
-"""Vertices of a curve: one for every pixel or two of the figure."""
-
-BOUNDS = 60
-"""False-positive rates at which the bounds of the strongest attack are drawn, besides the policy's."""
+POINTS = 260  # vertices of a curve: one for every pixel or two of the figure
+BOUNDS = 60  # false-positive rates at which the bounds of the strongest attack are drawn, besides the policy's
 
 
 def smallest_rate(results: Sequence[AuditResult]) -> float:

@@ -24,27 +24,20 @@ NATIVE, ENDPOINT = "native", "endpoint"
 class Configuration:
     """A release of explanations, and what the attacks found in it."""
 
-    name: str
-    """Such as "native", "recommended" or "custom"."""
-    description: str
-    """The hardening in Python."""
+    name: str  # such as "native", "recommended" or "custom"
+    description: str  # the hardening in Python
     result: AuditResult
-    utility: Utility | None = None
-    """Agreement with the native explanation; None for the native one itself."""
-    says: str = ""
-    """The released content, in words."""
+    utility: Utility | None = None  # agreement with the native explanation; None for the native one itself
+    says: str = ""  # the released content, in words
 
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
     """A few examples with their explanations, as images."""
 
-    images: NDArray[np.floating[Any]] | None
-    """(k, c, h, w) in [0, 1] with c = 1 (grey) or 3 (RGB)."""
-    native: NDArray[np.floating[Any]]
-    """(k, c', h, w) attributions; channels are summed for display."""
-    released: NDArray[np.floating[Any]] | None
-    """(k, c', h, w), the same examples hardened."""
+    images: NDArray[np.floating[Any]] | None  # (k, c, h, w) in [0, 1] with c = 1 (grey) or 3 (RGB)
+    native: NDArray[np.floating[Any]]  # (k, c', h, w) attributions; channels are summed for display
+    released: NDArray[np.floating[Any]] | None  # (k, c', h, w), the same examples hardened
     captions: tuple[str, ...]
 
 
@@ -52,31 +45,21 @@ class Pictures:
 class ReportData:
     """Everything that a report shows."""
 
-    title: str
-    """What was audited, such as "digits MLP"."""
-    explainer: str
-    """The released explanation, in words."""
+    title: str  # what was audited, such as "digits MLP"
+    explainer: str  # the released explanation, in words
     configurations: tuple[Configuration, ...]
     """At least one. The last one is judged; the others are shown for comparison."""
-    provenance: Mapping[str, str]
-    """Rows of that table, in order; the one named "command" reproduces the audit."""
+    provenance: Mapping[str, str]  # rows of that table, in order; the one named "command" reproduces the audit
     pictures: Pictures | None = None
-    notes: tuple[str, ...] = ()
-    """Warnings and caveats, shown with the verdict."""
-    root_cause: tuple[Ablation, ...] = ()
-    """What the attacks find in versions of the native map."""
-    root_cause_sentence: str = ""
-    """The conclusion from these."""
-    privacy: PrivacyStatement | None = None
-    """The guarantee of the model's training."""
-    canaries: Finding | None = None
-    """The result of canaries on that training."""
-    keyed: bool = False
-    """Whether the release adds noise under a key that reference models do not have."""
+    notes: tuple[str, ...] = ()  # warnings and caveats, shown with the verdict
+    root_cause: tuple[Ablation, ...] = ()  # what the attacks find in versions of the native map
+    root_cause_sentence: str = ""  # the conclusion from these
+    privacy: PrivacyStatement | None = None  # the guarantee of the model's training
+    canaries: Finding | None = None  # the result of canaries on that training
+    keyed: bool = False  # whether the release adds noise under a key that reference models do not have
     subject_data: str | None = None
     """The data whose members were attacked, a name in `verdict.certificate.write.SUBJECT_DATA`; None: trained once."""
-    endpoint: str | None = None
-    """URL of the service whose answers were attacked without access to its model."""
+    endpoint: str | None = None  # URL of the service whose answers were attacked without access to its model
 
     @property
     def audited(self) -> Configuration:

@@ -32,8 +32,7 @@ from safexplain.verdict.evidence import Verdict
 from safexplain.verdict.guarantee import RocBound
 from safexplain.verdict.result import AuditResult
 
-MAX_PICTURED = 6
-"""Examples pictured in the report."""
+MAX_PICTURED = 6  # examples pictured in the report
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +209,7 @@ def environment(model: nn.Module, seed: int) -> dict[str, str]:
 
 # -------------------------------------------------------------------------------------------------------- the page
 
-COMMAND = "command"
-"""Row of the provenance that reproduces the audit."""
+COMMAND = "command"  # row of the provenance that reproduces the audit
 
 
 def render(report: ReportData) -> str:

@@ -39,11 +39,8 @@ Property = Literal["norm", "signs", "magnitudes", "ranks", "sparsity", "stronges
 CONFIDENCE = 0.95
 """Of each interval, and of the two statements that an attack is above chance (with Bonferroni's correction)."""
 
-HALF = 0.5
-"""Share of the AUC above 1/2 that the carrier of a leak must keep alone, and cost when removed."""
-
-TOP = 0.1
-"""Share of the coordinates that counts as the most sensitive ones."""
+HALF = 0.5  # share of the AUC above 1/2 that the carrier of a leak must keep alone, and cost when removed
+TOP = 0.1  # share of the coordinates that counts as the most sensitive ones
 
 NOUNS: dict[Property, str] = {
     "norm": "the norm",
@@ -94,8 +91,7 @@ class Version:
     of: Property
     make: Callable[[Maps, NDArray[np.bool_]], Maps]
     """(k, d) maps of one model and (k, d) which coordinates are the strongest -> (k,) or (k, d')."""
-    scalar: str = ""
-    """Stored signal with the same number, used if no maps are stored."""
+    scalar: str = ""  # stored signal with the same number, used if no maps are stored
 
 
 def _l1(a: Maps) -> Maps:
@@ -198,14 +194,9 @@ def _above_chance(a: Ablation, tried: int) -> bool:
     return middle > (middle - low) * z(1 - (1 - CONFIDENCE) / (2 * tried)) / z((1 + CONFIDENCE) / 2)
 
 
-MIN_EXAMPLES = 100
-"""Members, and non-members, outside the certification split below which all examples are used."""
-
-MAX_NUMBERS = 1 << 26
-"""Numbers in the maps of all models, at most; examples are drawn at random if there are more."""
-
-MAX_TARGETS = 64
-"""Models that take turns as the target, at most; more only cost time, as each example is attacked once."""
+MIN_EXAMPLES = 100  # members, and non-members, outside the certification split below which all examples are used
+MAX_NUMBERS = 1 << 26  # numbers in the maps of all models, at most; examples are drawn at random if there are more
+MAX_TARGETS = 64  # models that take turns as the target, at most; more only cost time, as each example is attacked once
 
 
 def draw_targets(signals: Signals, seed: int) -> NDArray[np.int64]:

@@ -28,8 +28,7 @@ from safexplain.verdict.words import STANDINGS, Figure, Standing, percent, point
 
 WIDTH, HEIGHT, MARGIN = 170, 26, 7
 TOPS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-LETTER = 6.2
-"""Approximate width of a letter of the axis' text."""
+LETTER = 6.2  # approximate width of a letter of the axis' text
 
 Unit = Literal["rate", "difference", "auc"]
 
@@ -349,8 +348,7 @@ class PartTable(NamedTuple):
     rest: tuple[tuple[SliceRow, Cell], ...]
 
 
-MAX_PARTS = 10
-"""Parts that are shown."""
+MAX_PARTS = 10  # parts that are shown
 
 
 def part_tables(result: AuditResult) -> tuple[PartTable, ...]:
@@ -431,8 +429,7 @@ NUMBERS = {
 }
 """Names of the numbers behind a control."""
 
-STATES = {True: "failed", False: "passed", None: "not run"}
-"""A control's outcome."""
+STATES = {True: "failed", False: "passed", None: "not run"}  # a control's outcome
 
 
 def with_controls(configurations: Sequence[Configuration]) -> list[Configuration]:

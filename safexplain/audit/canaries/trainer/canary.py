@@ -27,8 +27,7 @@ from safexplain.dp.sgd.opacus_engine import without_hooks
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import ScenarioName
 
-SOME = 1024
-"""Records that are read from a map-style data set for an outlier."""
+SOME = 1024  # records that are read from a map-style data set for an outlier
 
 
 def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:

@@ -18,8 +18,7 @@ from torch import Tensor
 from safexplain.audit.canaries.trainer.data import Fetched
 from safexplain.errors import InputError, RefusedError
 
-OVER = 10.0
-"""Norm of the canary's gradient over the bound C; correct clipping reduces it to C."""
+OVER = 10.0  # norm of the canary's gradient over the bound C; correct clipping reduces it to C
 
 _LOCK = threading.RLock()
 
@@ -88,8 +87,7 @@ class GradientHook:
         if not self._steps:
             raise RefusedError(
                 "expected steps of an Opacus DPOptimizer, observed none: the training does not use one, created it"
-                " before"
-                f" it was called, or runs in another process; {_INSTEAD}"
+                f" before it was called, or runs in another process; {_INSTEAD}"
             )
         if self.coordinate is None:
             self._add_movement()
@@ -149,10 +147,8 @@ class GradientHook:
             )
         raise RefusedError(
             f"expected gradients of the {len(numbers)} records fetched from the data set since the last step, got"
-            f" {rows}, so"
-            " the target's row is unknown. Fetch each batch from the data set right before its step:"
-            " DataLoader(dataset, num_workers=0), no prefetching, no copy of the data; or"
-            f" {_INSTEAD}"
+            f" {rows}, so the target's row is unknown. Fetch each batch from the data set right before its step:"
+            f" DataLoader(dataset, num_workers=0), no prefetching, no copy of the data; or {_INSTEAD}"
         )
 
     def _replace(self, rows: list[int], batch: int) -> None:

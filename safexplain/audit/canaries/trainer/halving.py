@@ -17,11 +17,8 @@ from safexplain.audit.canaries.trainer.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.verdict.canaries.result import CanaryResult
 
-MIN_RUNS = 20
-"""Fewest runs of a scenario at its first judgement."""
-
-MAX_RUNS = 20_000
-"""Most runs in total, beyond which more time shows little more."""
+MIN_RUNS = 20  # fewest runs of a scenario at its first judgement
+MAX_RUNS = 20_000  # most runs in total, beyond which more time shows little more
 
 
 def stages_of(scenarios: int, runs: int) -> list[tuple[int, int]]:

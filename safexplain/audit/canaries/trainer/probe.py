@@ -59,8 +59,7 @@ from safexplain.verdict.stats.lower_bounds import BoundMethod
 MANY = 100
 """Fewest runs with which biases and running statistics serve as scores too; with fewer, the choice would be random."""
 
-FIRST = ("gradient", "outlier")
-"""Scenarios in which any record can be the target; the default is the first one."""
+FIRST = ("gradient", "outlier")  # scenarios in which any record can be the target; the default is the first one
 
 
 class CanaryProbe:
@@ -273,9 +272,8 @@ class CanaryProbe:
         model = self.plain_model if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
-                f"train: expected a torch.nn.Module for crafting a canary, got {type(model).__name__}; give model=,"
-                " or your"
-                " own canary=(x', y') with target="
+                f"train: expected a torch.nn.Module for crafting a canary, got {type(model).__name__}; give model=, or"
+                " your own canary=(x', y') with target="
             )
         return model
 
@@ -354,8 +352,7 @@ def name_of(what: str, function: Callable[..., Any] | None, version: str | None)
         if version is None:
             raise ConfigurationError(
                 f"cache: {what} cannot be digested ({reason}), so it could be mistaken for another; give version=, a"
-                " name"
-                " that changes whenever the function does"
+                " name that changes whenever the function does"
             ) from None
     kind = type(function)
     return getattr(function, "__qualname__", f"{kind.__module__}.{kind.__qualname__}")

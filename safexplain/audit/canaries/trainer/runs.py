@@ -31,8 +31,7 @@ from safexplain.errors import InputError, RefusedError
 
 Array = NDArray[np.float64]
 
-READ = 8
-"""Numbers of a bias, and of running statistics, that serve as scores besides those of outputs."""
+READ = 8  # numbers of a bias, and of running statistics, that serve as scores besides those of outputs
 
 SEEDED = (
     "your function seeds its noise: every run is the same. Use the given generator, as in"
@@ -40,8 +39,7 @@ SEEDED = (
 )
 """Error if trainings with different seeds return the same bits."""
 
-Train = Callable[[Any, torch.Generator], Any]
-"""(dataset, generator) -> model."""
+Train = Callable[[Any, torch.Generator], Any]  # (dataset, generator) -> model
 
 
 class Run:
