@@ -43,8 +43,8 @@ Sampling = Literal["poisson", "fixed-size", "full-batch"]
 
 PROTECTS: dict[Adjacency, str] = {
     "add_remove": "whether a record was in the training data",
-    "substitute": "what a record's features and label are, though it be known that it was there",
-    "zero_out": "whether a record or an empty one stood in its place, the number of records being known",
+    "substitute": "a record's features and label, even if it is known that the record was in the data",
+    "zero_out": "whether a record or an empty one was used, given the number of records",
 }
 """What an observer of the trained model cannot learn, up to epsilon and delta; saved guarantees quote these texts."""
 

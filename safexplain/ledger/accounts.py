@@ -313,8 +313,8 @@ class Balances:
                 )
         when = f"; the budget renews at {renewal:%Y-%m-%d %H:%M} UTC" if renewal else ""
         raise BudgetExhausted(
-            f"{names.get(principal, f'principal {principal!r}')}: {subject} does not fit, {spent:.6g} of"
-            f" {budget.epsilon:g} being spent at delta {budget.delta:g}; nothing was charged{when}{hint}",
+            f"{names.get(principal, f'principal {principal!r}')}: {subject} exceeds the budget: {spent:.6g}"
+            f" of {budget.epsilon:g} is spent at delta {budget.delta:g}; nothing was charged{when}{hint}",
             principal=principal or None, requested=requested, spent=spent, budget=budget.epsilon, renews=renewal,
         )  # fmt: skip
 

@@ -25,16 +25,16 @@ PUBLIC_GEOMETRY = (
 )
 PRIVATE_GEOMETRY = (
     "the cost and its scales, the constraints, the target, the norm bound and the clamp were not computed from the"
-    " training data; weights were, by a training with differential privacy, which counts once besides"
+    " training data; weights come from a training with differential privacy, whose epsilon counts once in addition"
 )
 NO_TIMING = (
-    "nobody times answers to some 50 microseconds, as drawing larger noise takes longer; a service that can be timed"
-    " answers at fixed intervals"
+    "attackers cannot time answers to within 50 microseconds (larger noise takes longer to draw); if they can, the"
+    " service must answer at fixed intervals"
 )
-FAILURES_HIDDEN = "whether training failed, with which error or warning, is not told to who is given answers"
-PUBLIC_QUERIES = "queries are not training data, or their owner is who asks: epsilon protects the training records"
-VOUCHED = "the model was trained as its privacy statement says: that is its owner's word, and nothing here checks it"
-NOT_CHARGED = "whoever gives the answers counts them: these were charged to no ledger, and n of them spend n epsilon"
+FAILURES_HIDDEN = "recipients of answers do not learn whether training failed, nor with which error or warning"
+PUBLIC_QUERIES = "queries are not training data, or are asked by their owner: epsilon protects the training records"
+VOUCHED = "the model was trained as its privacy statement says; this is its owner's word and was not checked"
+NOT_CHARGED = "the provider counts the answers: these were charged to no ledger, and n of them spend n epsilon"
 
 
 @dataclass(frozen=True)

@@ -31,33 +31,33 @@ PRETRAINED = (
 )
 PUBLIC = "the options of the training, the architecture, the list of classes and all bounds are public constants"
 COUNTED = (
-    "the number of records is public: this statement tells it, and the training may depend on it; added or removed then"
-    " means that a real record or an empty one stood in its place"
+    "the number of records is public: this statement contains it, and the training may depend on it; adding or removing"
+    " a record then means that an empty record is replaced by a real one, or the reverse"
 )
 OWN_LOOP = (
-    "the loop of the training was its owner's, and only its accountant's history is known: batches were those of the"
-    " accounted loader, each record's gradient was clipped before noise was added, and the loss was the mean of what"
-    " each record alone gives",
+    "the owner wrote the training loop, and only its accountant's history is known: batches came from the accounted"
+    " loader, each record's gradient was clipped before noise was added, and the loss was the mean of the records' own"
+    " losses",
     "no layer mixed the records of a batch, and nothing else that shaped the weights or their choice was computed from"
     " the records: no statistics of data, starting weights, learning rates, checkpoints or further passes",
-    "all steps that shaped the weights are counted here; weights of an earlier training that came in without its count"
-    " are not",
+    "all steps that shaped the weights are counted here, except those of an earlier training whose weights were loaded"
+    " without its count",
 )
 """Assumptions about a user's own loop; `safexplain.audit.canaries.WhiteBox` and `safexplain canaries` test them."""
 PERSONS_PROTECTED: dict[Adjacency, str] = {
     "add_remove": "whether a person, with all of their rows, was in the training data",
-    "substitute": "what all rows of a person are and how many, though it be known that the person was there",
-    "zero_out": "whether a person's rows or empty ones stood in their place, the number of persons being known",
+    "substitute": "the contents and number of a person's rows, even if it is known that the person was in the data",
+    "zero_out": "whether a person's rows or empty ones were used, given the number of persons",
 }
 """What an observer of the model cannot tell if persons are the unit."""
 SAMPLED = {
-    "poisson": "each record joined each batch by its own coin, and batches stay hidden",
+    "poisson": "each record joined each batch independently at random, and batches stay hidden",
     "fixed-size": "each batch was a uniformly random subset of fixed size, and batches stay hidden",
     "full-batch": "every record was in every batch",
 }
 SEEDED = (
-    "batches and noise come from a seed that the user gave: there is no guarantee towards who knows it, or sees two"
-    " trainings with it"
+    "batches and noise come from a seed set by the user: there is no guarantee against anyone who knows it, or who sees"
+    " two trainings with it"
 )
 RANDOMNESS = "noise comes from a pseudo-random generator whose seed stays secret, in floating-point numbers"
 SECURE = "noise and random batches come from {}, in {} numbers"

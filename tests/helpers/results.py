@@ -19,7 +19,7 @@ POLICY = Policy(fpr=0.1, max_tpr=0.4, max_excess=0.2, patience=(1, 5, 200), refe
 WHOLE = replace(POLICY, claim="whole")
 CONTROLS = (
     Control("blind baseline", None, "the inputs are not in the signals, so a shift cannot be looked for", {}),
-    Control("null model", False, "Stacked finds nothing in what a reference model released", {"auc": 0.51}),
+    Control("null model", False, "Stacked finds nothing in the releases of a reference model", {"auc": 0.51}),
     Control("shuffled membership", False, "with members drawn at random, 6 of 200 audits find more", {"share": 0.03}),
     Control("references", False, "100% of the examples have reference models on both sides", {"share": 1.0}),
     Control("recipe", False, "the target's losses are 1 times those of the references", {"of_tolerated": 0.2}),

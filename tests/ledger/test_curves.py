@@ -239,7 +239,7 @@ def test_a_ledger_records_curves_verifies_and_refuses_them_all_or_nothing(make, 
     assert [c.release for c in ledger.charges("team")] == [CURVE, Concentrated(1e-4), Pure(0.01)]
     assert charge.release == CURVE
     spent = ledger.spent("team")
-    with pytest.raises(BudgetExhausted, match="does not fit"):
+    with pytest.raises(BudgetExhausted, match="exceeds the budget"):
         ledger.charge("team", Renyi.of_steps(Steps(0.7, 0.1, 900), "add_remove"))
     assert ledger.spent("team") == spent
     assert ledger.verify() == 3

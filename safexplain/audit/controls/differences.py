@@ -68,8 +68,8 @@ def blind_baseline(
         tests.append(_test(scores, member[test], policy, RISK / len(folds)))
     auc, low, rate = max(tests, key=lambda t: max(t[1] - 0.5, t[2] - policy.fpr))
     failed = bool(low > 0.5 or rate > policy.fpr)
-    verb = "tells" if failed else "does not tell"
-    says = f"a classifier that sees inputs only {verb} members from non-members (AUC {auc:.3f})"
+    verb = "distinguishes" if failed else "does not distinguish"
+    says = f"a classifier that sees only inputs {verb} members from non-members (AUC {auc:.3f})"
     return Control(name, failed, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
 
 
@@ -90,7 +90,7 @@ def null_model(
     auc, low, rate = found[worst]
     failed = bool(low > 0.5 or rate > policy.fpr)
     verb = "finds the target's members in" if failed else "finds nothing in"
-    says = f"{worst} {verb} what {kind} released (AUC {auc:.3f})"
+    says = f"{worst} {verb} the releases of {kind} (AUC {auc:.3f})"
     return Control("null model", failed, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
 
 

@@ -114,7 +114,7 @@ def recipe_fit(
     worst = max(tests, key=lambda t: (t.failed, t.of_tolerated))
     failed = bool(worst.failed)
     ratio = next(t.ratio for t in tests if t.kind == "effect of all signals")
-    says = "the target releases what they release"
+    says = "the target's releases do not stand out"
     if failed:
         why = _privacy_differs(signals.meta.get(PRIVACY), tests)
         says = f"{worst.says}: they do not repeat its recipe{f'. {why}' if why else ''}"

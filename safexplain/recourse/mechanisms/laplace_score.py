@@ -250,7 +250,7 @@ class LaplaceScore(RecourseMechanism):
         why = (
             "a record changes the logit of a regression with regularised weights by at most a known amount (Chaudhuri,"
             " Monteleoni and Sarwate 2011), and the noise is scaled to it; the trained weights are never used"
-            " otherwise. Answers add up: n of them spend n epsilon"
+            " otherwise. Epsilon adds up: n answers spend n epsilon"
         )
         if (statement := self._get("statement")) is not None:
             why += "; the model that public_weights come from spent, once, what its own statement says"

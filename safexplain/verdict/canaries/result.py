@@ -166,22 +166,22 @@ class CanaryResult(Finding):
     def sentence(self) -> str:
         """The verdict with its numbers."""
         add_remove, substitute = self.claim.add_remove, self.claim.substitute
-        assumed = "" if self.method in FREE else ", if all of the mechanism but its noise is as claimed"
+        assumed = "" if self.method in FREE else ", assuming that everything but the noise is as claimed"
         found = (
             f"epsilon for a substituted record is at least {self.epsilon_lower:.2f}{assumed} ({self.confidence:.0%}"
-            f" confidence, delta {self.claim.delta:g}); {self.claimed:.2f} is claimed"
+            f" confidence, delta {self.claim.delta:g}); the claim is {self.claimed:.2f}"
         )
         if self.verdict == "refuted":
             if self.claim.adjacency == "add_remove" and (substitute is None or self.epsilon_lower <= substitute):
-                found += " for an added or removed one, which promises nothing about what a record contains"
+                found += " for an added or removed one, which does not protect what a record contains"
             return f"Refuted: {found}."
         beyond = ""
         if self.claim.adjacency == "substitute" and add_remove is not None and self.epsilon_lower > add_remove:
-            beyond = f" An added or removed record's {add_remove:.2f} promises nothing about what it contains."
+            beyond = f" The epsilon of an added or removed record, {add_remove:.2f}, does not protect its contents."
         if self.detectable is None:
-            power = "These canaries are too weak to tell: they would not have found even a training without noise."
+            power = "These canaries are too weak: they would not have detected even a training without noise."
         else:
-            power = f"A training that leaks {self.detectable:.2g} or more would have been found in 95 of 100 audits."
+            power = f"A training that leaks {self.detectable:.2g} or more would have been detected in 95 of 100 audits."
         return f"Not refuted: {found}.{beyond} {power}"
 
     def to_dict(self) -> dict[str, Any]:

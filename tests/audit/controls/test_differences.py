@@ -36,7 +36,7 @@ def blind(seed, shift=0.0, groups=None, nothing=False, **changes):
 
 def test_inputs_that_tell_members_apart_are_found():
     assert blind(0, shift=0.7).failed
-    assert "tells members" in blind(0, shift=0.7).says
+    assert "distinguishes members" in blind(0, shift=0.7).says
     assert blind(0, shift=0.7, nothing=True).failed
 
 
@@ -72,7 +72,7 @@ def test_attacks_that_find_the_targets_members_in_another_model_are_noticed():
     member = rng.random(N) < 0.5
     found = null_model({"A": rng.normal(size=N), "B": rng.normal(size=N) + member}, member, POLICY, "a reference model")
     assert found.failed
-    assert found.says.startswith("B finds the target's members in what a reference model released")
+    assert found.says.startswith("B finds the target's members in the releases of a reference model")
     calm = [null_model({n: rng.normal(size=N) for n in "ABCD"}, member, POLICY, "x").failed for _ in range(60)]
     assert sum(calm) <= 3
     assert null_model({}, member, POLICY, "x").failed is None

@@ -151,7 +151,7 @@ def test_two_models_of_the_same_records_cost_both(wide):
 def test_a_model_whose_training_does_not_fit_answers_nobody(ledger):
     metered = MeteredRecourse(private().fit(X, Y), ledger)
     for _ in range(2):
-        with pytest.raises(BudgetExhausted, match=r"the training .* does not fit"):
+        with pytest.raises(BudgetExhausted, match=r"the training .* exceeds the budget"):
             metered.explain(LOW, principal="ann")
         with pytest.raises(BudgetExhausted, match="the training"):
             metered.explain_diverse(LOW, 2, principal="ann")

@@ -55,9 +55,9 @@ def test_the_verdict_follows_from_the_bound_and_the_claim(errors, runs, verdict,
 def test_what_is_not_refuted_says_from_which_epsilon_on_it_would_have_been_found():
     strong, weak, blind = result(185), result(330), result(495)
     assert FULL.substitute < strong.detectable < weak.detectable
-    assert f"leaks {strong.detectable:.2g} or more would have been found in 95 of 100" in strong.sentence
+    assert f"leaks {strong.detectable:.2g} or more would have been detected in 95 of 100" in strong.sentence
     assert blind.detectable is None
-    assert "would not have found even a training without noise" in blind.sentence
+    assert "would not have detected even a training without noise" in blind.sentence
 
 
 def test_canaries_that_found_nothing_never_acquit():
@@ -71,10 +71,10 @@ def test_who_promised_the_smaller_epsilon_for_records_has_not_kept_it():
     """185 errors show more than an added or removed record's epsilon, and less than a substituted one's."""
     found = result(185)
     assert found.claim.add_remove < found.epsilon_lower < found.claim.substitute
-    assert "4.38 promises nothing about what it contains" in found.sentence
+    assert "4.38, does not protect its contents" in found.sentence
     promised = result(185, claim=replace(FULL, adjacency="add_remove"))
     assert (promised.verdict, promised.exit_code) == ("refuted", 1)
-    assert "which promises nothing about what a record contains" in promised.sentence
+    assert "which does not protect what a record contains" in promised.sentence
 
 
 def test_a_promised_epsilon_goes_before_the_accounted_one():
@@ -218,7 +218,7 @@ def test_a_claim_of_nothing_is_judged_in_words_too():
     """So few records are in any batch that epsilon is 0 at this delta."""
     found = result(400, claim=Claim(Steps(4.0, 1e-12, 40), 1e-5))
     assert (found.claim.substitute, found.detectable) == (0.0, None)
-    assert "0.00 is claimed" in found.sentence
+    assert "the claim is 0.00" in found.sentence
 
 
 # ------------------------------------------------------------------------------------ the white box
