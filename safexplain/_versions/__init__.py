@@ -1,7 +1,6 @@
 """This version, and the other versions that release the same numbers.
 
-A certificate is about the numbers that were released during the audit, so only versions that release the same numbers,
-bit by bit, may serve it. `tests/golden` records the releases of this version, and `RELEASE_FORMAT` names that record.
+Only versions that release the same numbers as during the audit, bit by bit, may serve a certificate.
 """
 
 from __future__ import annotations
@@ -41,15 +40,10 @@ def installed(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Compatibility:
-    """Whether this environment releases the same numbers as the one of a certificate.
+    """Whether this environment releases the same numbers as the one of a certificate."""
 
-    Args:
-        problems: why not, each with what to do; empty if it does.
-        notes: harmless differences.
-    """
-
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
+    problems: tuple[str, ...]  # why not, each with what to do; empty if it does
+    notes: tuple[str, ...]  # harmless differences
 
 
 def compatibility(made_with: Mapping[str, str], libraries: Mapping[str, str] | None = None) -> Compatibility:

@@ -1,8 +1,4 @@
-"""A contract test's subject: how to make the explainer, a query, the native explainer, and the state to restore.
-
-Every call runs under fixed seeds of the global generators. `difference` compares results of any type; `Snapshot`
-records a model and tensors, to be compared later and restored.
-"""
+"""A contract test's subject: how to make the explainer, a query, the native explainer, and the state to restore."""
 
 from __future__ import annotations
 
@@ -146,15 +142,8 @@ class Case:
 
     `prepare` creates and queries it, and sets the attributes that clauses read.
 
-    Attributes:
-        plain, hardened: the explainer without hardening, and with `noisy`.
-        noisy: the hardening of most clauses: noise alone, as large as the native numbers.
-        native_class: None: unknown.
-        entry: name of the method that explains.
-        is_captum: whether it follows Captum's interface.
-        query: the full query.
-        answer: the noisy explainer's answer to it.
-        scale: a power of two near the size of the native numbers; 1 if they are no tensors or all zero.
+    `plain` and `hardened` are the explainer without hardening and with `noisy`, noise alone; `answer` is the latter's
+    to the full `query`. `scale` is a power of two near the size of the native numbers; 1 for no tensors or all zero.
     """
 
     factory: Callable[..., Any]
@@ -201,11 +190,7 @@ class Case:
         return explainer
 
     def make_native(self, explainer: Any) -> Any:
-        """The native explainer behind a hardened one.
-
-        Raises:
-            Skip: it is unknown.
-        """
+        """The native explainer behind a hardened one; raises `Skip` if it is unknown."""
         if self.native_factory is not None:
             return self.native_factory(self.model)
         if not self.is_captum or not issubclass(self.native_class, Attribution):
@@ -284,11 +269,7 @@ class Case:
         return self.scale * max([1e-3, *(16 * torch.finfo(kind).eps for kind in kinds)])
 
     def noise(self, query: Query | None = None, *, explainer: Any = None, raw: Any = None, seed: int = 0) -> Tensor:
-        """(batch, features) released minus native numbers (`raw` if known), with the same seeds.
-
-        Raises:
-            Skip: there are no tensors, no native explainer, or the hardening is more than noise.
-        """
+        """(batch, features) released minus native numbers (`raw` if known), with the same seeds; `Skip` if unknown."""
         if self.noisy.clip is not None or self.noisy.mask is not None or self.noisy.noise is None:
             raise Skip("noise can be separated from the map only if the hardening is noise alone")
         self.native_tensors()
@@ -298,12 +279,10 @@ class Case:
 
 
 class Snapshot:
-    """The state of a model and some values at creation: attributes, hooks and training mode of each submodule; values,
-    `requires_grad` and `.grad` of parameters, buffers and of the tensors and arrays in the values.
+    """The state of a model and some values at creation.
 
-    Args:
-        model: any object in which `safexplain._digest.modules_of` finds modules.
-        values: inputs and options: tensors and arrays in tuples, lists and dictionaries.
+    It holds the attributes, hooks and training mode of each submodule (`safexplain._digest.modules_of`); values,
+    `requires_grad` and `.grad` of parameters, buffers and the tensors and arrays in the values.
     """
 
     def __init__(self, model: object, values: Mapping[str, Any] | None = None) -> None:

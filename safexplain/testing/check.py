@@ -18,20 +18,12 @@ State = Literal["passed", "skipped", "broken"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one clause.
-
-    Args:
-        clause: its name.
-        promise: its promise, a sentence.
-        state: "passed", "skipped" or "broken".
-        details: why it was skipped; each fault, with what was expected and what came; or, if it passed, the parts that
-            could not be tried.
-    """
+    """The result of one clause: its name and promise, and what was found."""
 
     clause: str
     promise: str
     state: State
-    details: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()  # why it was skipped; each fault; or, if it passed, the parts that were not tried
 
     def __str__(self) -> str:
         return "\n".join([f"{self.state:<8}{self.clause}: {self.promise}", *(f"          {d}" for d in self.details)])
@@ -39,15 +31,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ContractReport:
-    """The outcomes of all clauses for one explainer.
+    """The outcomes of all clauses for one explainer."""
 
-    Args:
-        explainer: name of its class.
-        outcomes: in the order of `CLAUSES`.
-    """
-
-    explainer: str
-    outcomes: tuple[Outcome, ...]
+    explainer: str  # name of its class
+    outcomes: tuple[Outcome, ...]  # in the order of `CLAUSES`
 
     def __getitem__(self, clause: str) -> Outcome:
         return {outcome.clause: outcome for outcome in self.outcomes}[clause]
@@ -83,11 +70,7 @@ class ContractReport:
 
 
 class ContractError(SafexplainError, AssertionError):
-    """An explainer breaks clauses of the contract; the message lists each of them.
-
-    Attributes:
-        report: the whole `ContractReport`.
-    """
+    """An explainer breaks clauses of the contract; the message lists each, `report` is the whole `ContractReport`."""
 
     def __init__(self, report: ContractReport) -> None:
         self.report = report
@@ -143,11 +126,10 @@ def check_explainer(
     hardening: Hardening | None = None,
     skip: Collection[str] = (),
 ) -> ContractReport:
-    """Check a hardened explainer against every clause of the contract.
+    """Check a hardened explainer against every clause of the contract; the report has the outcome of each.
 
-    It makes a few hundred calls and temporarily changes the model (hooks, training mode, parameters). The global
-    generators are seeded for each call and restored. Nothing else should use the model meanwhile, and the native class
-    is patched in the whole process.
+    It makes a few hundred calls, and temporarily changes the model (hooks, training mode, parameters), the native class
+    and the global generators. Nothing else should use them meanwhile.
 
     Args:
         explainer_factory: (model, hardening=...) -> explainer, like a hardened class; or (model, hardening); or
@@ -166,9 +148,6 @@ def check_explainer(
             secrets. Needed if results are no tensors.
         hardening: the hardening of most clauses. None: noise alone, as large as the native numbers, with a fixed key.
         skip: names of clauses to skip.
-
-    Returns:
-        The outcome of each clause; none is broken.
 
     Raises:
         ContractError: a clause is broken; the message lists all broken ones, `report` holds the outcomes.

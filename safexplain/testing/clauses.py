@@ -1,7 +1,6 @@
-"""The clauses of the contract, each a generator of faults.
+"""The clauses of the contract, each a generator of faults; the first line of a docstring is the promise.
 
-A clause yields a sentence for each fault and `Untried` for parts that could not be tried, and raises `Skip` if it does
-not apply. The first line of its docstring is its promise.
+A clause yields a sentence for each fault and `Untried` for untried parts, and raises `Skip` if it does not apply.
 """
 
 from __future__ import annotations
@@ -125,11 +124,7 @@ def noise_belongs_to_the_query(case: Case) -> Iterator[str]:
     for change, noise in _other_noises(case):
         found = attempt(noise)
         if found is None or isinstance(found, Exception):
-            why = (
-                f"{type(found).__name__}: {found!s:.80}"
-                if found is not None
-                else "the native answer does not depend on it"
-            )
+            why = f"{type(found).__name__}: {found!s:.80}" if found else "the native answer does not depend on it"
             yield Untried(f"another {change}: {why}")
         elif _alike(base, found):
             yield f"another {change} gets the same noise"

@@ -1,8 +1,4 @@
-"""Markers, planted around the result of a native explainer in place of secrets, and searched for in what is released.
-
-A marker is a unique text and a unique number. `planted` puts them into the results of a native method during a test;
-`find_markers` searches an answer: tensors and arrays, containers, attributes, texts.
-"""
+"""Markers, planted around the results of a native explainer in place of secrets, and the search for them."""
 
 from __future__ import annotations
 
@@ -33,16 +29,9 @@ _PACKED = tuple(np.array(MARKER_NUMBER, kind).tobytes() for kind in ("<f4", ">f4
 
 
 def find_markers(obj: object, *, name: str = "released") -> list[str]:
-    """The places where `MARKER_TEXT` or `MARKER_NUMBER` can be read in an answer.
+    """The places where `MARKER_TEXT` or `MARKER_NUMBER` can be read in an answer, outside of its functions and classes.
 
-    Modules, classes and functions are not searched: they are the program, not its answer.
-
-    Args:
-        obj: any object: a tensor, a tuple of arrays, an explanation object of any library.
-        name: start of each place.
-
-    Returns:
-        Python-like expressions, one for each place; empty if nothing was found.
+    Places are Python-like expressions that start with `name`.
 
     >>> find_markers({"scores": np.array([1.0, MARKER_NUMBER]), "note": "2 scores"})
     ["released['scores']"]

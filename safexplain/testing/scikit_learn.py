@@ -1,7 +1,6 @@
 """Checks of scikit-learn's `check_estimator` that our estimators fail, with the reasons.
 
-All follow from the guarantees: public values are declared and never read off the data, parameters are checked before
-training, and a released score is no accuracy. Other labels or numbers of columns are refused with a message.
+All follow from the guarantees, such as public values that are declared and never read off the data.
 
     from sklearn.utils.estimator_checks import check_estimator
     from safexplain.testing.scikit_learn import expected_failed_checks

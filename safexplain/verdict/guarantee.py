@@ -1,22 +1,4 @@
-"""What holds without an audit: by post-processing, or by the differential privacy of the training. No torch.
-
-Explanations computed by models that never saw the private training data, from the query and its label, tell nothing
-about the private records beyond what the label API tells (post-processing). `Guarantee` states this with its
-assumptions; `Measured` holds how useful such explanations are: how often the explaining models predict the explained
-model's label, and whether the features that they name carry its predictions.
-
-`Implied` is what (epsilon, delta)-differential privacy implies against every attack. If a training is (epsilon,
-delta)-private when one record is added or removed, no attack on anything computed from the model, however many queries
-it makes, finds more than
-
-    TPR <= min(exp(epsilon) FPR + delta, 1 - exp(-epsilon) (1 - delta - FPR))
-
-of the members at a false-positive rate FPR (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776, Theorem 2.1). A mechanism
-satisfies one such pair for each delta; the smallest of these bounds is its trade-off curve (Dong, Roth and Su 2019,
-arXiv 1905.02383, Proposition 2.12), which is much tighter at low rates than the single pair that is usually stated.
-Rates are expectations over the randomness of the training and the choice of the attacked record, with members drawn by
-independent coins. The statement's own assumptions apply here too.
-"""
+"""What holds without an audit: by post-processing (`Guarantee`), or by differential privacy (`Implied`). No torch."""
 
 from __future__ import annotations
 
@@ -159,9 +141,7 @@ class Guarantee:
     def from_dict(cls, content: Mapping[str, Any], *, compare_words: bool = True) -> Guarantee:
         """The guarantee that `to_dict` wrote. Another version may phrase its texts differently (`compare_words`).
 
-        Raises:
-            ConfigurationError: facts are missing or contradict each other.
-            InputError: a text does not follow from them.
+        Raises `ConfigurationError` for facts that are missing or contradict each other, `InputError` for other texts.
         """
         names = {f.name for f in fields(cls)}
         found = from_table(cls, {name: value for name, value in content.items() if name in names}, "guarantee")
@@ -198,11 +178,7 @@ class Estimate:
 
     @classmethod
     def of_mean(cls, values: ArrayLike, confidence: float = 0.95) -> Estimate:
-        """Estimate of the mean of independent numbers in [-1, 1], by Student's t; for a single number, [-1, 1].
-
-        Raises:
-            InputError: no numbers, or one is not finite.
-        """
+        """Estimate of the mean of independent numbers in [-1, 1], by Student's t; for a single number, [-1, 1]."""
         check_confidence(confidence)
         numbers = np.asarray(values, dtype=np.float64).ravel()
         if not len(numbers) or not np.isfinite(numbers).all():
@@ -222,16 +198,10 @@ class Measured:
     """Agreement and faithfulness of explanations by other models, each with an interval.
 
     Deletion is the fall of the explained model's probability of its label when the features that a map names are
-    deleted; insertion is its rise when only they are kept; see `safexplain.faithfulness`.
-
-    Args:
-        examples: number of examples.
-        confidence: of each interval.
-        fraction: largest share of the features that a map names.
-        agreement: share of the examples for which the explaining models predict the explained model's label.
-        deletion, insertion: means of these explanations; None: the model returns labels only.
-        native_deletion, native_insertion: means of explanations of the model itself.
-        deletion_difference: mean of deletion minus native deletion of the same example.
+    deleted; insertion is its rise when only they are kept; see `safexplain.faithfulness`. `native_` are the means of
+    explanations of the model itself, `deletion_difference` the mean difference on the same example; None: the model
+    returns labels only. `fraction` is the largest share of the features that a map names, `agreement` the share of the
+    examples for which the explaining models predict the explained model's label.
 
     Raises:
         ConfigurationError: a number is out of range.
@@ -284,7 +254,11 @@ CELLS = 20_000
 
 
 def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
-    """() or (n,) largest true-positive rates of any attack at these false-positive rates, by one (epsilon, delta)."""
+    """() or (n,) largest true-positive rates of any attack at these false-positive rates, by one (epsilon, delta).
+
+    min(exp(epsilon) FPR + delta, 1 - exp(-epsilon) (1 - delta - FPR)), for one record added or removed (Kairouz, Oh and
+    Viswanath 2015, arXiv 1311.0776, Theorem 2.1).
+    """
     rates = np.asarray(fpr, dtype=np.float64)
     if not epsilon < math.inf:
         return np.ones_like(rates)
@@ -295,7 +269,11 @@ def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class RocBound:
-    """An upper bound on every attack's ROC curve, from (k,) epsilons at (k,) deltas, which all hold."""
+    """An upper bound on every attack's ROC curve, from (k,) epsilons at (k,) deltas, which all hold.
+
+    The smallest `tpr_bound` is the trade-off curve (Dong, Roth and Su 2019, arXiv 1905.02383, Proposition 2.12), much
+    tighter at low rates than that of a single pair.
+    """
 
     epsilons: Array
     deltas: Array
@@ -325,16 +303,12 @@ class RocBound:
 
 @dataclass(frozen=True)
 class Implied:
-    """What a training's privacy statement implies at a policy's false-positive rate.
+    """What a training's privacy statement implies at a policy's false-positive rate, under the statement's assumptions.
 
-    Args:
-        epsilon, delta: as stated for one record added or removed.
-        fpr: the policy's false-positive rate.
-        by_epsilon: largest true-positive rate of any attack there, by epsilon and delta alone.
-        tpr: the same by the mechanism's whole trade-off curve; at most `by_epsilon`.
-        auc: upper bound on every attack's AUC.
-        pretrained: whether the starting weights had seen other data, about which nothing is implied.
-        seeded: whether batches and noise came from a user's seed.
+    Rates are expectations over the training and the attacked record, with members drawn by independent coins.
+
+    Epsilon and delta are for one record added or removed. No attack has a true-positive rate above `by_epsilon`, which
+    follows from these alone, nor above `tpr`, by the mechanism's whole trade-off curve, nor an AUC above `auc`.
     """
 
     epsilon: float
@@ -372,11 +346,7 @@ class Implied:
         return text
 
     def check(self, statement: PrivacyStatement | None) -> None:
-        """Compare with what follows from the statement, up to differences between versions of the accountant.
-
-        Raises:
-            InputError: there is no statement, or something else follows from it.
-        """
+        """Raise `InputError` unless it follows from the statement, up to differences between accountants' versions."""
         follows = None if statement is None else Implied.of(statement, self.fpr)
         if follows is None:
             raise InputError("implied: expected a privacy statement with a finite epsilon, from which it follows")

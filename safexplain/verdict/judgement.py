@@ -4,19 +4,9 @@
     certified     at every number of queries, the upper bounds of all judged attacks lie at or below the limit
     inconclusive  otherwise, and whenever a control failed
 
-The claim "whole" bounds the rate of members found, the claim "excess" how many more are found than from the labels of
-the same queries alone. Without labels, the whole is judged.
-
-All lower bounds of one target share its risk of 1 - confidence (Bonferroni), because one of them is enough to call a
-leak: half of it goes to the attacks called `MAIN`, which are expected to be the strongest, the rest to all others;
-several targets share it equally. Each upper bound has a risk of 1 - confidence: a certificate needs all of them, so it
-is wrong only if that of the strongest attack is (an intersection-union test: Berger, Technometrics 24, 1982).
-
-If the training's differential privacy already satisfies the policy (`implied`), the verdict is "certified" by guarantee
-for any sample, unless members differ from non-members in other ways, or an attack finds more than the guarantee allows.
-
-A `Judgement` follows from counts alone and is what a certificate holds; `words` phrases it, and `result` adds each
-attack's curve and rates.
+Lower bounds share the risk of 1 - confidence (Bonferroni; `lower_risks`), because one of them is enough to call a leak.
+Each upper bound has all of it, because a certificate needs all of them (an intersection-union test: Berger,
+Technometrics 24, 1982).
 """
 
 from __future__ import annotations
@@ -49,10 +39,10 @@ from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_b
 UNREADABLE = "not the outcome of an audit"
 
 MAIN = "Stacked"
-"""Attacks that get half of the risk of a target's lower bounds, fixed before anything is measured. If predictions alone
-are released, `MAIN_OF_PREDICTIONS`, which combines the attacks on these, takes their place."""
+"""Attacks expected to be the strongest, which get half of the risk of a target's lower bounds."""
 
 MAIN_OF_PREDICTIONS = "PredictionPatience"
+"""The same if predictions alone are released."""
 
 Reason = Literal[
     "nothing judged",
@@ -101,7 +91,6 @@ class Judgement:
     """Everything that the verdict rests on.
 
     Args:
-        policy: what counts as a leak.
         evidence: of every attack, judged or not.
         members, non_members: independent units that were scored: examples, or groups of related examples.
         references: number of reference models; 0 if only thresholds could be tried.
@@ -113,8 +102,7 @@ class Judgement:
         forced: certify although it is not the first.
         tried: the other verdicts on these examples, a line each: when, under which policy, with which outcome.
         grouped: examples scored, if groups of them are the units; None: each example is a unit.
-        target: index of the model, if there are several.
-        targets: number of models, each judged on its own.
+        target, targets: index of the model, and how many there are, each judged on its own.
         others: judgements of the other targets; this one is the most exposed.
         quick: a quick look with few references and examples, which certifies nothing.
         implied: what differential privacy of the single target's training implies for the scored records; None:
@@ -270,10 +258,7 @@ class Judgement:
 
     @cached_property
     def missed_part(self) -> Evidence | None:
-        """An unjudged attack on a part of the release that finds more than the policy allows; None: there is none.
-
-        The judged attacks combine all parts and should have found it too, so they cannot be relied on.
-        """
+        """An unjudged attack on a part of the release that finds too much, so judged ones cannot be relied on."""
         parts = {"explanation": ("explanation", "label"), "prediction": ("label", "loss")}
         roles = parts.get(self.policy.release, ROLES)
         return next((e for e in self.beyond if e.role in roles and e.level in self.policy.patience), None)
@@ -412,10 +397,9 @@ class Judgement:
 
     @property
     def levels(self) -> list[dict[str, Any]]:
-        """Each number of queries of the policy: what labels find, what explanations add, and both together.
+        """Each number of queries: the baseline's rate, the highest bounds of what judged attacks add and find, or None.
 
-        `labels` (the key for predictions too) holds the baseline's rate and bounds; `added` the highest bounds of what
-        a judged attack adds; `whole` the highest bounds of what one finds. None: nothing was judged.
+        The key `labels` holds the baseline's, for predictions too.
         """
         return [self._level(level) for level in self.policy.patience]
 
@@ -432,12 +416,8 @@ class Judgement:
             low, high = self.bounds(base)
             labels = {"tpr": base.found / self.members, "low": low, "high": high}
         added = worst({code(e): bounds for e in rows if (bounds := self.added(e)) is not None})
-        return {
-            "patience": level,
-            "labels": labels,
-            "added": added,
-            "whole": worst({code(e): self.bounds(e) for e in rows}),
-        }
+        whole = worst({code(e): self.bounds(e) for e in rows})
+        return {"patience": level, "labels": labels, "added": added, "whole": whole}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types without sentences; `from_dict` reads the counts and recomputes everything else."""
@@ -472,11 +452,7 @@ class Judgement:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Judgement:
-        """Read what `to_dict` wrote, without derived fields.
-
-        Raises:
-            InputError: a field is missing, of the wrong type, or impossible.
-        """
+        """Read what `to_dict` wrote, without derived fields; raises `InputError` at impossible or missing ones."""
         later = ("quick", "implied")
         try:
             given = {f.name: content[f.name] for f in fields(Judgement) if f.name in content or f.name not in later}

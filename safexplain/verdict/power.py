@@ -1,10 +1,4 @@
-"""What a sample can decide, before an audit and after an inconclusive one. NumPy and SciPy only.
-
-`best_certifiable` is the smallest limit that a sample would certify if nothing leaks: under the claim "whole", members
-found by guessing above a rank have a beta-binomial distribution; under "excess", the attack finds exactly what the
-labels find, on a binormal curve. `examples_needed` is the default number of scored examples. `sample_needed` is the
-sample that would decide an inconclusive audit, and `leak_power` how often a sample proves a leak.
-"""
+"""What a sample can decide, before an audit and after an inconclusive one. NumPy and SciPy only."""
 
 from __future__ import annotations
 
@@ -40,21 +34,16 @@ ROUGH = 1.25
 def best_certifiable(policy: Policy, members: int, non_members: int, attacks: int = 1) -> float:
     """Smallest limit of the policy's claim that would be certified with a probability of 90 % if nothing leaks.
 
-    The limit is `max_tpr` under the claim "whole" and `max_excess` under "excess"; the policy's own value does not
-    matter. A smaller limit is out of reach, a larger one is reached only if explanations add about nothing.
-
-    Under "whole" all attacks guess, and the result is exact for a single attack. Under "excess" they find just what the
-    labels find, because the attacks of the suite fall back on the labels if explanations add nothing. Labels are
-    assumed to find twice as many members as guessing (`TYPICAL_BASE`).
+    This is a `max_tpr` under the claim "whole" and a `max_excess` under "excess", in (0, 1]; the policy's own value
+    does not matter. Under "whole" all attacks guess: members found above a rank have a beta-binomial distribution, and
+    failure probabilities of several attacks add up. Under "excess" they find just what the labels find, on a binormal
+    curve with twice as many members as guessing finds (`TYPICAL_BASE`).
 
     Args:
         policy: its claim, false-positive rate and confidence are used.
         members: units that will be scored, without those set aside for choosing and training.
         non_members: likewise.
-        attacks: number of judged attacks, all of which must pass; under "whole" their failure probabilities add up.
-
-    Returns:
-        In (0, 1]; 1.0 where nothing can be certified.
+        attacks: number of judged attacks, all of which must pass.
 
     Raises:
         InputError: a size below 1.
@@ -96,11 +85,10 @@ def examples_needed(policy: Policy) -> int:
 
 @cache
 def leak_power(policy: Policy, members: int, non_members: int, *, heavy_tails: bool = False) -> float:
-    """Share of simulated audits that prove a leak of three times the policy's `max_excess`.
+    """Share of 100 simulated audits (20 for more than 5,000 units a side) that prove a leak of 3 `max_excess`.
 
-    Simulates 100 audits (20 for more than 5,000 units a side) of one attack whose scores are independent of the
-    labels'. Scores of members and non-members differ by a shift; they are normal, or have Student's t distribution with
-    3 degrees of freedom. Labels find twice as many members as guessing (`TYPICAL_BASE`).
+    Scores of members are shifted; they are normal, or have Student's t distribution with 3 degrees of freedom, and are
+    independent of the labels', which find twice as many members as guessing (`TYPICAL_BASE`).
     """
     rng, fpr = np.random.default_rng(0), policy.fpr
     member = np.arange(members + non_members) < members
@@ -140,10 +128,9 @@ def sample_needed(
 ) -> SampleSize | None:
     """The smallest sample, in the present proportions, that would probably decide if the estimates are true.
 
-    Widths of intervals fall with the square root of the size; those of rare events fall faster, so fewer examples may
-    do. A leak needs one attack that proves it with a probability of 90 %, a certificate needs each attack below the
-    limit with that probability. A negative excess counts as 0. `risk` is that of each upper bound. None: no sample of
-    up to 1,000 times the present size would decide.
+    Widths of intervals fall with the square root of the size. A leak needs one attack that proves it with a probability
+    of 90 %, a certificate needs each attack below the limit with that probability. `risk` is that of each upper bound.
+    None: no sample of up to 1,000 times the present size would decide.
     """
     leaks, passes = [], []
     for one in found:

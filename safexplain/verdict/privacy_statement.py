@@ -176,12 +176,7 @@ class PrivacyStatement:
         return Epsilons(present, self.pure_epsilon, present, 0.0)
 
     def check_model(self, model: Any) -> None:
-        """Raise unless the statement is about the weights of this model, a torch module or a fitted estimator.
-
-        Raises:
-            RefusedError: it is about other weights, or about none.
-            ConfigurationError: not a model, or not fitted.
-        """
+        """Raise `RefusedError` unless the statement is about the weights of this torch module or fitted estimator."""
         if not self.weights:
             raise RefusedError(
                 "the privacy statement names no weights, so nothing binds it to this model. Pass the statement of the"
@@ -255,11 +250,6 @@ class PrivacyStatement:
         Raises:
             InputError: fields are missing or unknown, or a stated epsilon does not follow from the parameters.
         """
-        if isinstance(content, Mapping) and "selection" in content:
-            raise InputError(
-                "privacy statement: it is about the best of several trainings, which this version does not account"
-                " for; read it with safexplain 0.2"
-            )
         names = {f.name for f in fields(cls)}
         derived = {"epsilon", "protects", "not_protected", "assumptions", "accountant"}
         needed = (names | derived) - _LATER
@@ -279,11 +269,7 @@ class PrivacyStatement:
 
     @classmethod
     def load(cls, path: str | Path) -> PrivacyStatement:
-        """Read what `save` wrote, and recompute its epsilons.
-
-        Raises:
-            InputError: it cannot be read, is not a statement, or contradicts itself.
-        """
+        """Read what `save` wrote; raises `InputError` if it cannot be read, or as `from_dict`."""
         return cls.from_dict(strict_json.load(path, "privacy statement"))
 
     def rows(self) -> dict[str, str]:

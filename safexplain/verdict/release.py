@@ -1,7 +1,4 @@
-"""A hardening and its utility in words, from the plain JSON of certificates.
-
-Report, terminal and `safexplain verify` use the same words. A kind that is unknown here is written as Python code.
-"""
+"""A hardening and its utility in words, from the plain JSON of certificates."""
 
 from __future__ import annotations
 

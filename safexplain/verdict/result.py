@@ -21,16 +21,10 @@ SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
 
 @dataclass(frozen=True, eq=False)
 class AttackResult(Evidence):
-    """Evidence of one attack, with its curve and rates, which the verdict does not use.
+    """Evidence of one attack, with its curve and rates, which the verdict does not use."""
 
-    Args:
-        attack, signal, role, level, found, upper_bound_count, lower_bound_count, pair: see `Evidence`.
-        curve: its ROC over the scored examples.
-        rates: its TPR at each reported false-positive rate, with Clopper-Pearson intervals at the realised rate.
-    """
-
-    curve: RocCurve = field(kw_only=True)
-    rates: tuple[RateAtFpr, ...] = field(kw_only=True)
+    curve: RocCurve = field(kw_only=True)  # its ROC over the scored examples
+    rates: tuple[RateAtFpr, ...] = field(kw_only=True)  # its TPR at each reported false-positive rate
 
     @property
     def auc(self) -> float:

@@ -1,8 +1,7 @@
 """JSON with one meaning for every reader, and one canonical text for every meaning. No torch.
 
-It refuses what parsers disagree about (RFC 8259, sections 4 and 6): duplicate names, NaN and infinities, numbers that
-no float64 holds, text that is not UTF-8. It also refuses what exhausts a reader: too many values, too deep nesting,
-huge integers.
+It refuses what parsers disagree about (RFC 8259, sections 4 and 6), such as duplicate names and NaN, and what exhausts
+a reader, such as deep nesting and huge integers.
 """
 
 from __future__ import annotations

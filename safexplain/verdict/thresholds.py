@@ -1,29 +1,14 @@
 """Thresholds above which members are counted, so that bounds include the threshold's own uncertainty.
 
-NumPy and SciPy only. Let t(k) be the k-th highest of n0 independent non-member scores without ties. The true
-false-positive rate at t(k) has the distribution Beta(k, n0 - k + 1) whatever the scores are (the probability integral
-transform and order statistics: David & Nagaraja, Order Statistics, 3rd ed., section 2.1), hence
+At the k-th highest of n0 independent non-member scores without ties, the true false-positive rate has the distribution
+Beta(k, n0 - k + 1) (David & Nagaraja, Order Statistics, 3rd ed., section 2.1), so it is below fpr with the probability
+P(Bin(n0, fpr) >= k). An upper bound counts members above a rank that is almost surely loose enough, a lower bound above
+one that is strict enough; each count gets a one-sided Clopper-Pearson limit, and the two risks add up.
 
-    P(true rate at t(k) <  fpr) = P(Bin(n0, fpr) >= k)      small for a high rank k: the threshold of an upper bound,
-    P(true rate at t(k) >= fpr) = P(Bin(n0, fpr) <  k)      small for a low one: the threshold of a lower bound.
-
-An upper bound of the true-positive rate counts the members above the first, which is loose enough, a lower bound those
-above the second, which is strict enough; each count gets a one-sided Clopper-Pearson limit, and the two risks add up.
-Ties are broken at random, which an attacker may do too: the ROC curve of a score with ties is then the straight line
-between its points.
-
-**Groups.** Examples of one person, or near-copies, are not independent; groups are. Each group is one unit a side: an
-example weighs 1 / (examples of its group on its side), the count above a threshold is the sum of each group's share
-above it, and n0 and n1 are numbers of groups. The bounds are on the mean share of a group that is found. If each group
-is one example, nothing changes. Otherwise the count S at a fixed threshold is a sum of independent shares in [0, 1]. It
-is below the binomial count B of the same mean in convex order (Hoeffding, Annals of Mathematical Statistics 27, 1956,
-theorem 3), so its variance is no larger, and its tails are at most e times those of B, log-concave between whole
-numbers (Bentkus, Annals of Probability 32, 2004, theorem 1.2). That factor is not reached in the two extreme cases: if
-all shares are 0 or 1 (copies with equal scores), S is binomial and all limits are exact; if all shares are alike, S
-hardly varies. Ranks are on the safe side of a step: with N the weighted non-members above the true threshold t, the
-threshold of an upper bound is above t only if N >= rank, that of a lower bound below t only if N <= rank - 1
-(`found_above`). Members and non-members of one group may be dependent: the risks of threshold and count add up under
-any dependence. Error rates at group sizes of 1 to 50 are measured: docs/statistics.md.
+Groups of related examples are single units (`weights_of`). The count at a threshold is then a sum of independent shares
+in [0, 1], below the binomial count of the same mean in convex order (Hoeffding, Annals of Mathematical Statistics 27,
+1956, theorem 3), with tails at most e times as large (Bentkus, Annals of Probability 32, 2004, theorem 1.2), and
+binomial if all shares are 0 or 1. Measured error rates: docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -60,9 +45,8 @@ def upper_bound_rank(non_members: int, fpr: float, risk: float) -> int | None:
 def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, float]:
     """Highest rank at which the true false-positive rate is above `fpr` with a probability of at most `risk`.
 
-    Returns:
-        The rank, and the share of the examples above it that an attacker accepts, at random, to keep to `fpr`: 1, or
-        fpr / (upper limit of the rate) if even the highest non-member score may not be strict enough.
+    With it comes the share of the examples above it that an attacker accepts, at random, to keep to `fpr`: 1, or
+    fpr / (upper limit of the rate) if even the highest non-member score may not be strict enough.
     """
     rank = int(distributions.binom.ppf(risk, non_members, fpr))
     while rank < non_members and distributions.binom.cdf(rank, non_members, fpr) <= risk:
@@ -75,11 +59,7 @@ def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, fl
 
 
 def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0) -> NDArray[np.bool_]:
-    """(n,) bool membership from the highest score to the lowest, ties in random order.
-
-    Raises:
-        InputError: shapes differ, NaN scores, or one of the two groups is empty.
-    """
+    """(n,) bool membership from the highest score to the lowest, ties in random order; raises as `checked`."""
     s, m = checked(scores, member)
     return m[by_score(s, seed)]
 
@@ -92,11 +72,7 @@ def by_score(scores: NDArray[np.float64], seed: int = 0) -> NDArray[np.int64]:
 
 
 def weights_of(member: NDArray[np.bool_], groups: NDArray[np.integer[Any]] | None) -> NDArray[np.float64]:
-    """(s,) weight of each example: 1 / (examples of its group on its side), so that each group counts once a side.
-
-    Raises:
-        InputError: shapes differ.
-    """
+    """(s,) weight of each example: 1 / (examples of its group on its side), so that each group counts once a side."""
     if groups is None:
         return np.ones(len(member))
     if np.shape(groups) != member.shape:
@@ -137,10 +113,7 @@ ROUNDING = 1e-9
 
 
 def upper_bound(found: float, members: int, risk: float) -> float:
-    """One-sided Clopper-Pearson limit: the true rate is above it with a probability of at most `risk`.
-
-    `found` counts units and need not be a whole number (see the module).
-    """
+    """One-sided Clopper-Pearson limit: the true rate is above it with a probability of at most `risk`."""
     return clopper_pearson(found, members, 1 - 2 * risk)[1]
 
 

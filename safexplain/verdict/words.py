@@ -1,8 +1,4 @@
-"""A judgement in words and rows of figures, for the report, the terminal and the certificate. No torch.
-
-Names of attacks and signals come first, then figures, the verdict in sentences, rows of figures (by number of queries,
-target and attack), and the limits of an audit.
-"""
+"""A judgement in words and rows of figures, for the report, the terminal and the certificate. No torch."""
 
 from __future__ import annotations
 
@@ -296,12 +292,7 @@ def text(j: Judgement) -> str:
 
 def written(j: Judgement) -> dict[str, Any]:
     """The sentences of a judgement, to be stored with `Judgement.to_dict`, as plain JSON types."""
-    return {
-        "sentence": sentence(j),
-        "says": list(says(j)),
-        "details": list(details(j)),
-        "reasons": list(reasons(j)),
-    }
+    return {"sentence": sentence(j), "says": list(says(j)), "details": list(details(j)), "reasons": list(reasons(j))}
 
 
 def reasons(j: Judgement) -> tuple[str, ...]:

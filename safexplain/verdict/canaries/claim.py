@@ -1,9 +1,6 @@
 """What a training claims, and the verdict of an audit by canaries about it. No torch.
 
-The five canaries of paper C range from the strongest adversary to the most natural one (arXiv 2511.21804, table 1); two
-more find bugs of training loops that those miss. Trained models can refute a claim but never confirm it: the best they
-reach is "not refuted", with the epsilon that they would have detected. "As claimed" needs the white box, which watches
-the steps.
+Trained models can refute a claim but never confirm it; "as claimed" needs the white box, which watches the steps.
 """
 
 from __future__ import annotations
@@ -57,11 +54,7 @@ class Claim:
 
     @classmethod
     def of(cls, statement: PrivacyStatement, adjacency: Adjacency = "substitute") -> Claim:
-        """The claim of a training's privacy statement.
-
-        Raises:
-            ConfigurationError: it has several phases, or another mechanism than noisy sums of gradients.
-        """
+        """The claim of a training's privacy statement; raises `ConfigurationError` unless it has one phase."""
         if len(statement.phases) != 1:
             raise ConfigurationError(
                 f"expected a statement with one phase of training, got {len(statement.phases)}; pass"
@@ -81,7 +74,7 @@ class Claim:
 
     @property
     def substitute(self) -> float | None:
-        """Epsilon for one record substituted: as claimed, otherwise as accounted; None: unknown."""
+        """The same for one record substituted."""
         return self._of("substitute")
 
     def _of(self, adjacency: Adjacency) -> float | None:

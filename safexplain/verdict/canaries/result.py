@@ -1,8 +1,4 @@
-"""Scores of runs on D and D', errors counted in them, and the finding about a claim.
-
-The adversary computes a score from each run after each audited step; `judge` counts its errors. When a finding is read,
-its bounds are computed again from the counts.
-"""
+"""Scores of runs on D and D', errors counted in them, and the finding about a claim."""
 
 from __future__ import annotations
 
@@ -143,9 +139,7 @@ class CanaryResult(Finding):
     def detectable(self) -> float | None:
         """The smallest epsilon of a training that these canaries would have refuted in 95 of 100 audits.
 
-        For a training with less noise than claimed, as many runs, the same method and threshold rule, and a canary as
-        strong as its errors in this training show (`safexplain.verdict.stats.detectable`). None: they would not have
-        refuted even a training with a vacuous epsilon.
+        None: not even a vacuous one. The canary is taken to be as strong as its errors in this training show.
         """
         c, at = self.claim, self.errors[-1]
         if (promise := promise_of(self.claimed, c.delta, c.mechanism, c.adjacency)) is None:
@@ -259,10 +253,9 @@ def judge(
 
 
 def decisive(findings: Sequence[Found]) -> Found:
-    """The decisive one of several findings about one claim.
+    """The refutation with the highest bound; else a white box that passed; else the smallest detectable epsilon.
 
-    This is the refutation with the highest bound; otherwise the white box, if every check passed; otherwise the
-    canaries with the smallest detectable epsilon. Each bound must hold at a confidence that allows for their number.
+    Each bound must hold at a confidence that allows for their number.
     """
     if not findings:
         raise InputError("expected at least one finding, got none")
@@ -278,11 +271,7 @@ def decisive(findings: Sequence[Found]) -> Found:
 
 
 def finding_of(content: Any) -> Finding:
-    """Read what a finding's `to_dict` wrote, and compare it with what follows from the counts.
-
-    Raises:
-        InputError: fields are missing, or a stated bound, epsilon or verdict does not follow from the counts.
-    """
+    """Read what a finding's `to_dict` wrote; raises `InputError` if it does not follow from the counts."""
     if not isinstance(content, Mapping):
         raise InputError(f"canaries: expected an object from `safexplain canaries --json`, got {content!r:.60}")
     try:
@@ -311,8 +300,7 @@ def load_finding(path: str | Path) -> Finding:
 
 
 def check_method(method: str, confidence: float, claim: Claim) -> None:
-    """Raise `ConfigurationError` unless method and confidence are valid, and the claim has a mechanism if "pld" needs
-    it."""
+    """Raise `ConfigurationError` unless method and confidence are valid, and "pld" has a claim with a mechanism."""
     if not LEAST_SURE <= check_number("confidence", confidence) <= SUREST:
         raise ConfigurationError(f"confidence: expected a number in [0.5, 1 - 1e-9], got {confidence:.12g}")
     curved, *others = names = get_args(BoundMethod)

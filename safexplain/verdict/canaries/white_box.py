@@ -1,7 +1,6 @@
 """Checks of a training's steps, and the verdict about its claim. No torch.
 
-`noise_size` to `batches_drawn` test whether noise and batches, over several trainings, are drawn as the claimed
-mechanism draws them; each fails for a correct training with a probability of at most `RISK`.
+Each check of noise and batches fails for a correct training with a probability of at most `RISK`.
 """
 
 from __future__ import annotations
@@ -21,35 +20,18 @@ from safexplain._validate import check_follows, from_table
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.claim import TOLERANCE, Claim, Finding, ScenarioName, Verdict
 
-__all__ = [
-    "SLACK",
-    "Check",
-    "WhiteBoxResult",
-    "batches_drawn",
-    "noise_distribution",
-    "noise_independence",
-    "noise_size",
-]
-
 SCALES = ("sensitivity", "size of the noise")
 """Checks that measure a factor by which a step is less private than claimed."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One property that the claimed mechanism guarantees for its steps.
-
-    Args:
-        name: of the check.
-        found: measured value; None: it could not be checked.
-        allowed: largest allowed value.
-        says: the finding in words.
-    """
+    """One property that the claimed mechanism guarantees for its steps."""
 
     name: str
-    found: float | None
-    allowed: float
-    says: str
+    found: float | None  # measured value; None: it could not be checked
+    allowed: float  # largest allowed value
+    says: str  # the finding in words
 
     def __post_init__(self) -> None:
         if self.found is not None and not math.isfinite(self.found):
@@ -65,22 +47,15 @@ class Check:
 class WhiteBoxResult(Finding):
     """The finding of `WhiteBox` about a training.
 
-    Args:
-        claim: of the training, with its mechanism.
-        checks: in the order in which they were made.
-        runs: number of watched trainings.
-        seconds: time that they took.
-        setting: model and data, for readers.
-
     Raises:
         InputError: no checks or runs, or a claim without a mechanism.
     """
 
-    claim: Claim
-    checks: tuple[Check, ...]
-    runs: int
-    seconds: float
-    setting: Mapping[str, Any] = field(default_factory=dict)
+    claim: Claim  # of the training, with its mechanism
+    checks: tuple[Check, ...]  # in the order in which they were made
+    runs: int  # number of watched trainings
+    seconds: float  # time that they took
+    setting: Mapping[str, Any] = field(default_factory=dict)  # model and data, for readers
     scenario: ScenarioName = "white-box"
 
     def __post_init__(self) -> None:

@@ -1,9 +1,4 @@
-"""Certificates: in-toto statements about one model and one configuration. No torch.
-
-`write` makes a statement of an audit's result and digests it; `sign` puts it into a signed envelope and verifies one;
-`read` takes a file through these, checks every field and computes the verdict again from the counts; `versions` is what
-a certificate says it was made with. `docs/schema` has the JSON Schema.
-"""
+"""Certificates: in-toto statements about one model and one configuration. No torch."""
 
 from safexplain._versions import versions
 from safexplain.verdict.certificate.read import load_certificate

@@ -1,9 +1,7 @@
 """Reading a certificate and checking everything in it that can be checked. No torch.
 
-Reading checks the signature (if a public key is given), the form of every field, the checksum, and that the verdict and
-every bound follow from what the audit measured: counts, policy and controls. Sentences are computed again too; those of
-another version, which may phrase them differently, are not compared. Without a signature this finds damage and careless
-edits, but not a forger, who can compute everything too.
+The verdict and every bound must follow from counts, policy and controls. Without a signature this finds damage and
+careless edits, but not a forger, who can compute everything too.
 """
 
 from __future__ import annotations
@@ -413,14 +411,9 @@ def _refuse(name: str, expected: object, found: object, more: str = "") -> NoRet
 
 
 def recount(audit: Mapping[str, Any], *, compare_words: bool = True) -> Judgement:
-    """The judgement that `AuditResult.to_dict()` wrote, compared with everything that follows from its counts.
+    """The judgement that `AuditResult.to_dict()` wrote; `CertificateError` if a value does not follow from its counts.
 
-    Args:
-        audit: plain JSON types.
-        compare_words: also compare sentences; another version may phrase them differently.
-
-    Raises:
-        CertificateError: a count is missing or impossible, or a value does not follow from the counts.
+    `compare_words`: also compare sentences, which another version may phrase differently.
     """
     try:
         judgement = Judgement.from_dict(audit)

@@ -53,11 +53,7 @@ def sign_certificate(statement: Mapping[str, Any], private_key: Key) -> dict[str
 
 
 def payload_of(content: Mapping[str, Any], where: str) -> bytes:
-    """The bytes of the statement in an envelope; nothing is verified.
-
-    Raises:
-        CertificateError: not an envelope of an in-toto statement.
-    """
+    """The bytes of the statement in an envelope, which `CertificateError` refuses if malformed; nothing is verified."""
     if content.get("payloadType") != PAYLOAD_TYPE:
         raise CertificateError(f"{where}: expected payloadType {PAYLOAD_TYPE}, got {content.get('payloadType')!r:.80}")
     unknown = content.keys() - {"payload", "payloadType", "signatures"}
@@ -71,12 +67,9 @@ def payload_of(content: Mapping[str, Any], where: str) -> bytes:
 
 
 def verify_envelope(content: Mapping[str, Any], public_key: Key, where: str) -> None:
-    """Check that one of the signatures over the payload was made with this key. Key ids are ignored.
+    """Raise `CertificateError` unless one of the signatures over the payload was made with this key (by any key id).
 
-    Raises:
-        CertificateError: no signature was made with it.
-        InputError: the key cannot be read or is of another kind.
-        MissingExtraError: the extra `sign` is not installed.
+    An unusable key raises `InputError`, a missing extra `sign` `MissingExtraError`.
     """
     library = _library("verifying a signature")
     public = _read_key(library, public_key, "public")

@@ -1,7 +1,6 @@
 """Certificates as JSON: in-toto Statements (v1) of an audit's result, or of a guarantee by construction. No torch.
 
-A guarantee has no verdict, bound or hardening, so that readers cannot confuse the two kinds. The JSON Schemas are
-`docs/schema/explanation-audit-v3.json` and `docs/schema/explanation-guarantee-v1.json`.
+Their JSON Schemas are `docs/schema/explanation-audit-v3.json` and `docs/schema/explanation-guarantee-v1.json`.
 """
 
 from __future__ import annotations
@@ -134,11 +133,7 @@ def checksum(content: Mapping[str, Any]) -> str:
 
 
 def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
-    """Write JSON, all or nothing.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write JSON, all or nothing; raises `InputError` if it cannot be written."""
     return write_atomically(path, as_json(content))
 
 

@@ -1,16 +1,9 @@
 """Statistics of attacks: ROC curves, exact intervals, and lower bounds on epsilon. No torch.
 
-`roc` has ROC curves and exact limits of rates, `paired` the difference between two attacks. For epsilon, `tradeoff`
-computes what a mechanism allows an attack and which noise its errors refute; `lower_bounds` computes bounds from the
-scores or errors of many runs, `one_run` from the correct guesses of a single run; `detectable` is the smallest epsilon
-that an audit would have detected. A higher score always means "member" (or "trained on D"), the positive class.
+A higher score always means "member" (or "trained on D"), the positive class.
 """
 
-from safexplain.verdict.stats.lower_bounds import (
-    bound_epsilon,
-    epsilon_from_errors,
-    epsilon_lower_bound,
-)
+from safexplain.verdict.stats.lower_bounds import bound_epsilon, epsilon_from_errors, epsilon_lower_bound
 from safexplain.verdict.stats.one_run import one_run_lower_bound
 from safexplain.verdict.stats.roc import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 

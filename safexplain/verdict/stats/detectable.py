@@ -1,18 +1,8 @@
 """The power of an audit by canaries: the smallest epsilon above the claim that 95 of 100 such audits would show.
 
-A weak canary finds nothing in any training. Its strength is estimated from its errors and applied to a training with
-less noise:
-
-1. The canary's strength. A score is modelled as the number of batches that the record joined, up on D and down on D',
-   plus Gaussian noise. Two error rates determine that noise, in units of the canary's effect, and the threshold. The
-   rates are their `CAUTION` quantiles under Jeffreys' prior, so that few errors in few runs do not count as strength.
-2. The same canary in a training whose noise multiplier is smaller by a factor, for the same sampling rate, steps and
-   sampling, or in one Gaussian mechanism if no mechanism is claimed.
-3. The probability that as many runs, judged by the same method at the same confidence, give a bound above the claim. A
-   fixed threshold stays; one that is chosen on some of the runs is placed optimally.
-
-The strength is estimated assuming that the training is as claimed: a weak canary in a broken training has the same
-errors as a stronger one in a correct training.
+A score is modelled as the number of batches that the record joined, up on D and down on D', plus Gaussian noise, which
+the canary's error rates determine (their `CAUTION` quantiles under Jeffreys' prior, if the training is as claimed). The
+same canary is then put into trainings with less noise, and judged by as many runs at the same confidence.
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
 """Lower bounds on the epsilon of a mechanism, from the errors of an attack that tells D from D'.
 
-The mechanism is run on each of two neighbouring data sets, and every run gets a score: higher means D. Few errors at a
-threshold refute every (epsilon, delta) under which no attack makes so few. The guarantee requires a threshold that was
-not chosen on the counted runs; the best of all thresholds on the same runs, as is often reported, is no bound.
-`epsilon_from_errors` starts from the counts, `bound_epsilon` from the scores; `choose_score` picks one of several
-scores.
-
-| method | assumes the mechanism to be | a bound with the stated confidence |
-|---|---|---|
-| pld | the sampled Gaussian of the stated rate, steps and sampling, with unknown noise | yes |
-| gdp | exactly mu-GDP | only for a full batch; too high with few steps or a small rate |
-| clopper-pearson | anything | yes, but far below the truth |
+Every run on either of two neighbouring data sets gets a score: higher means D. The threshold must not be chosen on the
+counted runs; the best of all thresholds on the same runs, as is often reported, is no bound.
 """
 
 from __future__ import annotations
@@ -30,7 +21,6 @@ from safexplain.verdict.stats.roc import check_confidence, check_counts, clopper
 from safexplain.verdict.stats.tradeoff import (
     Claimed,
     Family,
-    TradeOff,
     confidence_and_family,
     gaussian_distance,
     gaussian_epsilon,
@@ -95,21 +85,13 @@ def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     if family.is_gaussian:
         return distance
 
-    def refutes(curve: TradeOff) -> bool:
-        return bool((curve(fpr) > fnr).any())
-
-    _, curve = smallest_refuted(family, delta, refutes, COARSE)
+    _, curve = smallest_refuted(family, delta, lambda curve: bool((curve(fpr) > fnr).any()), COARSE)
     return distance if curve is None else curve(fpr) - fnr
 
 
 def gdp_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
     """Epsilon of the Gaussian mechanism whose best attack has these error rates."""
     return gaussian_epsilon(float(gaussian_distance(errors.fpr, errors.fnr)), delta)
-
-
-def gdp_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
-    """The mu of these rates."""
-    return gaussian_distance(fpr, fnr)
 
 
 def direct_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
@@ -125,7 +107,7 @@ def direct_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
 
 METHODS: dict[str, Method] = {
     "pld": Method(pld_bound, pld_merit, needs_delta=True),
-    "gdp": Method(gdp_bound, gdp_merit, needs_delta=True),
+    "gdp": Method(gdp_bound, lambda fpr, fnr, *_: gaussian_distance(fpr, fnr), needs_delta=True),
     "clopper-pearson": Method(direct_bound, direct_merit),
 }
 
@@ -152,12 +134,10 @@ def epsilon_from_errors(
 
     Each error rate is taken at its Clopper-Pearson upper limit with half of 1 - confidence, so that both hold jointly.
 
-    - "pld": inverts the trade-off curve of the sampled Gaussian mechanism under substitution over the noise multiplier.
-      It holds if the mechanism is as private as one of this sampling rate, steps and sampling with some noise. For a
-      full batch it equals "gdp".
-    - "gdp": mu and then epsilon of the Gaussian mechanism (Nasr et al. 2023, arXiv 2302.07956). It assumes exact GDP
-      and is too high for few steps with nearly full batches: 11.6 instead of 8.6 (one step, q = .9, noise .72; 25,000
-      runs), still 3 % too high with ten steps. With hundreds of steps it agrees with "pld".
+    - "pld": the sampled Gaussian mechanism of this sampling rate, steps and sampling, with some noise; its trade-off
+      curve under substitution is inverted. For a full batch it equals "gdp".
+    - "gdp": mu and then epsilon of the Gaussian mechanism (Nasr et al. 2023, arXiv 2302.07956). It assumes exact GDP,
+      and is too high for few steps with a sampling rate below 1.
     - "clopper-pearson": assumes nothing about the mechanism (Kairouz, Oh and Viswanath, arXiv 1311.0776, Theorem 2.1),
       and finds less than half of the epsilon of a Gaussian one.
 
@@ -181,11 +161,7 @@ def epsilon_from_errors(
 
 
 def checked_method(name: str, delta: float, confidence: float) -> Method:
-    """The method of this name.
-
-    Raises:
-        InputError: there is none, or delta or confidence is out of range.
-    """
+    """The method of this name; raises `InputError` if there is none, or delta or confidence is out of range."""
     if name not in METHODS:
         raise InputError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
     check_confidence(confidence)
@@ -344,19 +320,12 @@ class ScoreChoice:
 
 
 def choose_score(
-    d: Array,
-    d_prime: Array,
-    delta: float,
-    method: BoundMethod = "pld",
-    *,
-    seed: int = 0,
-    **claimed: Unpack[Claimed],
+    d: Array, d_prime: Array, delta: float, method: BoundMethod = "pld", *, seed: int = 0, **claimed: Unpack[Claimed]
 ) -> ScoreChoice:
     """The score, of s in (n, s) on D and (m, s) on D', with the highest bound on a random 30 % of the runs.
 
-    The remaining runs give a valid bound, since they did not choose the score. Of several scores without any error, the
-    one with the widest gap between D and D', relative to its range, is chosen. Thresholds lie halfway between two
-    scores, which may be infinite, not NaN. Arguments and errors are those of `bound_epsilon`.
+    Of several scores without any error, the one with the widest gap between D and D', relative to its range, is chosen.
+    Scores may be infinite, not NaN. Arguments and errors are those of `bound_epsilon`.
     """
     if d.ndim != 2 or d_prime.ndim != 2 or d.shape[1] != d_prime.shape[1]:
         raise InputError(f"expected scores (runs, s) on each of D and D', got {d.shape} and {d_prime.shape}")

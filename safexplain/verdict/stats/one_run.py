@@ -1,8 +1,7 @@
 """Lower bounds on epsilon from one training run with many canaries.
 
-Each canary is a pair of opposite gradients, of which a fair coin puts one into the training set. An attacker guesses
-the coins of those canaries that they are most sure of. The number of guesses must be fixed beforehand: the best of
-several numbers is no bound, unless they share 1 - confidence.
+Each canary is a pair of opposite gradients, of which a fair coin puts one into the training set. The number of guessed
+coins must be fixed beforehand: the best of several numbers is no bound, unless they share 1 - confidence.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ OneRunMethod = Literal["f-dp", "steinke"]
 
 
 def one_run_lower_bound(
-    correct: int,
-    guesses: int,
-    canaries: int,
-    delta: float,
-    method: OneRunMethod = "f-dp",
-    **claimed: Unpack[Claimed],
+    correct: int, guesses: int, canaries: int, delta: float, method: OneRunMethod = "f-dp", **claimed: Unpack[Claimed]
 ) -> float:
     """Lower bound on epsilon under substitution from guessed coins of canaries in one run.
 
@@ -49,25 +43,13 @@ def one_run_lower_bound(
         ConfigurationError: sample_rate, steps or sampling out of range.
     """
     confidence, family = confidence_and_family(claimed)
+    risk = 1 - confidence
     _check(correct, guesses, canaries, delta, method, confidence)
     if 2 * correct <= guesses:
         return 0.0
     if method == "steinke":
-        return _steinke(correct, guesses, canaries, delta, 1 - confidence)
-
-    def refutes(curve: TradeOff) -> bool:
-        return _is_too_good(curve, correct, guesses, canaries, 1 - confidence)
-
-    return smallest_refuted(family, delta, refutes)[0]
-
-
-def _steinke(correct: int, guesses: int, canaries: int, delta: float, risk: float) -> float:
-    """Largest epsilon under which this many correct guesses have at most this probability."""
-
-    def excess(epsilon: float) -> float:
-        return _probability(correct, guesses, canaries, epsilon, delta) - risk
-
-    return smallest_root(excess)
+        return smallest_root(lambda epsilon: _probability(correct, guesses, canaries, epsilon, delta) - risk)
+    return smallest_refuted(family, delta, lambda curve: _is_too_good(curve, correct, guesses, canaries, risk))[0]
 
 
 def smallest_root(excess: Callable[[float], float]) -> float:

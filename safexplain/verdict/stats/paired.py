@@ -1,34 +1,17 @@
-"""How much more one attack finds than another on the same examples, at one false-positive rate.
+"""How much more one attack finds than another on the same examples: bounds on TPR_A(fpr) - TPR_B(fpr).
 
-NumPy and SciPy only. The bounds are on
+Both thresholds have the rank nearest fpr (n0 + 1) among the n0 non-members. Three sources of error are added as squares
+(MOVER: Zou & Donner, Statistics in Medicine 27, 2008):
 
-    TPR_A(fpr) - TPR_B(fpr),
+1. *the members*: two counts of discordant pairs, each with its exact (Clopper-Pearson) limit;
+2. *the thresholds move together*: the difference at the extreme binomial ranks of the true threshold, minus that at the
+   rank used;
+3. *the thresholds move apart*: the numbers of non-members above one threshold only, with their variance (plus one, so
+   that a count of 0 is not certain), times the slopes of both curves in the worst direction.
 
-both at exactly `fpr` among all non-members, from n1 members and n0 non-members that both attacks scored. Both
-thresholds are set at the same rank among the non-members, the one nearest fpr (n0 + 1); the members found by one attack
-only, and by the other only, make the difference. It has three sources of error, independent enough to be added as
-squares (MOVER: Zou & Donner, Statistics in Medicine 27, 2008):
-
-1. *the members*: the difference of two counts of discordant pairs, each with its exact (Clopper-Pearson) limit, which
-   is right for small counts and risks (normal limits fail four times as often at a risk of 1e-4);
-2. *the thresholds move together*: the rank of the true threshold differs from the one used by a known binomial
-   distribution. The difference at the extreme ranks, minus that at the rank used, is measured;
-3. *the thresholds move apart*: like the numbers of non-members above one threshold only, with their variance (plus one,
-   so that a count of 0 is not certain), times the slopes of both curves: that of the attack towards higher thresholds,
-   that of the baseline towards lower ones, the worst case for a lower bound.
-
-2 and 3 are the delta method for the variance [(sA - sB)^2 fpr (1 - fpr) + 2 sA sB p10] / n0, where s are slopes and
-p10 is half of the share of discordant non-members, but with the measured curves. For attacks that rank all examples
-alike, only the "plus one" remains.
-
-The delta method fails at a jump of a curve: if many members share a score next to the threshold, the rank used includes
-them or not by chance. Steps of both curves, and of their difference, are therefore compared with neighbouring steps
-(`_uneven`). If one stands out, the bound is the smallest difference for all thresholds and counts within a distance of
-the ones found, for any curves in between (`_worst_near`). If there are so few non-members that the true threshold may
-be above all of them (fpr n0 < 3 at a risk of 5 %, < 9 at 1e-4), or below all, each threshold and each share found gets
-a quarter of the risk (`_four_bounds`).
-
-Error rates are measured: docs/statistics.md, audit/suites/verdict_errors.
+2 and 3 are the delta method for the variance [(sA - sB)^2 fpr (1 - fpr) + 2 sA sB p10] / n0 with slopes s and half of
+the share of discordant non-members p10. It fails at jumps of a curve (`_uneven`, then `_worst_near`) and with very few
+non-members (`_four_bounds`). Measured error rates: docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -263,12 +246,7 @@ def _limit(found: Floats, of: int, risk: float) -> Floats:
 
 
 def _four_bounds(
-    attack_window: Floats,
-    baseline_window: Floats,
-    members: int,
-    non_members: int,
-    fpr: float,
-    risk: float,
+    attack_window: Floats, baseline_window: Floats, members: int, non_members: int, fpr: float, risk: float
 ) -> Floats:
     """Each of the two thresholds and of the two shares found has a quarter of the risk; valid for any sizes.
 

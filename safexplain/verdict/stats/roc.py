@@ -1,10 +1,7 @@
 """ROC curves of membership attacks, rates at a false-positive rate, and exact limits of such rates.
 
-A higher score always means "member", the positive class:
-
-    TPR(t) = P(score >= t | member),    FPR(t) = P(score >= t | non-member).
-
-Examples with equal scores cannot be told apart, so they are accepted or rejected together.
+A higher score always means "member": TPR(t) = P(score >= t | member), FPR(t) = P(score >= t | non-member). Examples
+with equal scores are accepted or rejected together.
 """
 
 from __future__ import annotations
@@ -62,17 +59,9 @@ def upper_limits(trials: int, confidence: float = 0.95) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class RocCurve:
-    """Counts at every distinct threshold, from "nobody is a member" to "everybody is a member".
+    """Counts of scored members and non-members at or above every distinct threshold, from none to all of them."""
 
-    Args:
-        thresholds: (k,) decreasing, the first is +inf.
-        true_positives: (k,) members with score >= threshold.
-        false_positives: (k,) non-members with score >= threshold.
-        members: number of members scored.
-        non_members: number of non-members scored.
-    """
-
-    thresholds: NDArray[np.float64]
+    thresholds: NDArray[np.float64]  # (k,) decreasing, the first is +inf; (k,) counts
     true_positives: NDArray[np.int64]
     false_positives: NDArray[np.int64]
     members: int
@@ -101,14 +90,9 @@ class RocCurve:
 
 @dataclass(frozen=True)
 class RateAtFpr:
-    """True-positive rate at a threshold whose false-positive rate is at most a stated one.
+    """True-positive rate at the lowest threshold whose false-positive rate is at most `fpr`.
 
-    Args:
-        fpr: the stated false-positive rate.
-        threshold: the lowest score that keeps to it (scores >= threshold are classified as members).
-        true_positives, members: counts behind the rate.
-        false_positives, non_members: counts behind the realised false-positive rate.
-        confidence: of the two-sided interval.
+    Scores at or above the threshold are classified as members. `confidence` is that of the two-sided interval.
     """
 
     fpr: float
@@ -166,11 +150,7 @@ def roc(scores: ArrayLike, membership: ArrayLike) -> RocCurve:
 
 
 def tpr_at_fpr(
-    scores: ArrayLike | RocCurve,
-    membership: ArrayLike | None = None,
-    fpr: float = 0.01,
-    *,
-    confidence: float = 0.95,
+    scores: ArrayLike | RocCurve, membership: ArrayLike | None = None, fpr: float = 0.01, *, confidence: float = 0.95
 ) -> RateAtFpr:
     """True-positive rate at the lowest threshold whose false-positive rate is at most `fpr` (never interpolated).
 

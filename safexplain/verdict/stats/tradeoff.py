@@ -1,16 +1,12 @@
 """Trade-off curves of a mechanism, and which noise multipliers an attack's error rates refute.
 
-The curve is the least false-negative rate that any attack has at a false-positive rate (Dong, Roth and Su 2019, arXiv
-1905.02383). From the privacy profile delta(e), that is the hockey-stick divergence of the dominating pair under
-substitution, in either direction (Proposition 2.12 there),
+The curve is the least false-negative rate of any attack at a false-positive rate (Dong, Roth and Su 2019, arXiv
+1905.02383). From the privacy profile delta(e) under substitution (Proposition 2.12 there),
 
     f(alpha) = sup over e >= 0 of max{0, 1 - delta(e) - exp(e) alpha, exp(-e) (1 - delta(e) - alpha)}.
 
-A delta that is too large makes f too small, so an attack that does better than f here does so in truth.
-
-The curves of one sampling rate and number of steps, a `Family`, rise with the noise multiplier, so every larger one
-than a refuted one is refuted too: epsilon is at least that of the smallest refuted noise. It is found by bisection over
-a fixed grid, so that curves can be cached.
+A delta that is too large makes f too small, so an attack that does better than f here does so in truth. Curves rise
+with the noise multiplier, so epsilon is at least that of the smallest refuted noise.
 """
 
 from __future__ import annotations
@@ -26,15 +22,7 @@ from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
-from safexplain._privacy_loss import (
-    ERROR,
-    ROUNDING,
-    VACUOUS,
-    Sampling,
-    Steps,
-    privacy_loss,
-    typical_loss,
-)
+from safexplain._privacy_loss import ERROR, ROUNDING, VACUOUS, Sampling, Steps, privacy_loss, typical_loss
 from safexplain.errors import ConfigurationError
 
 Array = NDArray[np.float64]
