@@ -1,9 +1,7 @@
 """Gradient-boosted trees on features that compare each example's signal with those of reference models.
 
-A likelihood ratio assumes Gaussians; trees learn membership from pseudo-targets (reference models in the target's
-place), by the signal's value, the means and spreads of models with and without the example, and the ratio itself. Trees
-memorise, so they never score the models that they learned from, and each half of the examples is scored by trees that
-were fitted to the other half.
+They learn membership from pseudo-targets, reference models in the target's place. Trees memorise, so they never score
+the models that they learned from, and each half of the examples is scored by trees that were fitted to the other half.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ class Boosted:
     Features of a number: its centred value (on the scale of `LikelihoodRatio`), the means of models with and without
     the example, the distances from both in standard deviations, and `LikelihoodRatio`; of a label: the shares of models
     with and without the example that gave the same one, and `LabelLikelihoodRatio`. Few and small trees find as much as
-    many (docs/evidence/attack_table.md). They grow in one thread, as threads that wait for each other are many times
-    slower on a busy machine.
+    many (docs/evidence/attack_table.md). They grow in one thread, as several are much slower on a busy machine.
 
     Args:
         trees: boosting steps.

@@ -2,11 +2,9 @@
 
     score = log N(t; mu_in, S_in) - log N(t; mu_out, S_out),    t a vector of k numbers, S full k x k covariances
 
-LiRA with several queries (Carlini et al., arXiv 2112.03570, section VI-A) sums this over independent numbers, but norms
-and losses of one example are far from independent. As one example has few reference models, its covariances are shrunk
-towards those of the other examples, and its means get a normal prior (empirical Bayes, as in Efron & Morris, 1973). If
-there are too many numbers to estimate their covariance, the ratio is taken in the directions that membership moves most
-(`_Directions`).
+LiRA with several queries (Carlini et al., arXiv 2112.03570, section VI-A) sums this over independent numbers. As one
+example has few reference models, its covariances are shrunk towards those of the other examples, and its means get a
+normal prior (empirical Bayes, as in Efron & Morris, 1973).
 """
 
 from __future__ import annotations
@@ -177,17 +175,13 @@ class _Prior:
         return cls(centre, ((v * np.maximum(w, 0.0)) @ v.T).reshape(2, r, 2, r))
 
     def posterior(self, means: Array, root: Array, variance: Array) -> Array:
-        """(2, p, r) posterior means; `means` have the noise root diag(variance) root^T, independent for the sides.
-
-        In whitened coordinates the noise is the identity; a little is added so that rounding does not make the system
-        singular if examples differ by 1e7 times the noise.
-        """
+        """(2, p, r) posterior means; `means` have the noise root diag(variance) root^T, independent for the sides."""
         _, p, r = means.shape
         scale = root / np.sqrt(variance)[..., None, :]
         gram = np.einsum("spia,siuj,upjb->psaub", scale, self.covariance, scale, optimize=True)
         x = ((means - self.mean[:, None])[:, :, None] @ scale)[:, :, 0].transpose(1, 0, 2).reshape(p, 2 * r, 1)
         gram = gram.reshape(p, 2 * r, 2 * r)
-        unit = (1 + 1e-14 * gram.trace(axis1=1, axis2=2))[:, None, None] * np.eye(2 * r)
+        unit = (1 + 1e-14 * gram.trace(axis1=1, axis2=2))[:, None, None] * np.eye(2 * r)  # a little more: not singular
         y = np.linalg.solve(gram + unit, x).reshape(p, 2, r, 1).transpose(1, 0, 2, 3)
         moved: Array = means - ((root * np.sqrt(variance)[..., None, :]) @ y)[..., 0]
         return moved

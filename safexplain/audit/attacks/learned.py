@@ -1,9 +1,8 @@
 """A classifier of whole attribution maps, trained on those of reference models.
 
-DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model. Here it learns from all
+DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model; here it learns from all
 reference models. An example's maps of models trained with and without it have equal weight, so that recognising the
-example does not help, and the epoch that does best on held-out reference models is kept. PyTorch and the network
-(`map_classifier`) are loaded only to train, so signals without maps need neither.
+example does not help, and the epoch that does best on held-out reference models is kept.
 """
 
 from __future__ import annotations

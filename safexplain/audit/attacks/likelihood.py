@@ -4,8 +4,6 @@
 
 The Gaussian form is LiRA (Carlini et al., arXiv 2112.03570, section IV) applied to a number or a vector computed from
 the explanation, as in L1-, L2- and VAR-LRT (Huang et al., "Explaining the Model, Protecting Your Data", Algorithm 1).
-For labels the densities are counts; for few reference models and signals on a common scale, one ratio of densities is
-estimated over all examples. `likelihood_ratios` scores several models in turn, each with the others as references.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ class LikelihoodRatio:
         m = len(membership)
         values: Floats = np.concatenate([shadows, target[None]])
         everyone = np.arange(m)
-        scores: Array = _ratios(self, values, membership, everyone, [m], [everyone])[0]
+        scores: Array = likelihood_ratios(self, values, membership, everyone, [m], others=[everyone])[0]
         return scores
 
 
@@ -93,32 +91,17 @@ def likelihood_ratios(
     reads: Sequence[int],
     view: View | None = None,
     tick: Tick | None = None,
+    others: Sequence[NDArray[np.int64]] | None = None,
 ) -> Array:
-    """(len(reads), n) log ratios of several models' signals, each compared with its `references_for`.
+    """(len(reads), n) log ratios of several models' signals, each compared with `others` (None: its `references_for`).
 
     `values` are finite signals (models, n) or (models, n, d), or maps on disk, which are read in parts; `view`
     transforms (..., d) maps, a few examples at a time, and `tick` receives the share that is done.
     """
-    others = [references_for(read, references, membership) for read in reads]
-    return _ratios(attack, values, membership, references, reads, others, view, tick)
-
-
-def _ratios(
-    attack: LikelihoodRatio,
-    values: Floats,
-    membership: Bools,
-    references: NDArray[np.int64],
-    reads: Sequence[int],
-    others: Sequence[NDArray[np.int64]],
-    view: View | None = None,
-    tick: Tick | None = None,
-) -> Array:
-    """`likelihood_ratios` with the references of each model given; uses the membership of references only."""
+    others = others or [references_for(read, references, membership) for read in reads]
     if values.ndim == 3:
         if attack.transform == "log":
-            raise InputError(
-                "transform: expected auto or identity for vectors, got log, which is for one number an example"
-            )
+            raise InputError("transform: expected auto or identity for vectors, got log, which is for single numbers")
         return _ratios_of_vectors(values, membership[references], references.tolist(), reads, others, view, tick)
     return np.stack(
         [
@@ -231,12 +214,7 @@ def _ratios_of_vectors(
     models = np.array([*references, *(read for read in reads if read not in references)], dtype=np.int64)
     place = {int(model): i for i, model in enumerate(models)}
     excluded = [[place[model] for model in references if model not in compared] for compared in others]
-    usable = []
-    for left in excluded:
-        inside = member.sum(0) - member[left].sum(0)
-        usable.append((inside > 0) & (inside < m - len(left)))
-        if not usable[-1].any():
-            raise InputError(NO_SIDES)
+    usable = [two_sided(np.delete(member, left, axis=0)) for left in excluded]
 
     def parts(passes: int) -> Iterator[tuple[slice, Array, tuple[_Side, _Side]]]:
         """Slices of the examples, their (p, models, d) values less the references' mean, and both sides of these."""
@@ -327,9 +305,8 @@ class OwnLabelRatio:
     """Likelihood ratio of the log odds that a query gets the label that the target gave to the plain query.
 
     Label-only attacks estimate an example's distance from the decision boundary from the labels of its neighbours
-    (Choquette-Choo et al., arXiv 2007.14321; Li & Zhang, arXiv 2007.15528). Here the neighbours are the dithered
-    queries whose explanations an audit averages. The signal `kept` is about each model's own label of the plain query;
-    this attack compares all models on the target's label.
+    (Choquette-Choo et al., arXiv 2007.14321; Li & Zhang, arXiv 2007.15528), here the dithered queries whose
+    explanations an audit averages. Unlike the signal `kept`, it compares all models on the target's label.
     """
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
@@ -337,9 +314,7 @@ class OwnLabelRatio:
         target, shadows, membership = check_signals(target, shadows, membership)
         classes = target.shape[-1] - 1
         if target.ndim != 2 or classes < 1:
-            raise InputError(
-                f"expected a label and log odds of the classes, shape (n, 1 + classes), got {target.shape}"
-            )
+            raise InputError(f"expected (n, 1 + classes) labels and log odds of the classes, got {target.shape}")
         own = target[:, 0].astype(np.int64)
         if own.min() < 0 or own.max() >= classes:
             raise InputError(f"labels: expected 0 to {classes - 1}, one of the classes; got {own.min()} to {own.max()}")
@@ -356,8 +331,7 @@ class PooledDensityRatio:
 
     The reference values are cut into bins of equal counts. A bin's log ratio compares the shares of members' and
     non-members' values in it, each count with one added, and is interpolated between the middles of bins. Nothing is
-    estimated per example, so a few references are enough. The ratio need not be monotone: interpolating models put
-    members into a narrow band of margins, with non-members on both sides of it.
+    estimated per example, so a few references are enough.
 
     Args:
         bins: at most; each holds at least `MIN_PER_BIN` values.
@@ -396,9 +370,6 @@ def centred(values: Array, *others: Array) -> tuple[Array, ...]:
     return tuple(a - values[0] for a in (values, *others))
 
 
-NO_SIDES = "no example has reference models trained both with and without it; train more reference models"
-
-
 def two_sided(membership: Bools) -> Bools:
     """(n,) whether an example has reference models trained with it and without it.
 
@@ -408,7 +379,7 @@ def two_sided(membership: Bools) -> Bools:
     inside = membership.sum(0)
     usable: Bools = (inside > 0) & (inside < len(membership))
     if not usable.any():
-        raise InputError(NO_SIDES)
+        raise InputError("no example has reference models with and without it; train more reference models")
     return usable
 
 

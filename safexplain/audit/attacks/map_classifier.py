@@ -1,8 +1,4 @@
-"""The classifier of attribution maps: a hidden vector from the map and a few numbers about it give one logit.
-
-Maps are scaled to unit size; the numbers (`SCALARS`) describe their size and shape. Maps are copied to the network's
-device a part at a time.
-"""
+"""The classifier of attribution maps: a unit map and a few numbers about its size and shape give one logit."""
 
 from __future__ import annotations
 

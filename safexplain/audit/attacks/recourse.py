@@ -2,7 +2,6 @@
 
 Training pushes the decision boundary away from the examples trained on, so that recourse is farther for members
 (Pawelczyk, Lakkaraju & Neel, "On the Privacy Risks of Algorithmic Recourse", arXiv 2211.05427, sections 4.1 and 4.2).
-`safexplain.audit.collect_recourse.collect_recourse` computes the distances.
 """
 
 from __future__ import annotations
@@ -72,9 +71,7 @@ class CounterfactualLRT:
         without = ~membership
         count = without.sum(0).astype(np.float64)
         if count.max(initial=0.0) < 2:
-            raise InputError(
-                "no example has two reference models that were not trained on it; train more reference models"
-            )
+            raise InputError("no example has two reference models that were not trained on it; train more of them")
         mean = np.where(without, log_shadows, 0.0).sum(0) / np.maximum(count, 1)
         squares = np.where(without, (log_shadows - mean) ** 2, 0.0).sum(0)
         if self.variance == "global":

@@ -66,9 +66,7 @@ class RMIA:
         if self.offline:
             usable = ~membership.all(0)
             if not usable.any():
-                raise InputError(
-                    "offline RMIA needs reference models without the example, got none; train more reference models"
-                )
+                raise InputError("offline RMIA needs reference models without the example, got none; train more")
             with np.errstate(divide="ignore"):
                 log_p = np.logaddexp(np.log((1 + self.a) / 2) + log_without, np.log((1 - self.a) / 2))
         else:

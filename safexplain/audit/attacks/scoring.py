@@ -110,11 +110,8 @@ class Scorer:
         self._of_also: dict[int, dict[SuiteRow, Array]] = {int(read): {} for read in also}
         self._joined = {column for row in rows for column in _columns(row)}
         if known is not None:
-            if (known.target, known._seed) != (target, seed):
-                raise InputError(
-                    f"known: expected a scorer of target {target} with seed {seed}, got one of {known.target} with"
-                    f" {known._seed}"
-                )
+            if (one := (known.target, known._seed)) != (target, seed):
+                raise InputError(f"known: expected a scorer of target and seed {(target, seed)}, got one of {one}")
             self._fitted |= {row: found for row, found in known._fitted.items() if not row.explains}
             self._of_players |= {row: found for row, found in known._of_players.items() if not row.explains}
             self._of_target |= {row: found for row, found in known._of_target.items() if not row.explains}

@@ -1,9 +1,7 @@
 """Several scores as one: a logistic regression over log ratios, fitted on reference models in the target's place.
 
-An auditor knows the members of each reference model. So every reference model can play the target, with the others as
-its references, and the weights of the log ratios are learned from these pseudo-targets. The first score is the baseline
-(such as the label's): unless the others add to it on held-out pseudo-targets, the result is the first score itself, so
-that reading more never finds less.
+The first score is the baseline, such as the label's: unless the others add to it on held-out pseudo-targets, the result
+is the first score itself, so that reading more never finds less.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ class Stacked:
     Every column is centred at its median, divided by its spread and compressed beyond three spreads (arsinh), so that
     one overconfident ratio of thousands of features does not swamp the others. Whether the others add is decided by
     cross-validation over pseudo-targets: the held-out Brier score must be better than that of the first column alone
-    by `SURE` standard errors, and the true-positive rate by one. (Log likelihoods are unbounded: a single example with
-    a ratio of minus a million would decide.)
+    by `SURE` standard errors, and the true-positive rate by one.
 
     Args:
         fpr: false-positive rate at which true-positive rates are compared.
@@ -108,7 +105,7 @@ class FittedStack:
         return self.weights is not None
 
     def scale(self, x: Floats) -> Array:
-        """(..., k) scaled log ratios, the inputs of the regression."""
+        """(..., k) scaled log ratios."""
         out: Array = 3 * np.arcsinh((x - self.centre) / self.spread / 3)
         return out
 

@@ -1,15 +1,12 @@
-"""The table of attacks, one line each, fixed before measuring.
-
-`fitting` selects those that suit given signals. For every number of queries in the policy's patience there are
+"""The table of attacks, one line each, fixed before measuring; `fitting` selects those that suit given signals.
 
     single attacks       the lines of the tables below with signals and enough references
     LabelPatience        a stack of those on the labels: the baseline, without an explanation
     PredictionPatience   a stack of those on predictions and labels: the baseline if predictions are released too
-    Boosted              trees on the labels and the summary numbers of the explanation; a baseline has its own trees,
-                         on its own signals
+    Boosted              trees on the labels and the summary numbers of the explanation
     Stacked              a stack of the baseline and all attacks on the explanation, which must beat the baseline
 
-Stacks and trees need four references. The choice of rows is explained in docs/evidence/attack_table.md.
+The choice of rows is explained in docs/evidence/attack_table.md.
 """
 
 from __future__ import annotations

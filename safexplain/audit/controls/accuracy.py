@@ -1,13 +1,7 @@
 """Whether the data are those that the model was trained on, prepared in the same way; else a verdict is meaningless.
 
-On images that were not normalised, or a table that was not standardised, a model guesses, and its explanations reveal
-little about its members. Three signs show this:
-
-    stated       the accuracy on non-members is below the one that its owner states
-    references   it is below that of reference models, which train on these data
-    statistics   the inputs of its first batch normalisation differ from the statistics of its training
-
-`prepare` warns of the first and the last before any training; the control reports all three.
+Three signs show that they are not: the accuracy on non-members is below the one that the owner states, or below that of
+reference models, or the inputs of the first batch normalisation differ from the statistics of its training.
 """
 
 from __future__ import annotations
@@ -35,9 +29,8 @@ FEWEST = 4  # fewest reference models for comparing the target's accuracy with t
 UNUSUAL, IMPOSSIBLE = 0.25, 16.0
 """Divergence from which batch statistics are reported, and ratio of variances, or its inverse, from which they fail.
 
-Measured in nats per channel: CIFAR-10 ResNets on right data .04, on data in [-1, 1] .53, in [0, 1] 1.0 to 1.1, in
-[0, 255] over 3,000; networks of 160 to 400 steps .002 on right data, .3 in [-1, 1]. Normalisation frozen at the
-statistics of other images may lie above the first, so that only warns."""
+In nats per channel: CIFAR-10 ResNets on right data .04, on data in [-1, 1] .53, in [0, 1] 1.0, in [0, 255] over 3,000.
+Normalisation frozen at the statistics of other images may lie above the first, so that only warns."""
 
 SETTLED = 50  # batches after which running statistics no longer depend on their initial values
 LOOKED_AT = 512  # most members for measuring batch statistics
@@ -164,11 +157,7 @@ ADVICE = (
 
 
 def accuracy(meta: Mapping[str, Any]) -> tuple[Control, ...]:
-    """The control, from the signals' meta data under `META` (see `measured`); none without them.
-
-    `hits` are (right, examples, units) of the target and then of each reference model, all on non-members; `stated` is
-    an accuracy or null; `statistics` are (divergence, ratio) or null.
-    """
+    """The control, from the signals' meta data under `META` (see `measured`); none without them."""
     known = meta.get(META)
     if not isinstance(known, Mapping) or not known.get("hits"):
         return ()
@@ -204,6 +193,9 @@ def measured(
     stated: float | None,
     statistics: Statistics | None,
 ) -> dict[str, Any]:
-    """The meta data under `META`, from (m, n) predicted classes of the target and its references, and (n,) y."""
+    """The meta data under `META`, from (m, n) predicted classes of the target and its references, and (n,) y.
+
+    `hits` are (right, examples, units) of each model on its non-members; `stated` and `statistics` may be None.
+    """
     hits = [list(Hits.of(row == y, member, groups)) for row, member in zip(labels, membership, strict=True)]
     return {"hits": hits, "stated": stated, "statistics": None if statistics is None else list(statistics)}

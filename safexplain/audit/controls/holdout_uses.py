@@ -1,20 +1,12 @@
 """Counts how often examples were used for a verdict: if you try hardenings until one passes, you have certified luck.
 
-A use is one verdict on the release for a set of examples, the *holdout*, under a policy. The same release under the
-same policy is the same use, regardless of the order of rows and models, the precision of numbers or the title. Anything
-else is another use: another policy, even a softer one; other answers, even under the same name of a configuration;
-another seed.
+A use is one verdict on the release for a set of examples, the *holdout*, under a policy. Two holdouts are the same
+people if they share more than one in twenty of the smaller set, by hashes that near-duplicates have in common
+(`hash_examples`), or if their models' membership matrices and predicted labels are the same, up to the order of rows
+and either to missing rows, or to models that are missing, repeated or reordered.
 
-Two holdouts are the same people, in whatever form, if
-- they share more than one in twenty of the smaller set, by hashes that near-duplicates have in common
-  (`hash_examples`), or
-- their models' membership matrices and predicted labels are the same, up to the order of rows and either to missing
-  rows, or to models that are missing, repeated or reordered. Inputs may be rescaled or standardised, and hashes
-  invented. Changes of rows and models together, or renamed labels, are not recognised.
-
-One SQLite file of the user holds for each use the policy, the verdict, the time, a few sums over the release, and
-hashes of the examples and of the matrix, at most 65,536 of each (half a megabyte). With an example at hand, the file
-reveals whether a verdict was taken on it, but not whether it was a member. A deleted or renamed file goes unnoticed.
+One SQLite file of the user holds each use, and at most 65,536 hashes of the examples and of the matrix. With an example
+at hand, it reveals whether a verdict was taken on it, but not whether it was a member. A deleted file goes unnoticed.
 """
 
 from __future__ import annotations
@@ -99,12 +91,7 @@ class Uses:
     look: int = 0  # number of the look, if the audit declared several, which are one use; else 0
 
     def record(self, signals: Signals, certified: NDArray[np.bool_], says: str = "") -> tuple[int, tuple[str, ...]]:
-        """Note a use of the (n,) certified examples.
-
-        Args:
-            signals: the released signals.
-            certified: the holdout.
-            says: the policy and the verdict, in words.
+        """Note a use of the (n,) certified examples of released signals; `says` is the policy and the verdict.
 
         Returns:
             The number of this use of these examples, from 1; and the other uses, a line each.
@@ -113,10 +100,7 @@ class Uses:
             InputError: the signals have no hashes of examples, or the file cannot be read or written.
         """
         if signals.examples is None:
-            raise InputError(
-                "uses: expected signals with inputs, or with the array examples (hash_examples), by which uses are"
-                " counted; got neither"
-            )
+            raise InputError("uses: expected signals with inputs or with hashes of examples, got neither")
         hashes = [sample_of(near(signals.examples[certified])), *map(sample_of, _matrix(signals, certified))]
         blobs = [sample.astype("<u8").tobytes() for sample in hashes]
         found = {"look": [float(self.look)], **released_sums(signals, certified)}
@@ -156,8 +140,7 @@ class Uses:
                 yield connection
         except (OSError, sqlite3.Error) as error:
             raise InputError(
-                f"cannot count uses of certification examples in {self.path}: {error}; name another"
-                f" file with {VARIABLE}"
+                f"cannot count uses of certification examples in {self.path}: {error}; name a file with {VARIABLE}"
             ) from None
 
 
@@ -167,10 +150,7 @@ def sample_of(hashes: Hashes) -> Hashes:
 
 
 def shared(one: Hashes, other: Hashes) -> float:
-    """Share of the smaller of two sorted samples that is also in the other, with multiplicity.
-
-    A full sample is cut off at its largest number, so both are compared up to the smaller cut-off.
-    """
+    """Share of the smaller of two sorted samples that is also in the other, with multiplicity, up to both cut-offs."""
     for sample in (one, other):
         if len(sample) == MOST_HASHES:
             one, other = one[one <= sample[-1]], other[other <= sample[-1]]
@@ -214,8 +194,7 @@ def hash_rows(rows: Iterable[NDArray[Any]]) -> Hashes:
 
 
 def released_sums(signals: Signals, certified: NDArray[np.bool_]) -> dict[str, list[float]]:
-    """A few sums of each signal over models, examples and features, weighted by the examples' hashes: independent of
-    the order of models and examples, and different for other numbers."""
+    """A few sums of each signal, weighted by the examples' hashes: independent of the order of models and examples."""
     assert signals.examples is not None
     rows = np.flatnonzero(certified)
     weight = (spread(near(signals.examples[rows])) >> np.uint64(11)) * 2.0**-52 - 1.0
@@ -251,9 +230,8 @@ def _are_one_use(one: Sequence[str], other: Sequence[str]) -> bool:
 def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, force: bool = False) -> Uses | None:
     """The counter for a verdict on these signals under a policy, a suite (names of its rows) and the audit's seed.
 
-    Every entry of the policy except its reason defines a use. Declared looks of one audit, which ask ever more models,
-    are one use and share its risk. None means "not counted": the signals have neither hashes nor inputs, or (with a
-    warning) the file cannot be written.
+    Every entry of the policy except its reason defines a use; declared looks of one audit are one use. None means "not
+    counted": the signals have neither hashes nor inputs, or (with a warning) the file cannot be written.
     """
     if signals.examples is None:
         return None

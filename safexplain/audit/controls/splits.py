@@ -34,10 +34,9 @@ class Splits:
         """Split the examples pseudo-randomly, by the data alone.
 
         If examples have hashes (or inputs, which are hashed), an example's own hash, or the smallest of its group,
-        decides, independently of other examples and their order; each set then holds about its share. Without hashes
-        shares are exact, and the split follows from the population's digest and the targets' members: another order or
-        another row gives another split. Out-of-distribution examples are in no set; unless some attack or control
-        `trains`, no example is used for training.
+        decides, independently of other examples and their order. Without hashes shares are exact, and the split follows
+        from the population's digest and the targets' members. Out-of-distribution examples are in no set; unless some
+        attack or control `trains`, no example is used for training.
         """
         outside = signals.out_of_distribution
         inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
@@ -68,8 +67,7 @@ class Splits:
 
 
 def spread(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A one-to-one map of hashes to uniform numbers, even if these are, say, serial numbers: the finaliser of
-    SplitMix64 (Steele, Lea & Flood, OOPSLA 2014, figure 17)."""
+    """A one-to-one map of hashes to uniform numbers: SplitMix64's finaliser (Steele, Lea & Flood, OOPSLA 2014)."""
     z = hashes + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,4 @@
-"""Whether the attacks had full strength. If a control fails, nothing is certified, but a proven leak still counts.
-
-references           there are reference models with and without the scored examples
-recipe               the target's signals look like those of the reference models
-"""
+"""Whether the attacks had full strength. If a control fails, nothing is certified, but a proven leak still counts."""
 
 from __future__ import annotations
 

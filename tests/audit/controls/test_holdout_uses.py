@@ -222,7 +222,7 @@ def test_a_native_explanation_that_is_released_counts_too():
 def test_what_cannot_be_recognised_is_not_counted_whatever_its_population_is_called():
     assert counted(replace(released(), inputs=None, examples=None)) is None
     bare = replace(released(), inputs=None, examples=None, meta={})
-    with pytest.raises(InputError, match="by which uses are counted; got neither"):
+    with pytest.raises(InputError, match="hashes of examples, got neither"):
         Uses(default_path(), "one").record(bare, np.ones(N, bool))
 
 
