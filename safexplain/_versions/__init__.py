@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 """Version of this package; `pyproject.toml` reads it here."""
 
 RELEASE_FORMAT = 2
