@@ -36,17 +36,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: str | Path, raw: bytes, what: str = "", hint: str = "") -> Path:
-    """Write a file; an older one stays until the new one is on disk.
-
-    Args:
-        path: the file.
-        raw: its content.
-        what: its name in messages, such as "the report".
-        hint: end of the message: what to do.
-
-    Raises:
-        InputError: it cannot be written (no such folder, no permission, disk full).
-    """
+    """Write a file; an older one stays until the new one is on disk. InputError: it cannot be written; the message
+    calls it `what` and ends with the `hint`."""
     path = Path(path)
     try:
         with atomic_file(path) as partial, partial.open("wb") as file:
@@ -59,35 +50,25 @@ def write_atomically(path: str | Path, raw: bytes, what: str = "", hint: str = "
     return path
 
 
-def make_folder(folder: str | Path) -> Path:
+def make_folder(folder: str | Path, doing: str = "write to") -> Path:
     """The folder, created if missing; InputError: it cannot be created."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+        raise InputError(f"cannot {doing} {folder}: {error.strerror or error}") from None
     return folder
 
 
 class FileStore:
     """Finished results of a long run in a folder, one file each, so that an interrupted run can be resumed.
 
-    A file is written completely or not at all; a damaged or outdated one counts as missing.
-
-    Args:
-        folder: created if missing.
-        what: name of a result in messages, such as "a trained model".
-
-    Raises:
-        InputError: the folder cannot be created.
+    A file is written completely or not at all; a damaged or outdated one counts as missing. Messages call a result
+    `what`, such as "a trained model". InputError: the folder cannot be created.
     """
 
     def __init__(self, folder: str | Path, what: str) -> None:
-        self.folder, self.what = Path(folder), what
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot create the cache folder {self.folder}: {error.strerror or error}") from None
+        self.folder, self.what = make_folder(folder, "create the cache folder"), what
 
     def load(self, name: str, read: Callable[[Path], Result | None]) -> Result | None:
         """The result of `read` on the file of that name; None: it is missing, or `read` fails."""
@@ -97,11 +78,7 @@ class FileStore:
             return None
 
     def save(self, name: str, write: Callable[[Path], object]) -> None:
-        """Let `write` write the file of that name.
-
-        Raises:
-            InputError: the disk is full or not writable; stored files stay.
-        """
+        """Let `write` write the file of that name; InputError: the disk is full or not writable."""
         try:
             with atomic_file(self.folder / name) as partial:
                 write(partial)
@@ -214,11 +191,8 @@ class ArrayFile:
         return tuple(self._entries)
 
     def header(self, name: str) -> Header:
-        """Dtype and shape of one array, without reading its numbers.
-
-        Raises:
-            InputError: no array has that name, it is pickled or a record, or its header gives a wrong size.
-        """
+        """Dtype and shape of one array, without reading its numbers; InputError: no array has that name, it is pickled
+        or a record, or its header gives a wrong size."""
         if name not in self._entries:
             raise InputError(f"{self.where} has no array {name!r:.60}; it has {', '.join(self.names)[:200] or 'none'}")
         if name not in self._headers:
@@ -226,11 +200,7 @@ class ArrayFile:
         return self._headers[name]
 
     def read(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Arrays by name.
-
-        Raises:
-            InputError: as `header`; damaged arrays, or more than this machine's memory holds.
-        """
+        """Arrays by name; InputError: as `header`; damaged arrays, or more than this machine's memory holds."""
         claimed = sum(math.prod(shape) * dtype.itemsize for dtype, shape in map(self.header, names))
         if claimed > (memory := machine_memory()):
             raise InputError(
@@ -240,11 +210,8 @@ class ArrayFile:
         return {name: self._read(name) for name in names}
 
     def entries(self, name: str) -> Iterator[NDArray[Any]]:
-        """Entries of an array along its first axis, one at a time, so that the whole array is never in memory.
-
-        Raises:
-            InputError: as `header`; a damaged array, or one in Fortran order.
-        """
+        """Entries of an array along its first axis, one at a time, so that the whole array is never in memory;
+        InputError: as `header`; a damaged array, or one in Fortran order."""
         dtype, shape = self.header(name)
         with self._reasons(name), self._archive.open(self._entries[name]) as file:
             if _PARSE[_read_magic(file)](file)[1]:

@@ -54,12 +54,8 @@ class ProgressDisplay:
         self._show, self._lock = show, threading.RLock()
 
     def expect(self, stages: Iterable[tuple[str, float]]) -> None:
-        """Announce the stages, so that their numbers and the total time left are shown.
-
-        Args:
-            stages: name and expected seconds of each, in order. A stage is matched to the longest planned name that
-                its name begins with; unmatched stages are shown without a number.
-        """
+        """Announce the stages, name and expected seconds of each in order, so that their numbers and the total time
+        left are shown. A stage is matched to the longest planned name that its name begins with."""
         self._plan = dict(stages)
 
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:

@@ -1,8 +1,4 @@
-"""Checks of numbers and of tables: single numbers, arrays, and dataclasses read from TOML and JSON.
-
-NumPy converts more than numbers to float64: the text "1", dates, masked values, the real part of a complex number.
-`real_numbers` refuses these.
-"""
+"""Checks of numbers and of tables: single numbers, arrays, and dataclasses read from TOML and JSON."""
 
 from __future__ import annotations
 
@@ -38,12 +34,8 @@ def keep_number(
 def check_number(
     name: str, value: float, *, minimum: float | None = None, above: float | None = None, below: float | None = None
 ) -> float:
-    """The value as a float, checked to be finite, real and within its limits.
-
-    Raises:
-        ConfigurationTypeError: not a number.
-        ConfigurationError: NaN, infinite, or out of range.
-    """
+    """The value as a float, checked to be finite, real and within its limits; ConfigurationTypeError: not a number;
+    ConfigurationError: out of range."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
         raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
     try:
@@ -74,11 +66,8 @@ def checked_digest(given: bytes | None) -> bytes | None:
 
 
 def check_whole(name: str, value: object, least: int) -> int:
-    """The value, checked to be an int of at least `least`; bools and NumPy's integers, which JSON lacks, are refused.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
+    """The value, checked to be an int of at least `least`; ConfigurationError: anything else, bools and NumPy's
+    integers, which JSON lacks, included."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         kind = "" if type(value) is int else f"{type(value).__name__} "
         raise ConfigurationError(f"{name}: expected a whole number of at least {least}, got {kind}{value!r}")
@@ -86,11 +75,7 @@ def check_whole(name: str, value: object, least: int) -> int:
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """The value as an int, checked to be a whole number of at least `least`; NumPy's integers are accepted too.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
+    """The same as an int; NumPy's integers are accepted too."""
     return check_whole(name, operator.index(value) if isinstance(value, np.integer) else value, least)
 
 
@@ -100,17 +85,9 @@ _NO_NUMBERS = (str, bytes, complex, np.complexfloating, np.datetime64, np.timede
 def real_numbers(
     given: Any, what: str, error: type[SafexplainError] = InputError, expected: str = ""
 ) -> NDArray[np.float64]:
-    """Float64 copy of real numbers, in their shape; None becomes NaN.
-
-    Args:
-        given: numbers, a nested list, an array or a tensor.
-        what: its name in messages.
-        error: class of the error.
-        expected: message for a wrong type; "": one that shows the value.
-
-    Raises:
-        SafexplainError: masked entries, text, dates, complex numbers, numbers beyond float64, a tensor without data.
-    """
+    """Float64 copy of real numbers, in their shape; None becomes NaN. NumPy would also convert the text "1", dates,
+    masked values and the real part of a complex number; these, numbers beyond float64 and tensors without data raise
+    `error`, which calls them `what` and says what was `expected`."""
     array = readable(given, what, error)
     try:
         array = np.asarray(array)
@@ -126,13 +103,11 @@ def real_numbers(
 
 
 def readable(given: Any, what: str, error: type[SafexplainError] = InputError) -> Any:
-    """`given` with its tensors, also those in a list, as NumPy arrays, for NumPy and scikit-learn to read.
-
-    Raises:
-        SafexplainError: masked entries, or a tensor without data.
-    """
+    """`given` with its tensors, also those in a list, as NumPy arrays, for NumPy and scikit-learn to read; `error`:
+    masked entries, or a tensor without data."""
     if isinstance(given, (list, tuple)):
-        return [readable(part, what, error) if _is_array(part) else part for part in given]
+        arrays = [hasattr(part, "detach") or isinstance(part, np.ma.MaskedArray) for part in given]
+        return [readable(part, what, error) if array else part for part, array in zip(given, arrays, strict=True)]
     if isinstance(given, np.ma.MaskedArray) and (masked := np.count_nonzero(given.mask)):
         raise error(f"{what}: expected no masked entries, got {masked}; fill them or remove their rows")
     if not hasattr(given, "detach"):
@@ -144,19 +119,11 @@ def readable(given: Any, what: str, error: type[SafexplainError] = InputError) -
         raise error(f"{what}: expected a dense tensor with data, got an unreadable one ({cause})") from cause
 
 
-def _is_array(part: Any) -> bool:
-    return hasattr(part, "detach") or isinstance(part, np.ma.MaskedArray)
-
-
 Made = TypeVar("Made")
 
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
-    """Content of a TOML file; messages call it `what`, such as "recipe".
-
-    Raises:
-        InputError: the file is unreadable or not TOML.
-    """
+    """Content of a TOML file; messages call it `what`. InputError: it is unreadable or not TOML."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -168,13 +135,8 @@ def read_toml(path: str | Path, what: str) -> dict[str, Any]:
 
 
 def from_table(kind: type[Made], values: Any, what: str) -> Made:
-    """Build a dataclass from a table of TOML or JSON: lists become tuples, and tables become the dataclasses of their
-    fields.
-
-    Args:
-        kind: a dataclass, whose constructor checks more than types.
-        values: name -> value; missing names take their defaults.
-        what: name of the table in messages.
+    """Build a dataclass from a table of TOML or JSON, called `what` in messages: lists become tuples, tables the
+    dataclasses of their fields, and missing names take their defaults.
 
     Raises:
         ConfigurationError: an unknown name, a missing name without a default, or an error of the constructor.
@@ -262,17 +224,10 @@ _MISSING = object()
 def check_follows(
     found: Any, computed: Any, where: str, source: str, tolerance: tuple[float, float] = (1e-9, 1e-12)
 ) -> None:
-    """Compare values in a file with the same values recomputed from other parts of it, at any depth.
+    """Compare JSON `found` in a file with the same values `computed` from other parts of it (`source`), at any depth;
+    tuples count as lists. InputError: the first difference, at `where`.
 
-    Args:
-        found: JSON from the file.
-        computed: the recomputed JSON; tuples count as lists.
-        where: name of the value in messages, such as "audit".
-        source: what it was recomputed from, such as "the counts".
-        tolerance: relative and absolute difference allowed for floats, as versions of SciPy round differently.
-
-    Raises:
-        InputError: the first difference.
+    `tolerance`: relative and absolute difference allowed for floats, as versions of SciPy round differently.
     """
     if found is _MISSING:
         raise InputError(f"{where} is missing")

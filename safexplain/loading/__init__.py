@@ -1,9 +1,6 @@
 """Read the files of users safely: no code in them runs unless the user allows it.
 
-    data:    .npz, folders of images, tables -> AuditData (x, y, member), checked
-    models:  torch.export archives, state_dicts, pickles -> LoadedModel, with a builder of untrained networks
-
-`files` reads bytes and reports each problem in one sentence.
+`data` become `AuditData`, checked; `models` become a `LoadedModel`, with a builder of untrained networks.
 """
 
 from safexplain.loading.data import load_data as load_data

@@ -13,15 +13,8 @@ from safexplain.errors import InputError, MissingExtraError, needs_extra
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
-    """Content of a file, read once so that the hashed bytes are the loaded ones.
-
-    Args:
-        path: the file.
-        what: the expected kind in messages, such as "model".
-
-    Raises:
-        InputError: missing, a directory, unreadable or empty.
-    """
+    """Content of a file, read once so that the hashed bytes are the loaded ones. InputError: missing, a directory,
+    unreadable or empty; the message calls it `what`."""
     try:
         raw = Path(path).read_bytes()
     except OSError as error:

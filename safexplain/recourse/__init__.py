@@ -1,14 +1,8 @@
 """Recourse with a privacy guarantee: the changes that would turn a decision around.
 
-A public `preprocessing` turns the frame of a person into columns of numbers. `constraints` limit the changes, and a
-`cost` compares them. A mechanism (`mechanisms`) provides a score from which answers are differentially private. The
-cheapest change that reaches the target is found by geometry and integer programs for `linear` scores, and by gradients
-for `networks`. Every answer (`result`) has its `guarantee`; `letters` put it into words. `robustness` keeps answers
-valid after a retraining, `plausibility` reports how many are outliers.
-
-From a person's row to a letter: mechanisms.mechanism -> preprocessing -> mechanisms.dp_model ->
-mechanisms.private_model -> linear.solve -> result -> letters. If each answer costs budget, mechanisms.metered comes
-first, and mechanisms.laplace_score replaces the private model.
+A public `preprocessing` turns the frame of a person into columns of numbers, a mechanism (`mechanisms`) provides a
+score from which answers are differentially private, and `linear` or `networks` find the cheapest change within
+`constraints` at a `cost`. Every answer (`result`) has its `guarantee`, and `letters` put it into words.
 """
 
 from safexplain.recourse.constraints import Constraints, Rule

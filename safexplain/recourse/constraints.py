@@ -1,11 +1,7 @@
 """Constraints on recommended changes.
 
-Constraints are public: they follow from the meaning of the features (ages do not fall, counts are whole), never from
-training data. Limits at the minimum and maximum of the training data would publish two of its records.
-
-Queries are compared exactly, as every answer satisfies its constraints exactly, and the answer to a favourable query is
-the query itself. Float32 turns an upper limit of .1 into .10000000149; such a query is refused too, as moving it to the
-limit would answer another query.
+They are public: they follow from the meaning of the features (ages do not fall, counts are whole), never from training
+data. Limits at the minimum and maximum of the training data would publish two of its records.
 """
 
 from __future__ import annotations
@@ -248,16 +244,9 @@ class Constraints:
         return label(self.features, column)
 
     def check(self, x: Floats, frozen: Mask | None = None) -> None:
-        """Refuse queries that break the constraints, without tolerance.
-
-        Args:
-            x: (n, d) queries.
-            frozen: (n, d) bool, values that must not change; these may lie outside the limits, which apply to changes.
-
-        Raises:
-            InputError: another width, a value outside its limits, an integer feature that is not whole, or a one-hot
-                group without exactly one 1; with the rows.
-        """
+        """Refuse queries (n, d) that break the constraints, without tolerance; `frozen` values (n, d) may lie outside
+        the limits, which apply to changes. InputError: another width, a value outside its limits, an integer feature
+        that is not whole, or a one-hot group without exactly one 1; with the rows."""
         if x.ndim != 2 or x.shape[1] != self.width:
             raise InputError(f"x: expected shape (n, {self.width}), as for the constraints, got {x.shape}")
         for group in self.groups:
@@ -289,15 +278,9 @@ class Constraints:
             )
 
     def bounds(self, x: Floats, frozen: Mask | None = None) -> tuple[Floats, Floats]:
-        """Limits of each column of each counterfactual, at multiples of its step if it has one.
-
-        Args:
-            x: (n, d) queries.
-            frozen: (n, d) bool, further values that must not change; a frozen column freezes its one-hot group.
-
-        Returns:
-            Lower and upper limits, (n, d) each; a lower one above its upper one where nothing is allowed.
-        """
+        """Lower and upper limits, (n, d) each, of counterfactuals of queries x (n, d), at multiples of steps; the lower
+        one is above the upper one where nothing is allowed. `frozen` (n, d): further values that must not change; a
+        frozen column freezes its one-hot group."""
         fixed = np.broadcast_to(self._fixed | (self.largest == 0), x.shape)
         if frozen is not None:
             fixed = fixed | frozen
@@ -319,25 +302,15 @@ class Constraints:
     def admissible(self, group: NDArray[np.intp], lower: Floats, upper: Floats) -> Mask:
         """(n, k) bool, categories of a one-hot group allowed by the limits (n, d)."""
         needed = lower[:, group] > 0
-        possible = upper[:, group] >= 1
         others = needed.sum(axis=1, keepdims=True) - needed
-        allowed: Mask = possible & (others == 0)
-        return allowed
+        return np.asarray((upper[:, group] >= 1) & (others == 0))
 
     def project(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Floats:
-        """Nearest rows within limits and steps, with the largest allowed category of each one-hot group; then rules are
-        repaired.
+        """The candidates (n, d) for queries x (n, d) moved within limits and steps, with the largest allowed category
+        of each one-hot group (in a tie the query's own); then rules are repaired.
 
         Where a rule is broken, `then` rises as required if its limits allow it; otherwise `when` goes back until they
         do. `most_changes` is not enforced, and some rows may stay infeasible: check them with `satisfied`.
-
-        Args:
-            x: (n, d) queries.
-            candidate: (n, d) proposed counterfactuals.
-            frozen: (n, d) bool, as in `bounds`.
-
-        Returns:
-            (n, d) float64; a tie between categories keeps the query's own.
         """
         lower, upper = self.bounds(x, frozen)
         allowed = np.clip(self._on_grid(x, candidate), lower, upper)
@@ -350,13 +323,8 @@ class Constraints:
         return self._repair_rules(x, allowed, lower, upper) if self.rules else allowed
 
     def satisfied(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Mask:
-        """(n,) bool, whether candidates satisfy all constraints; tolerance only for rounding in rules.
-
-        Args:
-            x: (n, d) queries.
-            candidate: (n, d) counterfactuals.
-            frozen: (n, d) bool, as in `bounds`.
-        """
+        """(n,) bool, whether the candidates (n, d) for queries x (n, d) satisfy all constraints; tolerance only for
+        rounding in rules."""
         lower, upper = self.bounds(x, frozen)
         inside = (candidate >= lower) & (candidate <= upper)
         inside &= ~self.whole | (candidate == np.rint(candidate)) | (candidate == x)

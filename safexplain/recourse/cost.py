@@ -69,27 +69,20 @@ class _Scaled:
             object.__setattr__(self, name, _checked(getattr(self, name), name, free))
 
     def named(self, features: Features) -> Self:
-        """This cost for columns in the order of these features, with numbers given by name in that order.
-
-        Raises:
-            ConfigurationError: a name that is not among the features.
-        """
+        """This cost for columns in the order of these features, with numbers given by name in that order;
+        ConfigurationError: a name that is not among the features."""
         found = {}
         for name in ("scale", "rise", "fall"):
             if _by_name(given := getattr(self, name)):
                 found[name] = tuple(limits(features, dict(given), name, 1.0).tolist())
         return replace(self, **found) if found else self
 
-    def check(self, d: int) -> None:
-        """Raise ConfigurationError unless this is a cost of d columns."""
-        self.units(d)
-
     def weights(self, d: int) -> Floats:
         """(d,) 1/scale."""
         return np.ones(d) if self.scale is None else 1.0 / self._column(self.scale, "scale", d)
 
     def units(self, d: int) -> tuple[Floats, Floats]:
-        """(d,) costs of a change by one unit of each column, upwards and downwards."""
+        """(d,) costs of a change of each column by one unit, up and down; ConfigurationError: not for d columns."""
         weights = self.weights(d)
         return weights * self._column(self.rise, "rise", d), weights * self._column(self.fall, "fall", d)
 
@@ -193,13 +186,9 @@ def check_cost(cost: Any) -> None:
 
 
 def for_columns(cost: Cost, features: Features | None, d: int) -> Cost:
-    """The cost for d columns in the order of these features (None: without names).
-
-    Raises:
-        ConfigurationError: the cost is for other columns.
-    """
+    """The cost for d columns in the order of these features (None: no names); ConfigurationError: it is for others."""
     found = cost.named(d if features is None else features)
-    found.check(d)
+    found.units(d)
     return found
 
 
@@ -297,7 +286,7 @@ def cost_on_columns(parts: Parts, cost: Cost) -> Cost:
     """A cost, with public ranges as scales where it has none; see `Preprocessing.cost`."""
     sides = {side: _side_on_columns(parts, getattr(cost, side), side, cost.power) for side in ("scale", "rise", "fall")}
     priced = replace(cost, **sides)
-    priced.check(len(_columns(parts)))
+    priced.units(len(_columns(parts)))
     return priced
 
 

@@ -1,8 +1,7 @@
 """Features of a person, their columns in the table, and frames of people.
 
-A frame has one column for each feature, with numbers and labels as they are: a pandas or polars DataFrame, a list of
-dicts, or a dict of lists; a single person may also be a dict, or a row of a pandas DataFrame. Neither library is
-imported here.
+A frame has one column for each feature: a pandas or polars DataFrame (neither library is imported here), a list of
+dicts, or a dict of lists; a single person may also be a dict, or a row of a pandas DataFrame.
 """
 
 from __future__ import annotations
@@ -116,15 +115,8 @@ class Feature:
         return float(math.floor(middle)) if whole else middle
 
     def read(self, column: Any, *, clip: bool = False) -> Floats:
-        """(n, k) its columns of the table.
-
-        Args:
-            column: n values of a frame.
-            clip: move numbers outside the public range to its ends instead of refusing them.
-
-        Raises:
-            InputError: an undeclared value; with its row.
-        """
+        """(n, k) its columns of the table from n values of a frame; `clip` moves numbers outside the public range to
+        its ends. InputError: an undeclared value; with its row."""
         value, state = self._read_numbers(column, clip) if self.kind == "numeric" else self._read_labels(column)
         if self.kind == "category":
             regular = (value[:, None] == np.arange(len(self.labels))) & (state < 0)[:, None]
@@ -230,11 +222,7 @@ def width_of(features: Features) -> int:
 
 
 def check_features(features: Any) -> Features:
-    """The features as a number of columns or as distinct names.
-
-    Raises:
-        ConfigurationError: neither, fewer than one, or a name twice.
-    """
+    """The features as a number of columns or as distinct names; ConfigurationError: neither."""
     if isinstance(features, (int, np.integer)) and not isinstance(features, bool):
         if features < 1:
             raise ConfigurationError(f"features: expected at least one column, got {features}")
@@ -254,11 +242,7 @@ def check_features(features: Any) -> Features:
 
 
 def position(features: Features, feature: Any, what: str) -> int:
-    """Column of a feature given by index or by name.
-
-    Raises:
-        ConfigurationError: no such feature; the message lists the known names.
-    """
+    """Column of a feature given by index or by name; ConfigurationError: there is none."""
     if isinstance(feature, (int, np.integer)) and not isinstance(feature, bool):
         if 0 <= feature < width_of(features):
             return int(feature)
@@ -279,11 +263,7 @@ def check_known(names: Iterable[str], known: Collection[str], what: str) -> None
 
 
 def positions(features: Features, given: Any, what: str) -> list[int]:
-    """Columns of one or several features.
-
-    Raises:
-        ConfigurationError: an unknown feature, or a mapping, whose values would be ignored.
-    """
+    """Columns of one or several features; ConfigurationError: an unknown one, or a mapping."""
     if isinstance(given, Mapping):
         raise ConfigurationError(
             f"{what}: expected names of features, got the mapping {dict(given)!r}; pass {what}={tuple(given)!r}, and"
@@ -306,11 +286,7 @@ def number_of(value: Any, what: str) -> float:
 
 
 def limits(features: Features, given: Limit, what: str, missing: float) -> NDArray[np.float64]:
-    """(d,) limits from one number, a mapping feature -> number, or d numbers.
-
-    Raises:
-        ConfigurationError: not numbers, another length, or NaN.
-    """
+    """(d,) limits from one number, a mapping feature -> number, or d numbers; ConfigurationError: others, NaN."""
     array = np.full(width_of(features), missing)
     if is_mapping(given):
         for feature, value in given.items():
@@ -367,16 +343,8 @@ def training_columns(model: Any) -> tuple[str, ...] | None:
 
 
 def check_columns(features: Features | None, x: Any, select: str = "x[list(constraints.features)]") -> None:
-    """Refuse tables and rows whose columns have other names, or another order, than the features.
-
-    Args:
-        features: names; numbers of columns and None are not compared.
-        x: a table, a row, or a list of these; only names of columns are compared.
-        select: what to pass instead.
-
-    Raises:
-        InputError: they differ.
-    """
+    """Raise InputError for a table, a row or a list of these whose columns have other names, or another order, than the
+    features. Only names are compared; `select` says what to pass instead."""
     if not isinstance(features, tuple):
         return
     for part in x if isinstance(x, (list, tuple)) else (x,):
@@ -407,11 +375,8 @@ def frame_kind(x: Any) -> str | None:
 
 
 def columns_of(x: Any, names: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """The columns of a frame by name, in the order of `names`, and the number of rows.
-
-    Raises:
-        InputError: columns are missing, repeated, unknown, or of different lengths.
-    """
+    """The columns of a frame by name, in the order of `names`, and the number of rows; InputError: columns are missing,
+    repeated, unknown, or of different lengths."""
     kind = frame_kind(x)
     if kind == "records":
         for i, row in enumerate(x):
@@ -436,11 +401,8 @@ def columns_of(x: Any, names: Sequence[str]) -> tuple[dict[str, Any], int]:
 
 
 def numbers_of(column: Any, name: str) -> tuple[Floats, bool]:
-    """(n,) a column as numbers, NaN for missing ones, and whether it has less than double precision.
-
-    Raises:
-        InputError: text, dates or other values; with feature, row and value.
-    """
+    """(n,) a column as numbers, NaN for missing ones, and whether it has less than double precision; InputError: text,
+    dates or other values."""
     dtype = getattr(column, "dtype", None)
     narrow = str(dtype).lower() in ("float16", "float32", "float[pyarrow]", "halffloat[pyarrow]")
     if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
@@ -484,15 +446,10 @@ def suggestion(value: Any, known: Iterable[Any]) -> str:
 def write_frame(
     columns: Mapping[str, Any], like: Any, came: Mapping[str, Any], labels: Mapping[str, Sequence[Any]]
 ) -> Any:
-    """Columns as a frame of the kind of `like`, with its order of columns, its types if they hold the values exactly
-    (whole numbers stay integers, categories stay categorical), and its index if the number of rows is the same.
-
-    Args:
-        columns: name -> n values, None for missing; or the same object as in `came`, to keep the column.
-        like: a frame.
-        came: its columns, by `columns_of`.
-        labels: name -> all labels of a feature with labels, in their order.
-    """
+    """Columns (name -> n values, None for missing) as a frame of the kind of `like`, with its order of columns, its
+    types if they hold the values exactly (whole numbers stay integers, categories stay categorical), and its index if
+    the number of rows is the same. `came` are its own columns; a column that is the same object there is kept.
+    `labels`: all labels of a feature that has some."""
     kind, n = frame_kind(like), len(next(iter(columns.values())))
     if kind in ("pandas", "polars"):
         index = like.index if kind == "pandas" and len(like) == n else None

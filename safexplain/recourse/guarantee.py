@@ -104,13 +104,8 @@ def _sentence(text: str) -> str:
 
 
 def assumptions(*, seeded: bool | None, noised: bool = False, preprocessed: bool = False) -> tuple[str, ...]:
-    """Assumptions of every mechanism of this package.
-
-    Args:
-        seeded: whether noise comes from a seed of the user; None: a statement records its source.
-        noised: whether each answer has its own noise.
-        preprocessed: whether there is a `Preprocessing`.
-    """
+    """Assumptions of every mechanism. `seeded`: whether noise comes from a seed of the user (None: a statement records
+    its source); `noised`: whether each answer has its own noise."""
     timing = (NO_TIMING,) if noised else ()
     ranges = (PUBLIC_PREPROCESSING,) if preprocessed else ()
     drawn = () if seeded is None else (randomness("" if seeded else GENERATOR, seeded=seeded, whole=noised),)

@@ -1,12 +1,9 @@
 """Recourse in words: the changes that a person would have to make, and letters to declined applicants.
 
 The principal reasons in a letter, required by Regulation B of the Equal Credit Opportunity Act (12 CFR 1002.9(b)(2);
-its official commentary recommends no more than four), are the features with the largest shares of the cost. The lender
-must judge whether they meet a given law.
-
-Sentences stay true although their numbers are rounded: counterfactuals are rounded away from the person's own numbers,
-and the rounded row must still be accepted by the model; otherwise it is rounded to more digits, or not at all. "Or
-less" and "or more" appear only where a larger change cannot lower the score, as in a linear model.
+its official commentary recommends no more than four), are the features with the largest shares of the cost. Sentences
+stay true although their numbers are rounded: counterfactuals are rounded away from the person's own numbers, as far as
+the model still accepts them. "Or less" and "or more" appear only where a larger change cannot lower the score.
 """
 
 from __future__ import annotations
@@ -47,16 +44,8 @@ TOGETHER = "Your application would have been approved with all of these changes 
 class Change:
     """One feature that a person would have to change.
 
-    Args:
-        feature: its name.
-        description: its name in sentences; "": none was declared.
-        kind: "numeric", "ordinal" or "category".
-        before: the person's number or label.
-        after: the required number, rounded, or label.
-        unit: of a number.
-        share: of the cost of all changes, 0 to 1.
-        further: whether a larger change keeps the decision.
-        rises: whether the number or level rises.
+    `description` is its name in sentences ("": none was declared), `after` the required number, rounded, or label,
+    `share` its share of the cost (0 to 1), and `further` whether a larger change keeps the decision.
     """
 
     feature: str
@@ -350,16 +339,8 @@ def checked_advice(
 ) -> Advice:
     """Advice about answers, rounded as far as the model still accepts them.
 
-    Args:
-        found: the answers, rows of the table.
-        table: the preprocessing; None: rows are plain numbers.
-        weights: (D,) weights of a linear score; None: the score is a network's.
-        bias: of a linear score, one number or (n,).
-        target: score to reach.
-        cost: the minimised cost, on columns.
-        constraints: on columns.
-        frozen: (n, D) bool, columns that had to stay.
-        accepts: (k, D) rows and positions of their queries (k,) -> (k,) bool, whether the decision is favourable.
+    `weights` (D,) and `bias`, one number or (n,), are those of a linear score; None: the score is a network's.
+    `accepts`: (k, D) rows and positions of their queries (k,) -> (k,) bool, whether the decision is favourable.
     """
     rows, change = found.x, found.change
     cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
@@ -431,18 +412,11 @@ def advise(
     valid: Callable[[Floats, NDArray[np.intp]], Mask],
     further: Mask,
 ) -> Advice:
-    """Round counterfactuals outwards, as far as they stay valid.
+    """Round counterfactuals (n, d) of queries x outwards, as far as they stay `valid`: rows (k, d) and positions of
+    their queries (k,) -> (k,) bool.
 
-    Args:
-        x: (n, d) queries.
-        counterfactual: (n, d).
-        share: (n, d) cost of each column.
-        free: (d,) bool, columns of numbers that may be rounded.
-        stepped: (d,) bool, columns of numbers that change by steps: only rounding errors of the sums are removed.
-        money: (d,) bool, columns of amounts, which are rounded at least to cents.
-        limits: lower and upper, (n, d) each.
-        valid: rows (k, d) and positions of their queries (k,) -> (k,) bool, whether they would be accepted.
-        further: (n, d) bool, as in `Advice`.
+    Of `free` columns (d,), numbers are rounded, of `money` (d,) at least to cents; of `stepped` ones only the rounding
+    errors of sums are removed. `limits` are lower and upper ones, (n, d) each; `share` and `further` as in `Advice`.
     """
     change = counterfactual - x
     moved, on_steps = (change != 0) & free, (change != 0) & stepped

@@ -1,11 +1,8 @@
 """Report which answers are outliers among PUBLIC rows.
 
-The cheapest change that a model accepts is often unrealistic: one column moves far, and related columns do not follow.
-`Plausibility` compares rows with public ones, by the local outlier factor (Breunig, Kriegel, Ng and Sander 2000, LOF:
-identifying density-based local outliers) or by the distance to the nearest public rows.
-
-The rows must be PUBLIC: released before, from another organisation, or synthetic. With training rows, such a report
-would reveal them bit by bit.
+Rows are compared with public ones by the local outlier factor (Breunig, Kriegel, Ng and Sander 2000, LOF: identifying
+density-based local outliers) or by the distance to the nearest. The rows must be PUBLIC: with training rows, such a
+report would reveal them bit by bit.
 """
 
 from __future__ import annotations
@@ -157,9 +154,8 @@ class Plausibility:
 class _Density:
     """Density of public rows around a row, in one choice of units.
 
-    Most public rows have a local outlier factor of about 1 in any units, but where many share a category or a 0, others
-    reach hundreds. To make units comparable, scores are scaled: 1 stays 1, and `SHARE` of the public rows, or those
-    beyond scikit-learn's limit if fewer, exceed `LOF_LIMIT`.
+    To make units comparable, scores are scaled: 1 stays 1, and `SHARE` of the public rows, or those beyond
+    scikit-learn's limit if fewer, exceed `LOF_LIMIT`.
     """
 
     def __init__(self, rows: Floats, unit: Floats, method: Method, neighbours: int) -> None:

@@ -7,16 +7,13 @@ A row has three forms:
   category, and one 0/1 column for each special or missing value of a feature;
 - the scaled table, for training: affine in each column of the table, and of bounded norm. Numbers and levels are mapped
   from their public range to [-1, 1], 0/1 columns stay, and the norm bound is the worst case: each feature counts at
-  most 1, so that F features give sqrt(F). At epsilon 1 this was as good as the natural alternatives (Adult, HELOC;
-  ranges to [0, 1], centred or halved categories, norm bounds of .5 to .85 of the worst case). It matters more that
-  `DPModelRecourse` learns from rows minus their noised mean: Adult reaches .845, and HELOC .730, as with columns
-  standardised by the data's own mean and deviation.
+  most 1, so that F features give sqrt(F).
 
 Everything is declared and nothing is computed from data, so that each record is mapped on its own: neighbouring frames
 become neighbouring tables (add/remove, substitute and zero-out alike), and a mechanism that is private for rows of the
 table is private for rows of the frame. In training, numbers outside their public range count as its ends, as refusing
-them would reveal something about a record. Undeclared labels and missing values are refused in training too, like
-unknown class labels; every guarantee assumes that such a failure is hidden from recipients of answers.
+them would reveal something about a record. Undeclared labels and missing values are refused in training too; every
+guarantee assumes that such a failure is hidden from recipients of answers.
 """
 
 from __future__ import annotations
@@ -247,15 +244,8 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return cost_on_columns(self.parts, cost)
 
     def vector(self, given: Any, what: str) -> Floats:
-        """(D,) one finite number for each column of the table; not all 0.
-
-        Args:
-            given: D numbers; or a mapping from features (not categories) and columns, 0 for missing ones.
-            what: its name in messages.
-
-        Raises:
-            ConfigurationError: another length, an unknown name, a number for a category as a whole, or not finite.
-        """
+        """(D,) finite numbers, not all 0, for the columns of the table, from D numbers, or a mapping from features (not
+        categories) and columns, 0 for missing ones. ConfigurationError: anything else, called `what`."""
         return _read_only(numbers_on_columns(self.parts, given, what))
 
     # scikit-learn's transformer

@@ -1,18 +1,13 @@
 """Answers that stay valid after a retraining moves the weights of the model.
 
-A person who has made the recommended changes may be judged by a new model. Let the weights w and the intercept b of a
-linear score, in the scaled columns z of training, move by at most `shift` together, in the Euclidean norm. By Cauchy
-and Schwarz, the least score of a row is then
+Let the weights w and the intercept b of a linear score, in the scaled columns z of training, move by at most `shift`
+together, in the Euclidean norm. By Cauchy and Schwarz, the least score of a row is then
 
     min over |(dw, db)| <= shift of (w + dw).z + (b + db)  =  w.z + b - shift |(z, 1)|,
 
 so that an answer stays valid under every such shift exactly if w.z + b - shift |(z, 1)| >= target. Upadhyay, Joshi and
 Lakkaraju 2021 (ROAR, arXiv 2102.13620) search by gradients for answers that withstand the worst shift; for linear
-scores the worst shift is known.
-
-The shift between trainings can only be measured (`DPModelRecourse.measured_shift`). Private models move more than
-others, as each training draws new noise. Answers survive less often than other rows, as they lie where this model is
-more optimistic than the next one.
+scores the worst shift is known. Its size can only be measured (`DPModelRecourse.measured_shift`).
 """
 
 from __future__ import annotations
@@ -53,23 +48,15 @@ def robust_answers(
     shift: float,
     target: float,
 ) -> Solution:
-    """Answers whose score still reaches the target after the worst shift of the weights.
+    """Verified answers to `rows` (n, d) whose score still reaches the target after the worst shift of the weights;
+    `valid` is False where none was found. Favourable queries do not change, and may not withstand the shift.
+
+    `solve`: (k,) positions of queries and (k,) margins -> cheapest answers whose score is at least target + margin;
+    `length`: (n, d) rows -> (n,) |(z, 1)|.
 
     The target of each query is raised from below, by shift |(z, 1)| of the previous answer, until the answer withstands
     the shift; it is then about the least target for which the cheapest answer does. A shorter row that withstands the
     shift may cost less, so that only results of the first round are `proven`.
-
-    Args:
-        solve: (k,) positions of queries and (k,) margins -> cheapest answers whose score is at least target + margin.
-        score: (n, d) rows -> (n,) scores.
-        length: (n, d) rows -> (n,) |(z, 1)|.
-        rows: (n, d) queries.
-        shift: of the weights, above 0.
-        target: score to keep.
-
-    Returns:
-        Verified answers; `valid` is False where none was found. Favourable queries do not change, and may not withstand
-        the shift.
     """
     margin = np.zeros(len(rows))
     found = solve(np.arange(len(rows)), margin)
@@ -97,13 +84,8 @@ def robust_answers(
 def measured_shift(
     answers: Callable[[float], Solution], accepts: Callable[[Floats], NDArray[np.bool_]], start: float, share: float
 ) -> float:
-    """About the smallest shift for which at least this share of the answers stays valid under another model.
-
-    Args:
-        answers: shift -> answers to the same queries that withstand it.
-        accepts: (n, d) rows -> (n,) bool, whether the other model accepts them.
-        start: first shift to try, above 0; then doubled, then bisected.
-        share: of the answers, in (0, 1].
+    """About the smallest shift for which at least this share of the `answers` (a function of the shift) stays valid
+    under another model, which `accepts` (n, d) rows. `start`, above 0, is tried first, then doubled, bisected.
 
     Raises:
         InputError: all queries are favourable, or no shift will do, as fewer than half of the queries have an answer.

@@ -63,11 +63,8 @@ def rows_where(bad: NDArray[np.bool_]) -> str:
 
 
 def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
-    """(n, d) float64 copy of queries; a single row may have shape (d,).
-
-    Raises:
-        InputError: not finite real numbers, not one or two dimensions, or another number of features.
-    """
+    """(n, d) float64 copy of queries, of which a single one may be (d,); InputError: not finite real numbers, not one
+    or two dimensions, or another number of features."""
     rows = real_numbers(
         x,
         "x",

@@ -55,19 +55,12 @@ class AuditData:
 
 
 def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = True) -> tuple[str, ...]:
-    """Refuse data on which an audit would fail or be meaningless.
-
-    Args:
-        data: The data.
-        num_classes: Number of the model's outputs, if known (`check_model_fits`).
-        both_sides: Whether non-members are needed too.
-
-    Returns:
-        Warnings, one sentence each: classes that occur only among members or only among non-members.
+    """Warnings, one sentence each, about classes that occur only among members or only among non-members; data on which
+    an audit would fail or be meaningless are refused. `num_classes`: outputs of the model, if known.
 
     Raises:
-        InputError: x is not (n, ...); lengths differ; fewer than 10 members or non-members; NaN or infinite values;
-            labels negative, of one class only, or beyond the model's outputs.
+        InputError: x is not (n, ...); lengths differ; fewer than 10 members or, if `both_sides`, non-members; NaN or
+            infinite values; labels negative, of one class only, or beyond the model's outputs.
     """
     n = len(data.x)
     if data.x.ndim < 2 or data.x.size == 0:
@@ -134,14 +127,8 @@ def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
 
 
 def check_model_fits(model: nn.Module, data: AuditData) -> int:
-    """Run two rows through a model in evaluation mode, on its own device.
-
-    Returns:
-        The number of classes k, from outputs of shape (2, k).
-
-    Raises:
-        InputError: the model fails on such rows, or does not return finite scores for two or more classes.
-    """
+    """The number of classes k, from outputs (2, k) of two rows, in evaluation mode, on the model's own device.
+    InputError: the model fails on such rows, or does not return finite scores for two or more classes."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(np.ascontiguousarray(data.x[[0, -1]])).to(device)
     came = f"rows of shape {tuple(x.shape[1:])} from {data.source}"

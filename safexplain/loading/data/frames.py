@@ -22,14 +22,8 @@ from safexplain.outputs import are_places
 
 @dataclass(frozen=True, eq=False)
 class ClassifierData:
-    """The data of an audit of a classifier.
-
-    Args:
-        data: examples, labels as positions of their classes, and membership.
-        columns: the coding of columns; None: plain numbers.
-        public: (rows, d) public rows in the same coding; None: none were given.
-        notes: sentences for the report on how the data were read.
-    """
+    """The data of an audit of a classifier, labels as positions of its classes; `columns` is the coding of columns
+    (None: plain numbers), `public` (rows, d) public rows in the same coding, `notes` sentences for the report."""
 
     data: AuditData
     columns: Columns | None
@@ -46,22 +40,13 @@ def load_for_classifier(
     group: str | None = None,
     slices: tuple[str, ...] = (),
 ) -> ClassifierData:
-    """Load the data of an audit, and public rows, for a classifier.
+    """Load the data of an audit, and `public` rows, for a classifier; arguments as for `load_data`.
 
-    A table is reduced to the columns that the classifier was fitted with, by name and in its order; a classifier
-    fitted without names gets all columns. Texts and missing numbers become codes (`safexplain.columns`), derived from
-    all rows together. Labels become positions of the classifier's classes.
-
-    Args:
-        found: the classifier.
-        path: an .npz or a table, see `load_data`.
-        public: public rows, likewise; they need no label and no member column.
-        label: name of the label column of a table.
-        group: see `load_data`.
-        slices: see `load_data`; slice columns are features if the classifier was fitted with them.
-
-    Raises:
-        InputError: a file is unreadable, lacks a column, or holds a label that is not a class of the classifier.
+    A table is reduced to the columns that the classifier was fitted with, by name and in its order; a classifier fitted
+    without names gets all columns. Slice columns are features if it was fitted with them. Texts and missing numbers
+    become codes (`safexplain.columns`), derived from all rows together. Labels become positions of the classifier's
+    classes. Public rows need no label and no member column. InputError: a file is unreadable, lacks a column, or holds
+    a label that is not a class of the classifier.
     """
     if Path(path).is_dir():
         raise InputError(f"expected an .npz or a table for a classifier, got the folder {path}")

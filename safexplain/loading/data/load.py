@@ -64,21 +64,15 @@ def load_data(
 def load_records(
     path: str | Path, *, label: str = "label"
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...] | None]:
-    """Load examples without membership from an `.npz` with `x` and `y`, or a table; errors as for `load_data`.
-
-    Returns:
-        (n, ...) features, (n,) classes, and the class names if the labels were names.
-    """
+    """(n, ...) features, (n,) classes, and class names if the labels were names, without membership, from an `.npz`
+    with `x` and `y`, or a table; errors as for `load_data`."""
     data = _load_file(path, label, None)
     return data.x, data.y, data.class_names
 
 
 def load_inputs(path: str | Path) -> NDArray[np.float32]:
-    """Load inputs without labels, such as public rows: (n, ...) as the model expects them.
-
-    Args:
-        path: `.npz` with `x`, or a table with a column `label`, which is dropped; errors as for `load_data`.
-    """
+    """(n, ...) inputs without labels, such as public rows, from an `.npz` with `x`, or a table with a column `label`,
+    which is dropped; errors as for `load_data`."""
     raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":
         return load_records(path)[0]
@@ -164,12 +158,8 @@ def load_images(root: Path) -> AuditData:
 
     **Members and non-members are treated alike**: the choice between grey and colour (grey only if every image is) is
     made once for both, and all images must have the same size. Values are divided by 255. Classes are numbered by the
-    sorted names of the class folders of both sides. Members come first, each side sorted by path.
-
-    Raises:
-        InputError: a folder is empty or has no class folders, an image is damaged or has more than 8 bits, or sizes
-            differ.
-        MissingExtraError: Pillow is not installed.
+    sorted names of the class folders of both sides. Members come first, each side sorted by path. InputError: a folder
+    is empty or has no class folders, an image is damaged or has more than 8 bits, or sizes differ.
     """
     pillow = require("PIL.Image", "vision")
     for name in _SIDES:

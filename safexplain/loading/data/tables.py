@@ -28,15 +28,11 @@ def load_table(
     drop_slices: bool = False,
     features: Features | None = None,
 ) -> AuditData:
-    """Read CSV or Parquet and encode its columns; other arguments are those of `load_data`.
+    """Read CSV or Parquet and encode its columns; arguments and errors as for `load_data`.
 
     Numeric columns stay as they are. True/false columns become 0/1, and text columns one 0/1 column for each value
     (`column=value`, sorted by value, over all rows). Columns keep their order. Text labels become class numbers by
     their sorted names. Membership is 0/1, true/false, yes/no or in/out; without a member column all rows are members.
-
-    Raises:
-        InputError: the table is unreadable, lacks a column, or has one that holds neither numbers nor categories.
-        MissingExtraError: pandas or pyarrow is not installed.
     """
     frame = read_table(raw, where)
     columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")

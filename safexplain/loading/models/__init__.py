@@ -1,7 +1,6 @@
 """Models from the files of users; `load` recognises the format by content, without unpickling.
 
-    load -> exported (torch.export, rewritten) or architectures (networks by name) -> weights (of the file)
--> LoadedModel, whose untrained networks come from architectures, or from weights (drawn anew)
+load -> exported, estimators, huggingface, or architectures with weights of the file -> LoadedModel
 """
 
 from safexplain.loading.models.load import load_model as load_model

@@ -32,13 +32,10 @@ def fresh_network(
     """A function from a seed to an untrained network, in training mode. Nothing is downloaded.
 
     Args:
-        arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER`, `hf-pretrained:FOLDER` or `package.module:function`.
-
-            A folder is one of transformers: `hf:` builds the network of its config.json with new weights;
-            `hf-pretrained:` starts from its weights, and draws a head of another size anew.
-
-            The function is found as by `python -m` and called without arguments, or with `num_classes` if it has this
-            parameter. If it starts from public weights, so do the reference models.
+        arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER` (the network of its config.json with new weights),
+            `hf-pretrained:FOLDER` (starting from its weights, a head of another size drawn anew), or
+            `package.module:function`, found as by `python -m` and called without arguments, or with `num_classes` if it
+            has this parameter. If it starts from public weights, so do the reference models.
         num_classes: Number of outputs; None: the network's default.
         channels: Input channels, for timm; None: the network's default.
         state: Weights that the network must take; they give both numbers.

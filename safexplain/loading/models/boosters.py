@@ -56,16 +56,8 @@ _LIGHTGBM = (
 
 
 def read_xgboost(raw: bytes | bytearray, where: str, *, pickled: bool = False) -> tuple[bytearray, dict[str, Any]]:
-    """Checked JSON of an XGBoost model, for its library, and the parsed content.
-
-    Args:
-        raw: JSON or UBJSON; if `pickled`, the state in a pickle of a booster.
-        where: name of the file in messages.
-        pickled: see `raw`.
-
-    Raises:
-        InputError: it is damaged or malicious, or takes too much memory or time to read.
-    """
+    """Checked JSON of an XGBoost model in JSON or UBJSON, or if `pickled` in the state of a pickled booster, and the
+    parsed content. InputError: it is damaged or malicious, or takes too much memory or time to read."""
     how = "__setstate__({'handle': raw})" if pickled else "load_model(raw)"
     with _as_damaged("XGBoost", where):
         text = _read_in_child(_XGBOOST.format(how=how), bytes(raw))

@@ -1,12 +1,10 @@
 """Load classifiers of scikit-learn, XGBoost and LightGBM from files without running code in them.
 
-    skops                        refused if it holds types neither known to be harmless nor accepted by name
-    XGBoost's JSON and UBJSON,   formats of the libraries that hold numbers only; checked before loading (`boosters`)
-    LightGBM's text
-    joblib, pickle               only if the user trusts the author of the file, as loading one can run any code
-
-skops does not trust types whose C code relies on the numbers in a file; those of scikit-learn are accepted here after
-`check_trees`.
+skops                        refused if it holds types neither known to be harmless nor accepted by name;
+                             trees of scikit-learn, whose C code relies on their numbers, are checked
+XGBoost's JSON and UBJSON,   formats of the libraries that hold numbers only; checked before loading (`boosters`)
+LightGBM's text
+joblib, pickle               only if the user trusts the author of the file, as loading one can run any code
 """
 
 from __future__ import annotations
@@ -71,16 +69,11 @@ _ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-
 
 @dataclass(frozen=True, eq=False)
 class FittedClassifier:
-    """A fitted classifier, and the template of its reference models.
+    """A fitted classifier with `predict_proba` and `classes_`, and the template of its reference models.
 
-    Args:
-        estimator: fitted, with `predict_proba` and `classes_`.
-        template: estimator with the hyper-parameters of reference models; it is cloned and may be unfitted.
-        file: hexadecimal SHA-256 of the file.
-        unrecorded: hyper-parameters that the file does not record, by their names in a recipe; `template` has the
-            library's defaults.
-        notes: sentences for the report of an audit.
-        trusted: types that the user accepted by name.
+    The template, which may be unfitted, has their hyper-parameters, or the library's defaults for those that the file
+    does not record (`unrecorded`, by their names in a recipe). `file` is the file's SHA-256, `notes` are sentences for
+    the report of an audit, and `trusted` types that the user accepted by name.
     """
 
     estimator: Any
@@ -368,12 +361,8 @@ def check_classifier(estimator: Any, where: str) -> None:
 
 
 def check_trees(estimator: Any, where: str) -> None:
-    """Refuse trees whose nodes point outside the tree, as C code follows them without a check.
-
-    Raises:
-        InputError: such a tree, or one that splits on a column beyond those of its forest, as a forest passes rows to
-            its trees without a check.
-    """
+    """Raise InputError for trees whose nodes point outside the tree, as C code follows them without a check, or that
+    split on a column beyond those of their forest, which passes rows to them without a check."""
     fits = True
     for owner in _contents(estimator):
         if type(owner).__name__ in ("Tree", "TreePredictor"):

@@ -174,11 +174,7 @@ def _graphs(module: nn.Module) -> Iterator[fx.GraphModule]:
 
 def frozen_operation(module: nn.Module, *, training: bool) -> str | None:
     """The first operation frozen in training or inference mode that the other mode changes ("batch_norm", "dropout");
-    None: none is.
-
-    In training mode, such an operation makes predictions depend on chance or on the other rows of the batch. Operations
-    that leave no trace in an inference graph, such as stochastic depth, cannot be found.
-    """
+    None: none is. Operations that leave no trace in an inference graph, such as stochastic depth, cannot be found."""
     for inner in _graphs(module):
         from_input: set[fx.Node] = set()  # standardised weights do not count
         for node in inner.graph.nodes:
@@ -232,19 +228,13 @@ class ExportedModel(nn.Module):
 
 
 def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedModel, dict[str, Tensor]]:
-    """Load a `torch.export` archive on the CPU.
+    """Load a `torch.export` archive on the CPU: the model, and its weights under their original names.
 
-    Args:
-        raw: The archive.
-        where: Its path, for messages.
-        trusted: Load it unchanged, with any code in it; otherwise only what `rewrite` keeps.
-
-    Returns:
-        The model, and its weights under their original names.
+    If `trusted`, it is loaded unchanged, with any code in it; otherwise only what `rewrite` keeps.
 
     Raises:
-        InputError: it is damaged, of another PyTorch version, might run code, takes other inputs than one float32
-            batch, has a fixed or narrow batch dimension, or was exported in training mode.
+        InputError: it is damaged, of another PyTorch version, might run code, takes other inputs than one batch of
+            float32, has a fixed or narrow batch dimension, or was exported in training mode.
     """
     here = f"PyTorch {torch.__version__}"
     try:

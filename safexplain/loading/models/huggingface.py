@@ -34,13 +34,8 @@ _PREPROCESSOR = "preprocessor_config.json"
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Normalisation of 8-bit images in `preprocessor_config.json`: (x / 255 - mean) / std.
-
-    Args:
-        mean: of each channel, for values in [0, 1].
-        std: standard deviations, likewise.
-        size: height and width of the network's input; None: not stated.
-    """
+    """Normalisation of 8-bit images in `preprocessor_config.json`: (x / 255 - mean) / std, for each channel; `size` is
+    the height and width of the network's input, None: not stated."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -92,10 +87,7 @@ class Preprocessing:
 class Network:
     """Builds image classifiers from the configuration in a folder: `Network.of(folder)(seed)`.
 
-    Args:
-        folder: the folder with config.json.
-        config: the library's configuration, read from there.
-        base: folder of the pre-trained weights that networks start from; None: new weights.
+    `config` is the library's configuration, `base` a folder of pre-trained weights to start from; None: new weights.
     """
 
     folder: str
@@ -105,11 +97,7 @@ class Network:
     @classmethod
     def of(cls, folder: str | Path, *, num_classes: int | None = None, channels: int | None = None) -> Network:
         """Read a folder with config.json; `num_classes` and `channels` of the input replace those stated there.
-
-        Raises:
-            InputError: no configuration, or not of an image classifier of the library itself.
-            MissingExtraError: transformers is not installed.
-        """
+        InputError: no configuration, or not of an image classifier of the library itself."""
         library = require("transformers", "transformers")
         stated = _read_json(Path(folder) / _CONFIG)
         if stated.get("model_type") == "timm_wrapper" or _names_backbone(stated):
@@ -162,17 +150,9 @@ class Network:
     def load(
         self, state: Mapping[str, Tensor] | None, where: str, *, new_head: bool = False, trust_pickle: bool = False
     ) -> Logits:
-        """The network with these weights, which must be complete.
-
-        Args:
-            state: the weights; None: those in the folder `where`.
-            where: their path.
-            new_head: draw a last layer of another size anew.
-            trust_pickle: also read weights in a pickle.
-
-        Raises:
-            InputError: they do not fit, are damaged, or are an untrusted pickle.
-        """
+        """The network with these weights, which must be complete; None: those in the folder `where`. `new_head` draws a
+        last layer of another size anew, `trust_pickle` also reads weights in a pickle. InputError: they do not fit, are
+        damaged, or are an untrusted pickle."""
         pickled = False
         if state is None:
             files = weight_files(Path(where))
@@ -214,18 +194,8 @@ class Network:
 
 
 def normalise_as_trained(data: AuditData, preprocessing: Preprocessing | None) -> tuple[AuditData, tuple[str, ...]]:
-    """Normalise 8-bit images as the model's folder states; other data stay unchanged.
-
-    Args:
-        data: the data; `scaled` marks 8-bit images.
-        preprocessing: of the model's folder; None: unknown.
-
-    Returns:
-        The data, and notes on the normalisation and on signs of a missing one.
-
-    Raises:
-        InputError: as `preprocessing`.
-    """
+    """The data, with 8-bit images normalised as the model's folder states, and notes on the normalisation and on signs
+    of a missing one. InputError: another number of channels."""
     if preprocessing is None or data.x.ndim != 4:
         return data, ()
     mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (preprocessing.mean, preprocessing.std))

@@ -1,8 +1,7 @@
 """Turn an exported graph into a network of layers, as training with differential privacy needs.
 
 A `torch.export` graph applies its weights in bare operations, in which per-example gradients are not available. Each
-operation that equals a layer of torch with its own parameters is replaced by the layer, under the name that the
-parameters have in the graph; outputs stay the same, bit for bit.
+operation that equals a layer of torch is replaced by it; outputs stay the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -45,15 +44,11 @@ def _layer(name: str, weight: Tensor, values: dict[str, Any]) -> nn.Module:
 
 
 def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
-    """A copy of an exported model that calls layers; other models are returned unchanged.
+    """A copy of an exported model that calls layers and can be put into training mode; it computes the same, and has
+    the same names of parameters and buffers. Other models are returned unchanged.
 
-    Args:
-        model: not modified.
-        batch_norm: also replace batch normalisation, which then normalises by the batch in training mode.
-
-    Returns:
-        A module that computes the same, with the exported network's names of parameters and buffers. It can be put into
-        training mode. Plain modules hold the parameters of other operations, see `without_layer`.
+    Plain modules hold the parameters of other operations, see `without_layer`. With `batch_norm`, batch normalisation
+    is replaced too, which then normalises by the batch in training mode.
     """
     if not isinstance(model, ExportedModel) or not isinstance(model.program, fx.GraphModule):
         return model

@@ -1,8 +1,5 @@
-"""Weights of a network: loaded from a file, or drawn anew for training reference models.
-
-`reinitialise` draws PyTorch's default for each layer. If the constructor of the model sets weights in another way,
-`--arch`, which calls the constructor again, is the better choice.
-"""
+"""Weights of a network: loaded from a file, or drawn anew for reference models (`reinitialise`, by PyTorch's default
+for each layer; if the constructor of the model sets weights in another way, `--arch`, which calls it, is better)."""
 
 from __future__ import annotations
 
@@ -141,14 +138,8 @@ def channels_of(state: Mapping[str, Tensor]) -> int | None:
 
 
 def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, where: str) -> nn.Module:
-    """Load a state_dict into a network.
-
-    A prefix common to all names is removed, see `without_prefix`; `num_batches_tracked`, which old files lack, may be
-    missing.
-
-    Raises:
-        InputError: names or shapes differ, or the constructor already gives the trained weights.
-    """
+    """Load a state_dict into a network, without a prefix common to all names; `num_batches_tracked`, which old files
+    lack, may be missing. InputError: names or shapes differ, or the constructor already gives these weights."""
     own = network.state_dict()
     state = without_prefix(state, set(own))
     trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}

@@ -130,12 +130,8 @@ class Items:
 
 
 def multiplier(items: Items, goal: Floats) -> Floats:
-    """(n,) multipliers at which the relaxed gain reaches the goal, to a relative 1e-11, by bisection of the logarithm.
-
-    Args:
-        items: the items.
-        goal: (n,) positive, below `items.total`.
-    """
+    """(n,) multipliers at which the relaxed gain reaches the goal (n,), positive and below `items.total`, to a relative
+    1e-11, by bisection of the logarithm."""
     low, high = np.full_like(goal, -1000.0), np.full_like(goal, 1000.0)
     for _ in range(48):
         middle = (low + high) / 2
@@ -156,16 +152,13 @@ TIE = 1e-14
 
 
 def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints], Mask]:
-    """Cheapest choice of each query.
-
-    Args:
-        items: the items; rooms of continuous columns must be finite, and above the goal where limits allow.
-        enough: (n,) gain at which choices need no continuous change; at most the goal (they differ by rounding).
-        goal: (n,) gain that choices and continuous columns must otherwise reach together.
+    """Cheapest choice of each query, to gain the `goal` (n,) together with continuous columns, whose rooms are finite,
+    and above the goal where limits allow. At a gain of `enough` (n,) choices need no continuous change; it is at most
+    the goal (they differ by rounding).
 
     Returns:
-        Steps (n, i); the category (n,) of each group; and (n,) bool, whether it is certain that no choice is cheaper,
-        or that none reaches the goal. Nothing changes where none does, or where this is uncertain.
+        Steps (n, i); the category (n,) of each group; and (n,) bool, whether certainly no choice is cheaper, or none
+        reaches the goal. Nothing changes where none does, or where this is uncertain.
     """
     total = items.total
     level = multiplier(items, np.minimum(goal, (1 - 1e-12) * total))
@@ -191,14 +184,7 @@ def missing(gain: Floats, enough: Floats | float, goal: Floats | float, most: Fl
 
 
 class _ChoiceLists:
-    """The choices of one query that may be the cheapest.
-
-    Args:
-        items: of this query.
-        enough: gain at which choices need no continuous change.
-        goal: gain that choices and continuous columns must otherwise reach together.
-        level: multiplier of the Lagrangian bound.
-    """
+    """The choices of one query that may be the cheapest; `level` is the multiplier of the Lagrangian bound."""
 
     def __init__(self, items: Items, enough: float, goal: float, level: float) -> None:
         self.items, self.enough, self.goal, self.level = items, enough, goal, level
@@ -309,13 +295,8 @@ class WaterFilling:
 
     @classmethod
     def of(cls, room: Floats, rate: Floats, power: int) -> WaterFilling:
-        """Sort the columns.
-
-        Args:
-            room: (n, d) gains at the limits, at least 0, may be infinite.
-            rate: (d,) (c/|w|)^power, positive and finite.
-            power: 1 for L1, 2 for L2.
-        """
+        """Sort the columns, with gains (n, d) at the limits, at least 0, perhaps infinite, and positive finite rates
+        (d,)."""
         if power == 1:
             order = np.broadcast_to(np.argsort(rate, kind="stable"), room.shape)
         else:

@@ -107,10 +107,7 @@ class Program:
         return len(self.lower) - 1
 
     def solve(self, time_limit: float) -> Solved:
-        """The best solution found in so many seconds, and a bound.
-
-        Nothing is printed; a keyboard interrupt is raised after HiGHS has returned.
-        """
+        """The best solution found in so many seconds, and a bound; nothing is printed."""
         shape = len(self.lower), len(self.cost)
         indices = np.array(self._columns, dtype=np.int32), np.array(self._ends, dtype=np.int32)
         matrix = csr_array((np.array(self._entries), *indices), shape=shape)

@@ -99,12 +99,7 @@ class Query:
 
 @dataclass(eq=False)
 class Change:
-    """A program with the variables of a query's change.
-
-    Args:
-        query: with finite limits.
-        radius: largest cost of an answer.
-    """
+    """A program with the variables of a query's change, whose limits are finite; an answer costs at most the radius."""
 
     query: Query
     radius: float
@@ -307,24 +302,9 @@ def cheapest(
     least: float,
     time_limit: float,
 ) -> Answer:
-    """The cheapest change of one unfavourable query (d,) that brings w.x + bias to the target.
-
-    Programs search within a radius of costs, which grows until an answer is found.
-
-    Args:
-        w: (d,) weights.
-        bias: of the score.
-        target: score to reach.
-        x: (d,) the query.
-        cost: of changes.
-        rules: the constraints.
-        frozen: (d,) bool, further values that must not change.
-        least: known lower bound on the cost, to the power.
-        time_limit: seconds.
-
-    Returns:
-        A row that satisfies all constraints exactly and reaches the target; the best one found within the time limit.
-    """
+    """The cheapest row found that satisfies all constraints exactly and brings w.x + bias of one unfavourable query
+    (d,) to the target; `least` is a known lower bound on the cost, to the power. Programs search within a radius of
+    costs, which grows until an answer is found."""
     query, deadline = Query.of(x, w, cost, rules, frozen), time.monotonic() + time_limit
     search = _Search(w, bias, target, query, deadline)
     guess = max(least, search.unlimited())

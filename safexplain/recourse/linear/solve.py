@@ -1,13 +1,10 @@
 """Counterfactuals of a linear score f(x) = w.x + b: the cheapest x' with f(x') >= target.
 
 Without constraints, in the Euclidean norm, x' = x + (target - f(x)) w / |w|^2. (The formula in "On the Privacy Risks of
-Algorithmic Recourse" and in the Laplace recourse built on it divides by |w| once, and misses the target unless
-|w| = 1.) Limits, frozen and monotone columns are solved exactly (`WaterFilling`), and whole numbers, steps and one-hot
-groups by lists of choices (`safexplain.recourse.linear.choices`).
-
-These ignore `most_changes` and rules. If their answer satisfies both, it is the cheapest, and if they find none, there
-is none. Other queries go to an integer program (`safexplain.recourse.linear.program`), as do those whose lists grow too
-long.
+Algorithmic Recourse" divides by |w| once, and misses the target unless |w| = 1.) Limits, frozen and monotone columns
+are solved exactly (`WaterFilling`), and whole numbers, steps and one-hot groups by lists of choices (`choices`). These
+ignore `most_changes` and rules: queries whose answers break them go to an integer program (`program`), as do those
+whose lists grow too long.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._progress import show_progress
-from safexplain._validate import check_number, real_numbers
+from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
@@ -43,17 +40,9 @@ def linear_recourse(
     frozen: ArrayLike | None = None,
     time_limit: float = 10.0,
 ) -> Solution:
-    """Cheapest change of each query that brings w.x + b to the target.
-
-    Args:
-        weights: (d,) w.
-        bias: b, one number or (n,).
-        x: (n, d) or (d,) queries.
-        target: score to reach; queries at or above it are favourable and do not change.
-        cost: of changes.
-        constraints: on changes; None: none.
-        frozen: (n, d) bool, further values that must not change.
-        time_limit: seconds for each query that needs an integer program.
+    """Cheapest change of each query x, (n, d) or (d,), that brings w.x + b to the target; `weights` w (d,), `bias` b
+    one number or (n,), `frozen` (n, d) further values that must not change, `time_limit` seconds for each query that
+    needs an integer program.
 
     Returns:
         Answers whose score, computed in float64, is never below the target; `valid` is False where no allowed row that
@@ -66,7 +55,6 @@ def linear_recourse(
     """
     check_cost(cost)
     check_constraints(constraints)
-    check_number("time_limit", time_limit, above=0)
     w = _finite(weights, "weights")
     if w.ndim != 1:
         raise InputError(f"weights: expected shape (d,), got {w.shape}")
@@ -146,13 +134,7 @@ class _Answers:
 
 @dataclass(frozen=True, eq=False)
 class _LinearScore:
-    """The score without its bias, the target, and the cost.
-
-    Args:
-        w: (d,) weights.
-        target: score to reach.
-        cost: of d columns.
-    """
+    """The score without its bias, the target, and the cost."""
 
     w: Floats
     target: float
@@ -236,12 +218,8 @@ class _LinearScore:
     def _raised(
         self, x: Floats, enough: Floats, goal: Floats, rules: Constraints, lower: Floats, upper: Floats
     ) -> tuple[Floats, Floats, Mask]:
-        """Rows (n, d) changed so that the scaled score rises by the goal (n,), or as far as possible.
-
-        Returns:
-            The rows, the greatest rise (n,) that the limits allow, and (n,) bool, whether certainly no other rows cost
-            less.
-        """
+        """Rows (n, d) changed so that the scaled score rises by the goal (n,), or as far as possible; the greatest rise
+        (n,) that the limits allow; and (n,) bool, whether certainly no other rows cost less."""
         w, changed, certain = self.w / self.scale, x.copy(), np.ones(len(x), dtype=bool)
         with np.errstate(all="ignore"):
             items, stepped, free = self._items(x, goal, rules, lower, upper)

@@ -76,13 +76,8 @@ LOGIT_NOISE = 0.1
 @dataclass(frozen=True, eq=False)
 class StableScore:
     """A trained logit with private weights: neither they nor anything computed here may be released without noise.
-
-    Args:
-        weights: (d + 1,) v, in the units of lifted rows.
-        norm_bound: of training rows.
-        constant: the constant column.
-        stability: S, largest distance between v of neighbouring data sets.
-    """
+    `weights` (d + 1,) v is in the units of lifted rows, `constant` the constant column, `norm_bound` of training rows,
+    and `stability` S, the largest distance between v of neighbouring data sets."""
 
     weights: Floats
     norm_bound: float
@@ -190,12 +185,8 @@ class LaplaceScore(RecourseMechanism):
 
     def _of_model(self, given: Any) -> tuple[Floats, PrivacyStatement, bool]:
         """(D,) logits per unit of each column of a model trained with differential privacy, its statement, and whether
-        that is only its owner's word.
-
-        Raises:
-            RefusedError: it carries no statement, or one about other weights.
-            ConfigurationError: not a linear model of this mechanism's two classes and columns.
-        """
+        that is only its owner's word. RefusedError: it carries no statement, or one about other weights;
+        ConfigurationError: not a linear model of this mechanism's two classes and columns."""
         if isinstance(given, DPModelRecourse):
             if given.preprocessing != self.preprocessing:
                 raise ConfigurationError("public_weights: expected a mechanism with the same preprocessing")
@@ -424,17 +415,8 @@ LARGEST_SCALE = 2**40
 
 
 def laplace_grid(sensitivity: float, epsilon: float, low: float, high: float) -> tuple[float, int, int]:
-    """The grid g, the sensitivity K in grid points and the scale N of the noise in grid points.
-
-    Args:
-        sensitivity: largest change of the value between neighbouring data sets; the interval's width is enough.
-        epsilon: of one release.
-        low: public lower end.
-        high: public upper end.
-
-    Raises:
-        ConfigurationError: an empty interval or a number out of range.
-    """
+    """The grid g, the sensitivity K and the scale N of the noise, both in grid points, for one epsilon-private release
+    of a value in the public [low, high]. ConfigurationError: an empty interval, or a number out of range."""
     epsilon = check_number("epsilon", epsilon, above=0)
     check_number("sensitivity", sensitivity, above=0)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -458,19 +440,9 @@ def laplace_release(
     high: float,
     rng: Randomness,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Values with Laplace noise of scale about sensitivity / epsilon, each epsilon-private; see the module.
-
-    Args:
-        values: (n,) private numbers; those outside [low, high] count as its ends.
-        sensitivity: (n,) public, of each.
-        epsilon: of each release; n of them on the same data compose to at most n epsilon.
-        low: public lower end.
-        high: public upper end.
-        rng: source of the noise.
-
-    Returns:
-        (n,) noised values in [low, high], and (n,) bool, whether at an end of the interval.
-    """
+    """Values (n,) with Laplace noise of scale about sensitivity / epsilon, within the public [low, high], and (n,)
+    bool, whether at an end of it; see the module. Each is epsilon-private at its public sensitivity (n,), and n of them
+    on the same data compose to at most n epsilon."""
     grids = [laplace_grid(float(s), epsilon, low, high) for s in sensitivity]
     grid = np.array([g for g, _, _ in grids], dtype=np.float64)
     scale = np.array([n for _, _, n in grids], dtype=np.int64)

@@ -1,7 +1,6 @@
 """Parameters, checks and answers shared by all recourse mechanisms.
 
-A mechanism is a frozen set of public parameters. Invalid parameters, training data and queries are refused before
-anything is trained, drawn or charged. `_with_guarantee` gives an answer its guarantee.
+Invalid parameters, training data and queries are refused before anything is trained, drawn or charged.
 """
 
 from __future__ import annotations
@@ -43,11 +42,8 @@ def check_infeasible(infeasible: Any) -> None:
 
 
 def plain_classes(classes: Any) -> tuple[Any, ...]:
-    """The labels as plain Python values, for JSON, in their order.
-
-    Raises:
-        ConfigurationError: not a list of at least two different labels.
-    """
+    """The labels as plain Python values, for JSON, in their order; ConfigurationError: not a list of at least two
+    different labels."""
     try:
         labels = () if isinstance(classes, (str, bytes, Set)) else tuple(classes)  # a set has no order
         check_classes(labels)
@@ -61,11 +57,8 @@ def plain_classes(classes: Any) -> tuple[Any, ...]:
 
 
 def _labels_of(y: Any, n: int, classes: Any) -> NDArray[Any]:
-    """(n,) labels of frames of people, checked to be among `classes`.
-
-    Raises:
-        InputError: no rows, another number of labels, missing ones, or some outside `classes`.
-    """
+    """(n,) labels of frames of people; InputError: no rows, another number of labels, missing ones, or some outside
+    `classes`."""
     if not n:
         raise InputError("X: expected people to train on, got no rows")
     labels = np.asarray(y)
@@ -89,11 +82,7 @@ def _labels_of(y: Any, n: int, classes: Any) -> NDArray[Any]:
 
 
 def favourable_label(labels: list[Any], favourable: Any) -> Any:
-    """The favourable label; None: the second of two.
-
-    Raises:
-        ConfigurationError: not among the labels, or None with several.
-    """
+    """The favourable label; None: the second of two. ConfigurationError: not among the labels, or None with several."""
     if favourable is None and len(labels) == 2:
         return labels[1]
     if favourable is None:
@@ -297,10 +286,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
     @property
     def features(self) -> int | None:
         """Number of columns d of queries, with a preprocessing in the table; None: unknown, for a network.
-
-        Raises:
-            ConfigurationError: `fit` has not been called.
-        """
+        ConfigurationError: `fit` has not been called."""
         if "_width" not in self.__dict__:
             raise ConfigurationError(f"{type(self).__name__} is not trained; call fit(X, y) first")
         width: int | None = self._get("width")
@@ -308,36 +294,19 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
     @property
     def identity(self) -> str:
-        """A random name of this fit, new for each training, kept by copying and pickling.
-
-        Raises:
-            ConfigurationError: `fit` has not been called.
-        """
+        """A random name of this fit, new for each training, kept by copying and pickling; ConfigurationError: `fit` has
+        not been called."""
         _ = self.features
         return str(self._get("identity"))
 
     def release(self, x: ArrayLike) -> Floats:
-        """(n,) epsilon that the answer to each query costs; 0 if the training has spent it.
-
-        Args:
-            x: (n, d) or (d,) queries; with a preprocessing a frame.
-
-        Raises:
-            InputError: invalid queries.
-        """
+        """(n,) epsilon that the answer to each of (n, d) queries costs, 0 if the training has spent it; InputError:
+        invalid queries."""
         return np.full(len(self.rows(x)), float(self.epsilon) if self.per == "answer" else 0.0)
 
     def rows(self, x: ArrayLike) -> Floats:
-        """(n, D) queries for solvers, with a preprocessing as rows of its table. Invalid queries are refused before
-        anything is spent.
-
-        Args:
-            x: (n, d) or (d,) queries; with a preprocessing a frame, or rows of its table.
-
-        Raises:
-            InputError: invalid queries.
-            ConfigurationError: `fit` has not been called.
-        """
+        """(n, D) queries for solvers from (n, d) or (d,) ones, with a preprocessing as rows of its table from a frame.
+        InputError: invalid queries, before anything is spent; ConfigurationError: `fit` was not called."""
         width, allowed = self.features, self.column_constraints
         if self.preprocessing is not None:
             rows = self.preprocessing.table(x)
@@ -461,30 +430,17 @@ def diverse(
     cost: Cost = EUCLIDEAN,
     constraints: Constraints | None = None,
 ) -> tuple[Solution, ...]:
-    """Several answers, each of which keeps the features that had the largest share of the cost in earlier ones.
+    """`answers` solutions for each query, the cheapest first, each of which keeps the features that had the largest
+    share of the cost in earlier ones; `valid` is False where no further answer exists.
 
-    Args:
-        solve: (n, d) bool of frozen columns -> answers to the queries.
-        x: (n, d) or (d,) queries.
-        answers: number of answers, at least 1.
-        cost: the cost that `solve` minimises, from which shares follow.
-        constraints: of `solve`; a one-hot group is one feature.
-
-    Returns:
-        `answers` results, the cheapest first (if `solve` is optimal, later ones cost at least as much); `valid` is
-        False where no further answer exists.
-
-    Raises:
-        ConfigurationError: fewer than one answer, or an invalid cost or constraints.
+    `solve`: (n, d) bool of frozen columns -> answers to the queries x, at least at this cost and within these
+    constraints.
     """
-    wanted = whole_number("answers", answers, 1)
-    check_cost(cost)
-    check_constraints(constraints)
     rows = as_rows(x)
     cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
     frozen = np.zeros(rows.shape, dtype=bool)
     results = [solve(frozen.copy())]
-    while len(results) < wanted:
+    while len(results) < answers:
         more = frozen | _largest_share(results[-1], cost, constraints)
         again = results[-1] if (more == frozen).all() else solve(more.copy())
         frozen = more

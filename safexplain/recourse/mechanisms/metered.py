@@ -90,7 +90,8 @@ class MeteredRecourse:
         return result.required() if infeasible == "raise" else result
 
     def explain_diverse(self, x: ArrayLike, answers: int, *, principal: str | None) -> tuple[Recourse, ...]:
-        """Several answers to each row that change different features, for the price of one.
+        """Several answers to each row that change different features, for the price of one; valid=False where no
+        further answer exists.
 
         The first is that of `explain` and is stored in the same way; once it is charged, it and all further answers are
         free.
@@ -101,14 +102,6 @@ class MeteredRecourse:
         computed from this stored number, the query, and public weights, costs and constraints, by
         `LaplaceScore._solver_of`, which draws no noise and does not use the model: post-processing of one release
         (Dwork and Roth 2014, proposition 2.1). With new noise for each, n answers would cost n epsilon.
-
-        Args:
-            x: as for `explain`.
-            answers: number of answers, at least 1.
-            principal: who asks.
-
-        Returns:
-            As `LaplaceScore.explain_diverse`: `answers` results, valid=False where no further answer exists.
 
         Raises:
             ConfigurationError: fewer than one answer.

@@ -25,13 +25,8 @@ _HALVINGS = 16
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """The cost of changes, on tensors.
-
-    Args:
-        rise: (d,) cost of a change by 1.
-        fall: (d,) cost of a change by -1.
-        squared: whether the distance is the Euclidean norm of the weighted change, or the sum of its absolute values.
-    """
+    """The cost of changes, on tensors: (d,) costs of a change by 1 and by -1, and whether the distance is the Euclidean
+    norm of the weighted change (`squared`) or the sum of its absolute values."""
 
     rise: Tensor
     fall: Tensor
@@ -59,14 +54,7 @@ class Price:
 
 @dataclass(frozen=True, eq=False)
 class Boundary:
-    """The problem: the cheapest rows whose score reaches the target.
-
-    Args:
-        score: of the model.
-        target: score to reach.
-        price: the cost.
-        steps: largest number of gradients of a row.
-    """
+    """The problem: the cheapest rows whose score reaches the target, in at most so many gradients (`steps`) each."""
 
     score: NetworkScore
     target: float
@@ -110,13 +98,9 @@ class _ActiveRows:
 def nearest(
     task: Boundary, x: Tensor, aim: Tensor, start: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Search from `start` (n, d) for the nearest point to x, within the box (n, d), whose score reaches the target.
-
-    The search aims at scores `aim` (n,); bounds may be infinite.
-
-    Returns:
-        (n, d) points and their (n,) distances; where none was found, the point of highest score at infinite distance.
-    """
+    """(n, d) points nearest to x within the box (n, d), which may be infinite, whose score reaches the target, found
+    from `start` (n, d) by aiming at scores `aim` (n,), and their (n,) distances. Where none was found: the point of
+    highest score, at infinite distance."""
     at = torch.minimum(torch.maximum(start, lower), upper)
     value, slope = task.score.gradients(at)
     best, best_distance = at.clone(), task.price.distance(at - x)
@@ -200,24 +184,13 @@ def shorten(
 def linear_step(
     price: Price, x: Tensor, slope: Tensor, at: Tensor, rise: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Minimise the cost of z - x subject to slope . (z - at) >= rise and lower <= z <= upper.
+    """Minimise the cost of z - x subject to slope . (z - at) >= rise (n,) and finite bounds (n, d): (n, d) points and
+    (n,) multipliers; if the box holds no such point, its point of largest rise.
 
     Exact, for all rows at once. The Lagrangian at multiplier m separates into features: each stays at the end of its
     interval nearest to x until m reaches the price of moving it, w / |slope| (sums) or w^2 |z - x| / |slope|
     (Euclidean), and then moves in the direction of its slope. The rise is a piecewise linear function of m (or of the
     share of the last feature), whose segments are sorted here.
-
-    Args:
-        price: the cost.
-        x: (n, d) origin of the cost.
-        slope: (n, d) gradients.
-        at: (n, d) points of the gradients.
-        rise: (n,) required gain in score.
-        lower: (n, d) finite.
-        upper: (n, d) finite.
-
-    Returns:
-        (n, d) points and (n,) multipliers; if the box holds no such point, its point of largest rise.
     """
     start = torch.minimum(torch.maximum(x, lower), upper)
     end = torch.where(slope > 0, upper, torch.where(slope < 0, lower, start))

@@ -98,16 +98,11 @@ class Moves:
 def promising_moves(
     task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor, limit: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Moves after which the score can be reached at least cost, by exact scores and a linear model of continuous
-    features.
+    """Moves of queries x from `at`, after which the score can be reached at least cost, by exact scores and a linear
+    model of continuous features: (n, count, d) rows, and (n, count) bool, whether there is such a move.
 
-    Moves of queries x start from `at`, `count` of each row. `limit` (n,) is the cost of the best valid row so far;
-    infinite: none. Without such a row and without continuous features, a chain of moves must reach the score, so that
-    the moves with the largest rise per cost come first.
-
-    Returns:
-        (n, count, d) rows after the move, with continuous features from the linear model, and (n, count) bool, whether
-        there is such a move below the limit. If none reaches the score: those with the largest rise per cost.
+    `limit` (n,) is the cost of the best valid row so far, which these must stay below; infinite: none. If no move
+    reaches the score, those with the largest rise per cost come first.
     """
     parts = [_promising_part(task, moves, count, *part) for part in moves.parts(task, x, at, lower, upper, limit)]
     return torch.cat([p for p, _ in parts]), torch.cat([p for _, p in parts])
@@ -191,15 +186,8 @@ class _State:
     cost: Tensor
 
     def try_moves(self, queries: Tensor, origin: Tensor) -> Tensor:
-        """Make the promising moves of some queries.
-
-        Args:
-            queries: (r,) their positions, once for each origin.
-            origin: (r, d) start of the moves.
-
-        Returns:
-            (n,) bool, which of all queries have improved.
-        """
+        """Make the promising moves of some `queries` (r,), once for each `origin` (r, d); (n,) bool, which of all
+        queries have improved."""
         task, changed = self.task, torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
         limit = torch.where(self.value >= task.goal, self.cost, torch.inf)[queries]
         of = self.x[queries], origin, self.lower[queries], self.upper[queries], limit

@@ -33,18 +33,11 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
 
 
 class NetworkScore:
-    """Scores of rows by a network, with or without gradients, in batches.
+    """Scores of rows by a network, with or without gradients, in batches; network and `favourable` class as for
+    `network_recourse`, ConfigurationError: not a network, or not a class.
 
     Geometry uses float64; rows are rounded to the network's type before scoring, as in production. Gradients are taken
     with respect to the rows only; parameters do not change.
-
-    Args:
-        network: its output is (n,) or (n, 1), the logit of class 1, or (n, k) logits.
-        favourable: the favourable class; its logit minus the largest other one is the score.
-        batch_size: number of rows per batch.
-
-    Raises:
-        ConfigurationError: not a network, or not a class.
     """
 
     def __init__(self, network: nn.Module, *, favourable: int = 1, batch_size: int = 8192) -> None:

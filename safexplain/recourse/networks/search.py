@@ -1,21 +1,11 @@
 """Recourse of networks: the nearest allowed change that reaches the target, for all queries at once.
 
 Answers are verified: all constraints hold exactly, and the model's own score of the row, rounded to the model's type,
-reaches the target. As networks are not convex, the distance is that of the best point found, not a proven minimum; more
-`SearchOptions.starts` find better points. A query without an answer may still have one.
+reaches the target. As networks are not convex, the distance is that of the best point found, not a proven minimum. An
+answer depends only on its query, the model and the options, up to the rounding of matrix products.
 
-An answer depends only on its query, the model and the options, not on other queries of the call (up to the rounding of
-matrix products, which may depend on the batch size). If the model is differentially private, so are the answers, as
-post-processing; the search adds no protection of its own.
-
-Each query is searched several times, as a search may miss the nearest point. The first search starts from the query.
-Queries without a result (a flat score, or a local maximum that is too low) start again from the best of many scored
-points around them. Further searches start around the query and around the best point so far. Directions are random, but
-the same for every query, so that no answer depends on another.
-
-Limits, largest changes and steps hold in every search. Rules and the largest number of changes are enforced by boxes:
-if an answer breaks a rule, the search continues in a box in which the rule holds (`then` has already risen enough, and
-`when` rises no further); if it changes too many features, those least needed for the score are fixed, half of them at a
+Limits, largest changes and steps hold in every search. If an answer breaks a rule, the search continues in a box in
+which the rule holds; if it changes too many features, those least needed for the score are fixed, half of them at a
 time.
 """
 
@@ -81,19 +71,12 @@ def network_recourse(
     frozen: ArrayLike | None = None,
     options: SearchOptions = DEFAULT,
 ) -> Solution:
-    """Nearest rows that a network accepts (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399).
+    """Nearest rows to queries x, (n, d) or (d,), that a network accepts (Wachter and others 2017, arXiv 1711.00399).
 
-    Args:
-        network: its output is (n,) or (n, 1), the logit of class 1, or (n, k) logits, of which the score is the
-            favourable one minus the largest other one. It is used in evaluation mode, on its own device and in its own
-            type; parameters, gradients and training flags do not change.
-        x: (n, d) queries, or one (d,).
-        target: score to reach; queries that reach it are favourable and do not change.
-        favourable: the favourable class.
-        cost: of changes; public.
-        constraints: on changes; public. None: none.
-        frozen: (n, d) or (d,) bool, further values that must not change.
-        options: effort and memory.
+    The output is (n,) or (n, 1), the logit of class 1, or (n, k) logits, of which the score is the `favourable` one
+    minus the largest other one. The network is used in evaluation mode, on its own device and in its own type;
+    parameters, gradients and training flags do not change. `frozen`, (n, d) or (d,): further values that must not
+    change.
 
     Returns:
         One answer for each query; `valid` is False where none was found within the constraints. Only favourable queries
@@ -146,14 +129,7 @@ def network_recourse(
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """Counterfactuals of unfavourable queries.
-
-    Args:
-        task: the score, its target and the cost.
-        cost: the same cost.
-        rules: the constraints.
-        options: effort.
-    """
+    """Counterfactuals of unfavourable queries; `task` holds the score, its target and the same cost."""
 
     task: Boundary
     cost: Cost
