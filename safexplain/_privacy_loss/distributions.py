@@ -2,10 +2,8 @@
 
 A loss is log(P / Q) under P, for a pair of distributions. The mass of a loss between two grid points is split between
 both so that its probabilities under P and under Q stay the same ("connect the dots", Doroshenko et al. 2022, arXiv
-2207.04380). This can only increase delta(epsilon), which is exact on the grid before composition. The same holds for
-moving a distribution to a coarser grid (`coarser`). Losses of independent mechanisms add up: `compose` takes one
-Fourier transform for each kind of step, its power, and one transform back. Its grid covers all but 1e-15 of the mass by
-Chernoff's bound; mass above counts as an infinite loss.
+2207.04380). This can only increase delta(epsilon), which is exact on the grid before composition. `compose` adds up
+independent losses by Fourier transforms, on a grid that covers all but 1e-15 of the mass by Chernoff's bound.
 """
 
 from __future__ import annotations
@@ -58,13 +56,9 @@ class Losses:
 
     @classmethod
     def of_profile(cls, divergence: Callable[[Array], Array], low: float, high: float, width: float) -> Losses:
-        """The distribution with a privacy profile.
+        """The distribution with a profile `divergence`: (k,) epsilons -> hockey-stick divergences of order e^epsilon.
 
-        Args:
-            divergence: (k,) epsilons -> hockey-stick divergences of order e^epsilon.
-            low: smaller losses count as this.
-            high: larger losses count as infinite.
-            width: of the grid.
+        Losses below `low` count as `low`, losses above `high` as infinite.
         """
         first = math.floor(max(low, -LARGEST_LOSS) / width) - 1
         last = max(math.ceil(min(high, LARGEST_LOSS) / width) + 1, first + 2)
@@ -141,28 +135,21 @@ class Losses:
         deltas = (
             self.infinite + under_p[start + 1 :] - np.exp(np.minimum(points, LARGEST_LOSS + 100)) * under_q[start + 1 :]
         )
-        if self.first > 0:  # the lowest loss is above 0
-            at_zero = self.infinite + float(under_p[0] - under_q[0])
-            if at_zero <= delta:
-                return 0.0
+        if self.first > 0 and self.infinite + float(under_p[0] - under_q[0]) <= delta:  # the lowest loss is above 0
+            return 0.0
         above = np.flatnonzero(deltas > delta)
-        if not len(above):
-            if self.first <= 0:
-                return 0.0
-            i = start - 1
-        else:
-            i = start + int(above[-1])
+        if not len(above) and self.first <= 0:
+            return 0.0
+        i = start + (int(above[-1]) if len(above) else -1)
         if (self.first + i) * self.width > VACUOUS:
             return math.inf
         return max(math.log((under_p[i + 1] + self.infinite - delta) / under_q[i + 1]), 0.0)
 
 
 def compose(parts: Sequence[tuple[Losses, int]], cells: int = CELLS) -> Losses:
-    """The distribution of the sum of all losses; on a coarser grid if it needs more than `cells`.
+    """The distribution of the sum of all losses, each on one grid and composed so many times.
 
-    Args:
-        parts: distributions on one grid, each with the number of times that it is composed.
-        cells: largest number of grid points.
+    It is on a coarser grid if it needs more than `cells` points.
     """
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]

@@ -53,13 +53,7 @@ NODES = roots_legendre(6)
 
 @dataclass(frozen=True)
 class Pair:
-    """One step of the sampled Gaussian mechanism.
-
-    Args:
-        noise_multiplier: standard deviation of the noise on the sum over the clip bound; above 0.
-        sample_rate: q in (0, 1]; 1 for a full batch.
-        sampling: how the batch is drawn.
-    """
+    """One step of the sampled Gaussian mechanism, with noise; fields as in `safexplain._privacy_loss.Steps`."""
 
     noise_multiplier: float
     sample_rate: float
@@ -105,11 +99,7 @@ class Pair:
 
         With a fixed size under substitution, the pair is given by its privacy profile H at orders above one, which
         holds in both directions: E_Q (P / Q)^a = 1 + a (a - 1) int_0^inf (e^((a - 1) e) + e^(-a e)) H(e) de. The moment
-        of the pair of removal lacks only a part of the reverse direction, which is added.
-
-        Args:
-            order: above 1.
-            adjacency: what neighbours differ in.
+        of the pair of removal lacks only a part of the reverse direction, which is added. `order` is above 1.
         """
         top = self.distance
         bound = order * (top * (1 if self.fixed_size or adjacency == "add_remove" else 2)) ** 2 / 2

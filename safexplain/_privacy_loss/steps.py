@@ -1,17 +1,9 @@
 """The epsilons of differentially private training, under every adjacency at once.
 
-The module begins with the difference between neighbouring data sets and the sampling of batches (`Adjacency`,
-`Sampling`), then has a number of equal `Steps` and their `Epsilons` (`epsilons`, `composed`), and ends with the privacy
-loss of one step (`one_step`), from which all others follow. `safexplain.dp.accounting` calibrates noise with it, and
-`safexplain.verdict.privacy_statement` states what was spent.
-
 Composition is numeric, by privacy loss distributions (Koskela, Jalkoe and Honkela 2020, arXiv 1906.03049; Doroshenko et
-al. 2022, arXiv 2207.04380; `distributions`). Every number is an upper bound, about 3e-4 above the exact one, and agrees
-with dp-accounting's. The Renyi accountant of dp-accounting 0.6 is not used, because it ignores that substitution
-changes the sum by 2C (google/differential-privacy issue 378).
-
-One step is dominated by a pair of distributions; `pairs` has the table and the proofs. One record changes the sum of
-clipped gradients by a vector of norm at most C if it is added, removed or emptied, and at most 2C if it is substituted.
+al. 2022, arXiv 2207.04380; `distributions`) of the pair that dominates one step (`pairs`). Every number is an upper
+bound, about 3e-4 above the exact one. The Renyi accountant of dp-accounting 0.6 is not used, because it ignores that
+substitution changes the sum of clipped gradients by 2C, not C (google/differential-privacy issue 378).
 """
 
 from __future__ import annotations
@@ -19,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -130,13 +122,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epsilons:
-    """Epsilon under each adjacency, at one delta.
+    """Epsilon at one delta: for a record added or removed, one replaced by any other, and one replaced by an empty one.
 
-    Args:
-        add_remove: one record more or less.
-        substitute: one record's features and label replaced by any others.
-        zero_out: one record replaced by an empty one, the number of records being public.
-        delta: the delta of each.
+    For the last, the number of records is public.
     """
 
     add_remove: float
@@ -157,12 +145,7 @@ class Epsilons:
 
 
 def epsilons(
-    noise_multiplier: float,
-    sample_rate: float,
-    steps: int,
-    delta: float,
-    *,
-    sampling: Sampling = "poisson",
+    noise_multiplier: float, sample_rate: float, steps: int, delta: float, *, sampling: Sampling = "poisson"
 ) -> Epsilons:
     """Epsilon of `steps` steps of the sampled Gaussian mechanism, under each adjacency.
 
@@ -173,11 +156,8 @@ def epsilons(
         noise_multiplier: standard deviation of the noise on the sum over C; 0 gives infinite epsilon.
         sample_rate: q, from the data actually trained on: expected batch size over number of records.
         steps: of the optimizer.
-        delta: in (0, 1), smaller than one over the number of records.
-        sampling: "poisson", "fixed-size" or "full-batch".
-
-    Raises:
-        ConfigurationError: a value out of range, or shuffled batches.
+        delta: in [1e-12, 1), smaller than one over the number of records.
+        sampling: as in `Steps`, whose errors apply.
 
     Example:
         >>> spent = epsilons(noise_multiplier=5.5728, sample_rate=0.25, steps=500, delta=1e-5)
@@ -190,12 +170,8 @@ def epsilons(
 def composed(phases: Sequence[Steps], delta: float) -> Epsilons:
     """Epsilon of several runs of steps on the same records, one after another, under each adjacency.
 
-    Args:
-        phases: the runs.
-        delta: in [1e-12, 1).
-
     Raises:
-        ConfigurationError: delta is out of range.
+        ConfigurationError: delta is not in [1e-12, 1).
         ConfigurationTypeError: phases are not a list of `Steps`.
     """
     check_delta(delta)
@@ -244,13 +220,8 @@ def _epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> 
 def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike) -> Array:
     """(n,) Renyi differential privacy (Mironov 2017, arXiv 1702.07476) of all steps of a phase, at each order.
 
-    Computed by quadrature of the dominating pair. Curves of phases, and of other releases about the same records, add
-    up order by order. A full batch is rho-zCDP with rho = renyi(...) / order at every order.
-
-    Args:
-        phase: the steps; infinite without noise.
-        adjacency: what neighbours differ in.
-        orders: (n,) above 1.
+    Computed by quadrature of the dominating pair; infinite without noise. Curves of phases, and of other releases about
+    the same records, add up order by order. A full batch is rho-zCDP with rho = renyi(...) / order at every order.
 
     Raises:
         ConfigurationError: an order of at most 1.
@@ -300,12 +271,7 @@ def group_privacy_epsilon(
 
 
 def check_delta(delta: float, records: int | None = None) -> None:
-    """Raise ConfigurationError unless delta is in [1e-12, 1); warn if it is weak for this number of records.
-
-    Args:
-        delta: the delta of a guarantee.
-        records: size of the training data, if known.
-    """
+    """Raise ConfigurationError unless delta is in [1e-12, 1); warn if it is weak for this number of records."""
     check_number("delta", delta)
     if not SMALLEST_DELTA <= delta < 1:
         raise ConfigurationError(
@@ -323,11 +289,7 @@ def check_delta(delta: float, records: int | None = None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PrivacyLoss:
-    """The privacy losses of steps, from which delta follows at every epsilon.
-
-    Args:
-        directions: the losses of the dominating pair, and of the reverse pair if it differs.
-    """
+    """The privacy losses of steps: of the dominating pair, and of the reverse pair if it differs."""
 
     directions: tuple[Losses, ...]
 
@@ -341,36 +303,22 @@ class PrivacyLoss:
 
 
 def one_step(phase: Steps, adjacency: Adjacency, width: float) -> PrivacyLoss:
-    """The privacy losses of one step, from its exact privacy profile.
-
-    Args:
-        phase: of which one step is taken.
-        adjacency: what neighbours differ in.
-        width: of the grid of privacy losses, in nats.
-    """
+    """The privacy losses of one step of a phase, from its exact privacy profile, on a grid of `width` nats."""
     pair = pair_of(phase)
     up, both = pair.largest
     if adjacency == "substitute" or (adjacency == "zero_out" and pair.fixed_size):
         return PrivacyLoss((Losses.of_profile(pair.substitution, -both, both, width),))
     low = pair.smallest
-    return PrivacyLoss(
-        (
-            Losses.of_profile(pair.removal, low, up, width),
-            Losses.of_profile(pair.addition, -up, -low, width),
-        )
-    )
+    removal, addition = (pair.removal, low, up), (pair.addition, -up, -low)
+    return PrivacyLoss((Losses.of_profile(*removal, width), Losses.of_profile(*addition, width)))
 
 
 def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, *, error: float = ERROR) -> PrivacyLoss:
     """The losses of all steps together.
 
     A phase that needs a finer grid than the total is composed on its own grid first and then moved to the common one,
-    whose width can therefore follow the spread of the total loss.
-
-    Args:
-        phases: with noise, and with steps.
-        adjacency: what neighbours differ in.
-        error: approximate increase of epsilon by discretisation.
+    whose width can therefore follow the spread of the total loss. Phases need noise and at least one step; `error` is
+    the approximate increase of epsilon by discretisation.
     """
     kinds = _merged(phases)
     common, widths = grid_widths(kinds, error)
@@ -399,9 +347,7 @@ def _merged(phases: Sequence[Steps]) -> list[tuple[Steps, int]]:
         if p.sample_rate == 1:
             precision += p.steps / p.noise_multiplier / p.noise_multiplier  # the square could overflow
         else:
-            kind = Steps(
-                p.noise_multiplier, p.sample_rate, 1, "fixed-size" if p.sampling == "fixed-size" else "poisson"
-            )
+            kind = replace(p, steps=1)
             kinds[kind] = kinds.get(kind, 0) + int(p.steps)
     kinds = _merge_similar(kinds)
     if precision:
@@ -413,15 +359,14 @@ def _merge_similar(kinds: dict[Steps, int]) -> dict[Steps, int]:
     """At most `MAX_KINDS` kinds; similar ones are merged with their smallest noise and highest rate."""
     step = 1e-3
     while len(kinds) > MAX_KINDS:
-        similar: dict[tuple[str, int, int], tuple[float, float, int]] = {}
+        similar: dict[tuple[Sampling, int, int], tuple[float, float, int]] = {}
         for p, n in kinds.items():
             noise, rate = (math.floor(math.log(x) / step) for x in (p.noise_multiplier, p.sample_rate))
             least, highest, count = similar.get((p.sampling, noise, rate), (math.inf, 0.0, 0))
-            worst = (min(least, p.noise_multiplier), max(highest, p.sample_rate), count + n)
-            similar[p.sampling, noise, rate] = worst
+            similar[p.sampling, noise, rate] = min(least, p.noise_multiplier), max(highest, p.sample_rate), count + n
         kinds = {}
         for (sampling, _, _), (least, highest, n) in similar.items():
-            kind = Steps(least, highest, 1, "fixed-size" if sampling == "fixed-size" else "poisson")
+            kind = Steps(least, highest, 1, sampling)
             kinds[kind] = kinds.get(kind, 0) + n
         step *= 1.5
     return kinds

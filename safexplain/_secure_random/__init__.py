@@ -1,14 +1,9 @@
 """Unpredictable random numbers, for the noise and the batches that a privacy guarantee rests on.
 
-An attacker who learns the state of a generator from some of its numbers can subtract the noise from the rest. NumPy's
-and torch's generators (PCG64, Mersenne Twister, Philox) are not designed against that. Here, a few bits come from the
-operating system directly; many are the keystream of AES-256 in counter mode (NIST SP 800-38A; the core of the generator
-CTR_DRBG of SP 800-90A) under a key that is drawn for each request and then discarded. There is no state that could be
-read afterwards, copied by a fork, pickled, restored with a machine's snapshot, or shared by threads.
-
-    SecureGenerator    the part of `numpy.random.Generator` that mechanisms use, on such bits
-    KeyedGenerator     the same as a function of a secret key: processes that share it draw the same numbers
-    discrete_laplace   two-sided geometric noise, exactly, from uniform whole numbers and without logarithms
+An attacker who learns the state of a generator from some of its numbers can subtract the noise from the rest, and
+NumPy's and torch's generators are not designed against that. Here, a few bits come from the operating system directly;
+many are the keystream of AES-256 in counter mode (NIST SP 800-38A; the core of CTR_DRBG of SP 800-90A) under a key that
+is drawn for each request and then discarded. No state remains that could be read, copied, restored or shared.
 
 Whole numbers are exact. Real numbers are as exact as float64 allows: uniform ones are multiples of 2^-53; logarithms
 are taken of 63 bits, so normal numbers (Box and Muller 1958, A Note on the Generation of Random Normal Deviates) reach

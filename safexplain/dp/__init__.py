@@ -1,9 +1,7 @@
 """Differential privacy: accounting under every adjacency, training within a budget, and statements of the guarantee.
 
-`accounting` turns a budget (epsilon, delta, adjacency) into noise and a number of steps. `models` prepares a network
-for per-example gradients; `sgd` trains it (`DPFineTuner`), and `heads` trains a linear head in closed form. `linear` is
-logistic regression. Each returns a model and a `PrivacyStatement`, whose epsilons are computed from its parameters,
-never stored. For training loops with Opacus, `statement_from` reads the statement from the `PrivacyEngine`.
+Each training returns a model and a `PrivacyStatement`, whose epsilons are computed from its parameters, never stored.
+For training loops with Opacus, `statement_from` reads the statement from the `PrivacyEngine`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The noise that a privacy budget requires, and the steps that it allows.
 
-`safexplain._privacy_loss` computes what steps spend, with the proofs, because certificates need it without torch.
-`safexplain.verdict.privacy_statement.PrivacyStatement` states what was spent.
+`safexplain._privacy_loss` computes what steps spend, with the proofs.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The gradient of the cross-entropy of a linear head for one example is the outer 
 is ||p - y|| ||(x, 1)|| (Goodfellow 2015, arXiv 1510.01799, section 4). Clipping needs no example's gradient, and
 independent heads are slices of one batched matrix product.
 
-A head is a slice of theta, of shape (runs, outputs, columns). Columns are the features and, with a bias, a last one for
-the constant 1. Outputs are the classes, or one logit for class 1 of two.
+theta is (runs, outputs, columns): outputs are the classes, or one logit for class 1 of two; columns are the features
+and, with a bias, a last one for the constant 1.
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ Generators = Source | Sequence[Source]
 """One for all runs, or one for each."""
 
 HeadOptimizer = Literal["sgd", "adam"]
-
-Update = Callable[[Tensor], None]
-"""Moves the parameters by one step along a gradient."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +111,8 @@ class HeadRecipe:
         """Rows of a head's weight matrix."""
         return 1 if self.one_logit else self.classes
 
-    def make_update(self, theta: Tensor) -> Update:
-        """The optimizer's step on theta, in place; elementwise, so that heads in one tensor stay independent.
-
-        It calls the functions of `torch.optim`, because its classes would make a small head's step up to two thirds
-        slower.
-        """
+    def make_update(self, theta: Tensor) -> Callable[[Tensor], None]:
+        """The optimizer's step on theta, in place, by the functions of `torch.optim`: its classes are far slower."""
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.l2, "maximize": False, "foreach": False}
         if self.optimizer == "sgd":
             buffers: list[Tensor | None] = [None]
@@ -132,13 +125,7 @@ class HeadRecipe:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Examples in the form that a step reads: (n, ...) for all runs, or (runs, n, ...) with separate ones.
-
-    Args:
-        x: (n, columns) or (runs, n, columns), the constant included.
-        labels: (n,) or (runs, n) class indices.
-        norms: 2-norms of the rows of `x`, (n,) or (runs, n).
-    """
+    """Examples x (n, columns) with the constant, labels (n,) and norms (n,) of x; a first axis of runs may be added."""
 
     x: Tensor
     labels: Tensor
@@ -157,13 +144,9 @@ class Rows:
 
 
 def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-    """Sum over the batch of the clipped gradients of each example's cross-entropy, like theta.
+    """Sum over the batch of the clipped gradients of each example's cross-entropy, like theta (runs, outputs, columns).
 
-    Args:
-        theta: (runs, outputs, columns).
-        batch: the examples; may be empty.
-        weight: (runs, b), or (1, b) for all runs: 1 for examples in the run's batch, otherwise 0; None for all 1.
-        clipping: of each example's gradient; None for no clipping, which is not private.
+    `weight`, (runs, b) or (1, b), is 1 for examples in the run's batch, otherwise 0. No clipping is not private.
     """
     runs, outputs, columns = theta.shape
     common = batch.x.dim() == 2
@@ -316,9 +299,7 @@ def _check_generators(generator: Generators, device: torch.device, runs: int, sh
         )
     for one in generators:
         if isinstance(one, torch.Generator) and one.device.type != device.type:
-            raise InputError(
-                f"generator: expected one on the device of the features, {device}, got one on {one.device}"
-            )
+            raise InputError(f"generator: expected one on the features' device, {device}, got one on {one.device}")
 
 
 def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: HeadRecipe, runs: int) -> Tensor:
@@ -330,9 +311,7 @@ def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: Head
         )
     if recipe.clipping is None:
         if bool(sigma.any()):
-            raise ConfigurationError(
-                "noise_multiplier: noise protects only clipped gradients; give the recipe a clipping"
-            )
+            raise ConfigurationError("noise_multiplier: noise needs clipped gradients; give the recipe a clipping")
         return torch.zeros(runs)
     return sigma.expand(runs) * recipe.clipping.bound
 
@@ -378,14 +357,9 @@ def _check_data(x: Tensor, labels: Tensor, classes: int, runs: int, membership: 
 
 
 def separate_batches(sample_rate: float, members: Tensor, steps: int, generator: Generators) -> Iterator[Batch]:
-    """Batches drawn separately for each run.
+    """Batches of members (runs, n) drawn separately for each run; a rate of 1 takes all and draws no random numbers.
 
-    Args:
-        sample_rate: in (0, 1]; 1 takes all members and draws no random numbers.
-        members: (runs, n) bool.
-        steps: number of batches.
-        generator: torch's on the device of `members`, or a cryptographic one; one for each run if its batches must not
-            depend on the other runs.
+    With a generator for each run, its batches do not depend on the other runs.
     """
     runs, n = members.shape
     if sample_rate >= 1:

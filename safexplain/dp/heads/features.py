@@ -1,8 +1,7 @@
 """The inputs of a linear head on a frozen backbone: computed once, in eval mode, and cached on disk.
 
-Training a head on features has the guarantee of DP-SGD only if a row's features depend on that row and on public
-weights alone. This is checked on a few rows: a backbone with permanent dropout or batch statistics is refused. The
-guarantee does not cover the weights of the backbone, which must come from public data.
+A head trained on features has the guarantee of DP-SGD only if a row's features depend on that row and on weights from
+public data alone; a few rows show whether they depend on others.
 """
 
 from __future__ import annotations
@@ -47,11 +46,7 @@ def _save(store: FileStore, name: str, rows: Tensor) -> None:
 
 
 def linear_head(model: nn.Module, head_name: str) -> nn.Linear:
-    """The head of that name.
-
-    Raises:
-        InputError: there is no such module, or it is not an `nn.Linear`.
-    """
+    """The head of that name; InputError: there is no such module, or it is not an `nn.Linear`."""
     try:
         head = model.get_submodule(head_name)
     except AttributeError:
@@ -65,11 +60,7 @@ def linear_head(model: nn.Module, head_name: str) -> nn.Linear:
 
 
 def head_input(model: nn.Module, head_name: str, x: Tensor) -> Tensor:
-    """The head's input (n, d) for model inputs `x`, in the model's present mode and with gradients.
-
-    Raises:
-        InputError: the head is not called exactly once, or its input is not of shape (n, d).
-    """
+    """The head's input (n, d) for inputs `x`, with gradients; InputError: another shape, or not exactly one call."""
     caught: list[Tensor] = []
     hook = linear_head(model, head_name).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     try:
@@ -99,16 +90,15 @@ def features(
 ) -> Tensor:
     """The input of the head for every row, in eval mode; cached by model and rows.
 
-    The cache identifies a model by `safexplain._digest.model_digest` without its head: names, classes and weights of
-    its modules, not their code. An interrupted call continues where it stopped.
+    The cache identifies a backbone by names, classes and weights of its modules, not by their code. An interrupted call
+    continues where it stopped.
 
     Args:
         model: backbone and head; its mode is restored afterwards.
         head_name: of an `nn.Linear` in `model.named_modules()`.
         x: (n, ...) inputs, preprocessed.
         batch_size: rows at a time.
-        cache: folder, created if missing, for the array as KEY.npy and, until it is complete, for its parts as
-            KEY.START.npy with the rows from START on; None for no cache.
+        cache: folder, created if missing, for the array or, until it is complete, its parts; None for no cache.
         progress: called after every batch.
 
     Returns:

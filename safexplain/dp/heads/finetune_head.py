@@ -15,7 +15,6 @@ from safexplain.dp.heads.features import features, linear_head
 from safexplain.dp.sgd.plan import NETWORK_LR, TrainingConfig, TrainingPlan, cross_entropy
 from safexplain.dp.sgd.records import InMemory, Records
 from safexplain.dp.sgd.sampling import Source, gaussian, random_source
-from safexplain.errors import InputError
 
 LR = 0.15
 """Learning rate of Adam for inputs of norm 1 (`python -m audit.suites.dp_defaults` compares it with a search).
@@ -64,14 +63,7 @@ def is_output_layer(model: nn.Module, name: str, like: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class HeadProblem:
-    """A training of a head alone.
-
-    Args:
-        layer: the head.
-        x: (n, d) its inputs, on its device.
-        recipe: of the training.
-        initial: the starting weights.
-    """
+    """A training of a head alone, from its inputs x (n, d)."""
 
     layer: nn.Linear
     x: Tensor
@@ -88,24 +80,8 @@ def head_problem(
     cache: Path | None,
     computed: dict[str, Tensor] | None = None,
 ) -> HeadProblem:
-    """Compute the features of the records, to train the head on.
-
-    Args:
-        model: on the device where to train; only a linear head requires gradients.
-        records: one tensor of inputs, and class indices.
-        plan: steps, sample rate and noise.
-        config: optimizer "sgd" or "adam"; mode, piece and loss have no effect.
-        cache: folder for the features.
-        computed: keeps the features for another training with this backbone and these records.
-
-    Raises:
-        InputError: another model, or features that are not finite or depend on other rows.
-    """
-    head_name = trainable_linear(model)
-    if head_name is None:
-        raise InputError(
-            "model: expected one nn.Linear as the only module with trainable parameters; freeze the others"
-        )
+    """Compute the features of the records, to train the head on; `computed` keeps them for another training."""
+    head_name = trainable_linear(model) or ""
     head = linear_head(model, head_name)
     device = head.weight.device
     recipe = HeadRecipe(
@@ -128,11 +104,7 @@ def head_problem(
 def train_head(
     problem: HeadProblem, labels: Tensor, plan: TrainingPlan, config: TrainingConfig, *, progress: Progress
 ) -> None:
-    """Train the head in place, from its present weights; plan and config as for `head_problem`.
-
-    Raises:
-        InputError: the head has no output for a label, or the weights diverged.
-    """
+    """Train the head in place, from its present weights; InputError: no output for a label, or weights diverged."""
     source, recipe = random_source(config.seed, problem.x.device), problem.recipe
     if config.lr is None and recipe.optimizer == "adam" and recipe.steps > 1:
         norm = typical_norm(problem.x, recipe, plan.noise_multiplier, source)
@@ -163,16 +135,8 @@ def typical_norm(x: Tensor, recipe: HeadRecipe, noise_multiplier: float, source:
     differs between backbones (1 for most text embeddings, 50 for a MobileNet). In a step of DP-SGD, each example of a
     Poisson batch adds a vector of norm at most C, the clipping bound, and the sum gets noise of standard deviation
     noise_multiplier times C. Here only one number of that vector is not 0: C log2(norm) / 16, cut to [-C, C].
-    Everything computed from the noisy sum is post-processing, so one of the accounted `Steps` covers it.
-
-    Args:
-        x: (n, d) inputs of the head.
-        recipe: of the training, one step of which this replaces.
-        noise_multiplier: of every step.
-        source: of batch and noise.
-
-    Returns:
-        A number in [2^-16, 2^16].
+    Everything computed from the noisy sum is post-processing, so one of the accounted `Steps` covers it. The result is
+    in [2^-16, 2^16].
     """
     bound = 1.0 if recipe.clipping is None else recipe.clipping.bound
     everyone = torch.ones(1, len(x), dtype=torch.bool, device=x.device)

@@ -1,8 +1,7 @@
 """Logistic regression with differential privacy, as a scikit-learn classifier.
 
-With more than two classes, the mechanisms of `safexplain.dp.linear.mechanisms` train one model for each class,
-one-vs-rest. Statements contain the number of records. Under add/remove that number is one more release: with two-sided
-geometric noise for a share of a pure epsilon, or as one more step of the Gaussian mechanism.
+Statements contain the number of records. Under add/remove that number is one more release: with two-sided geometric
+noise for a share of a pure epsilon, or as one more step of the Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -51,13 +50,12 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     In `fit` only, a row x is shortened to `norm_bound` if it is longer, and becomes (x / norm_bound, intercept_scaling)
     / sqrt(1 + intercept_scaling^2), of norm at most 1. `coef_` and `intercept_` are for the original x.
 
-    - `mechanism="noisy-gd"`: (epsilon, delta) by noisy full-batch gradient descent on the softmax loss, see
-      `safexplain.dp.linear.noisy_gd`. The best choice from about twenty features on.
-    - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation, see
-      `safexplain.dp.linear.mechanisms`. Two classes, or k of them one-vs-rest, each with epsilon / k (basic
-      composition). `delta`, `steps` and `max_grad_norm` are not used.
-    - `mechanism="output"`: noise on the regularised minimiser, see `safexplain.dp.linear.mechanisms`: epsilon by radial
-      noise with `delta=0`, else (epsilon, delta) by Gaussian noise. Classes as for "objective".
+    - `mechanism="noisy-gd"`: (epsilon, delta) by noisy full-batch gradient descent on the softmax loss. The best choice
+      from about twenty features on.
+    - `mechanism="objective"`: epsilon with delta = 0 by objective perturbation. Two classes, or k of them one-vs-rest,
+      each with epsilon / k (basic composition). `delta`, `steps` and `max_grad_norm` are not used.
+    - `mechanism="output"`: noise on the regularised minimiser: epsilon by radial noise with `delta=0`, else (epsilon,
+      delta) by Gaussian noise. Classes as for "objective".
 
     Sample weights and class weights are not supported, because they would multiply a record's influence.
 
@@ -280,10 +278,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
 
 def _noised_count(records: int, epsilon: float, rng: Randomness) -> int:
-    """The number of records plus noise z with probability proportional to exp(-|z| / N), N = ceil(1 / epsilon).
-
-    With an epsilon of 0 the number is public and exact.
-    """
+    """The number of records plus noise z of probability proportional to exp(-|z| / ceil(1 / epsilon)); exact for 0."""
     if epsilon == 0:
         return records
     scale = math.ceil(1 / Fraction(epsilon))

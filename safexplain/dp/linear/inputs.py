@@ -22,8 +22,8 @@ def check_bound(norm_bound: Any) -> float:
     if norm_bound is None:
         raise ConfigurationError(
             "norm_bound is missing: the noise is calibrated to records of bounded norm, and a bound read off the data"
-            " would reveal something about one record. Pass a number from public knowledge, such as sqrt(n_features)"
-            " times the largest value that a feature can take; longer rows are shortened to it"
+            " would reveal something about one record. Pass a public number, such as sqrt(n_features) times the largest"
+            " value that a feature can take; longer rows are shortened to it"
         )
     return check_number("norm_bound", norm_bound, above=0.0)
 
@@ -49,8 +49,7 @@ def positions(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
     if -1 in found:
         raise InputError(
             f"y: expected labels in classes={classes.tolist()}, got {labels.tolist()[found.index(-1)]!r};"
-            f" {found.count(-1)} of {len(found)} rows have such labels. Add them to the public list, or leave out these"
-            " rows"
+            f" {found.count(-1)} of {len(found)} rows have such labels. Add them to the list, or leave out these rows"
         )
     return np.asarray(found, dtype=np.int64)
 
@@ -78,10 +77,6 @@ def on_grid(weights: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
 
     Sums of floating-point numbers lie on a lattice that depends on the terms: 0 plus noise can take values that .1 plus
     noise never takes. A grid that is coarse compared to the lattice and fine compared to the noise hides this.
-
-    Args:
-        weights: with noise.
-        noise: public standard deviation of the noise on a logit.
     """
     grid = 2.0 ** max(math.floor(math.log2(noise)) - 27, -1000)
     return np.asarray(np.round(weights / grid) * grid)

@@ -8,9 +8,8 @@
 In both, u_i = label (+1 or -1) times features, |u_i| <= 1 including the constant column. Every weight is regularised,
 also the intercept's. Sums are not divided by n, so n appears nowhere. k = 1 for a record added, removed or replaced by
 an empty one (each contributes a vector s(-<w, u>) u of norm below 1 to the gradient, the empty one 0, with the logistic
-function s), and k = 2 for a record replaced by another. The solver returns an approximate v with |grad J(v)| <= g (as
-computed, plus a bound on rounding), and continues until g/L <= tau, a public number. By strong convexity
-|v - w| <= g/L.
+function s), and k = 2 for a record replaced by another. The solver's result v has |grad J(v)| <= g (as computed, plus a
+bound on rounding), with g/L <= tau, a public number. By strong convexity |v - w| <= g/L.
 
 Output perturbation
 -------------------
@@ -34,8 +33,7 @@ The release is v + h, in one of two ways.
 - Gaussian: h has standard deviation sigma S_1 on every coordinate. As S_2 <= 2 S_1, this is one full-batch step of the
   Gaussian mechanism with noise multiplier sigma, which under substitution changes by up to twice its bound.
 
-For m > 2 classes, one-vs-rest, each of the m problems is released in this way: radial noise with epsilon / m each
-(basic composition), Gaussian noise as m steps.
+The m problems of one-vs-rest get epsilon / m each with radial noise, and are m steps with Gaussian noise.
 
 Objective perturbation
 ----------------------
@@ -76,6 +74,8 @@ from safexplain._secure_random import Randomness, float_safe_normal
 from safexplain._validate import check_number
 from safexplain.errors import RefusedError
 
+Array = NDArray[np.float64]
+
 CURVATURE = 0.25
 """Largest second derivative of the logistic loss."""
 
@@ -104,21 +104,13 @@ SOLVER_NOISE = 0.01
 
 
 def stability(regularization: float, adjacency: Adjacency) -> float:
-    """S_k: the largest distance of the solver's results on neighbouring data sets; see the module's proof.
-
-    Raises:
-        ConfigurationError: a value out of range.
-    """
-    check_adjacency(adjacency)
+    """S_k: the largest distance of the solver's results on neighbouring data sets; see the module's proof."""
     check_number("regularization", regularization, above=0.0)
     return (_changed_gradients(adjacency) + 2 * GRADIENT_ERROR) / regularization
 
 
-def stable_minimiser(signed: NDArray[np.float64], regularization: float) -> NDArray[np.float64]:
-    """v: the minimiser (p,) of J, certified to be within tau; it must be hidden by noise, see `stability`.
-
-    Arguments and errors as for `perturbed_output`, with L.
-    """
+def stable_minimiser(signed: Array, regularization: float) -> Array:
+    """v: the minimiser (p,) of J, certified to be within tau; must be hidden by noise. See `perturbed_output`."""
     return solve(signed, regularization, GRADIENT_ERROR / regularization)
 
 
@@ -144,20 +136,11 @@ class PerturbedOutput:
     def radial(
         cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
     ) -> PerturbedOutput:
-        """The mechanism with radial noise for an epsilon.
+        """The mechanism with radial noise for an epsilon; `dimension` counts the weights, including the intercept.
 
         h has standard deviation sqrt(dimension + 1) / alpha on each coordinate. L is chosen so that this is
         `logit_noise`, the standard deviation of the noise on the logit of a record with features of norm 1.
-
-        Args:
-            epsilon: the budget, above 0.
-            dimension: number of weights, including the intercept.
-            adjacency: under which the budget is meant.
-            logit_noise: see above.
         """
-        check_adjacency(adjacency)
-        check_number("epsilon", epsilon, above=0.0)
-        check_number("logit_noise", logit_noise, above=0.0)
         rate = math.sqrt(dimension + 1) / logit_noise
         regularization = stability(1.0, adjacency) * rate / epsilon * (1 + 1e-12)  # rounding never spends more
         return cls(regularization, noise_rate=rate)
@@ -165,24 +148,13 @@ class PerturbedOutput:
     @classmethod
     def gaussian(cls, noise_multiplier: float, *, logit_noise: float = 1.0) -> PerturbedOutput:
         """The mechanism with Gaussian noise for a sigma, where h has standard deviation `logit_noise`."""
-        check_number("noise_multiplier", noise_multiplier, above=0.0)
-        check_number("logit_noise", logit_noise, above=0.0)
         return cls(noise_multiplier * stability(1.0, "add_remove") / logit_noise, noise_multiplier=noise_multiplier)
 
 
-def perturbed_output(
-    signed: NDArray[np.float64], mechanism: PerturbedOutput, rng: Randomness, runs: int = 1
-) -> NDArray[np.float64]:
-    """Weights released by output perturbation, several independent runs at once.
+def perturbed_output(signed: Array, mechanism: PerturbedOutput, rng: Randomness, runs: int = 1) -> Array:
+    """(runs, p) weights released by output perturbation in independent runs, each of which spends the whole budget.
 
-    Args:
-        signed: (n, p) features of norm at most 1, including the constant column, times the labels +1 and -1.
-        mechanism: the parameters.
-        rng: source of the noise.
-        runs: number of independent runs on the same data; each spends the whole budget.
-
-    Returns:
-        (runs, p) weights.
+    `signed` (n, p) is features of norm at most 1, including the constant column, times the labels +1 and -1.
 
     Raises:
         RefusedError: the solver cannot certify its result; nothing is released.
@@ -212,7 +184,6 @@ class PerturbedObjective:
 
     def epsilon(self, adjacency: Adjacency) -> float:
         """Pure epsilon under one adjacency; see the module's proof."""
-        check_adjacency(adjacency)
         density = _changed_gradients(adjacency) * self.noise_rate
         return density + math.log1p(CURVATURE / self.regularization) + 2 * self.cover_rate * self.solver_error
 
@@ -225,9 +196,6 @@ class PerturbedObjective:
         Where the records carry no information, the minimiser is -b/L, with a standard deviation of about
         sqrt(dimension) / (beta L) on each coordinate. L is chosen so that this is `logit_noise`.
         """
-        check_adjacency(adjacency)
-        check_number("epsilon", epsilon, above=0.0)
-        check_number("logit_noise", logit_noise, above=0.0)
         scale = math.sqrt(dimension) / logit_noise
         budget, k = (1 - SOLVER_SHARE) * epsilon, _changed_gradients(adjacency)
 
@@ -239,9 +207,7 @@ class PerturbedObjective:
         return cls(beta, scale / beta, cover_rate, SOLVER_SHARE * epsilon / (2 * cover_rate))
 
 
-def perturbed_minimiser(
-    signed: NDArray[np.float64], mechanism: PerturbedObjective, rng: Randomness, runs: int = 1
-) -> NDArray[np.float64]:
+def perturbed_minimiser(signed: Array, mechanism: PerturbedObjective, rng: Randomness, runs: int = 1) -> Array:
     """Weights released by objective perturbation; arguments, shapes and errors as for `perturbed_output`."""
     shape = (runs, signed.shape[1])
     linear = radial_noise(mechanism.noise_rate, shape, rng)
@@ -249,23 +215,24 @@ def perturbed_minimiser(
     return minimiser + radial_noise(mechanism.cover_rate, shape, rng)
 
 
-def radial_noise(rate: float, shape: tuple[int, int], rng: Randomness) -> NDArray[np.float64]:
+def radial_noise(rate: float, shape: tuple[int, int], rng: Randomness) -> Array:
     """Rows with density proportional to exp(-rate |row|): a uniform direction and a length from Gamma(p, 1/rate)."""
     direction = rng.standard_normal(shape)
     length = rng.gamma(shape[1], 1 / rate, (shape[0], 1))
-    out: NDArray[np.float64] = direction * (length / np.linalg.norm(direction, axis=1, keepdims=True))
+    out: Array = direction * (length / np.linalg.norm(direction, axis=1, keepdims=True))
     return out
 
 
 def _changed_gradients(adjacency: Adjacency) -> int:
     """The k of the module's proof."""
+    check_adjacency(adjacency)
     return 2 if adjacency == "substitute" else 1
 
 
 # --- solver: certified minimisers, also if the Hessian is too large to store -----------------------------------------
 
 
-def solve(signed: NDArray[np.float64], regularization: float, solver_error: float) -> NDArray[np.float64]:
+def solve(signed: Array, regularization: float, solver_error: float) -> Array:
     """(p,) the minimiser of sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2; arguments and errors as for `minimise`.
 
     A refusal for lack of precision depends only on the shape of `signed` and on L: at the minimiser, L |w| is at most
@@ -289,19 +256,11 @@ def largest_weight(records: int, regularization: float) -> float:
     return min(records / regularization, math.sqrt(2 * records * math.log(2) / regularization))
 
 
-def minimise(
-    signed: NDArray[np.float64], linear: NDArray[np.float64], regularization: float, solver_error: float
-) -> NDArray[np.float64]:
+def minimise(signed: Array, linear: Array, regularization: float, solver_error: float) -> Array:
     """Minimisers of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2 + <b, w> for several b, certified.
 
-    Args:
-        signed: (n, p) rows u_i of norm at most 1.
-        linear: (runs, p) rows b.
-        regularization: L.
-        solver_error: largest distance from the minimiser.
-
-    Returns:
-        (runs, p).
+    From `signed` (n, p) rows u_i of norm at most 1 and `linear` (runs, p) rows b to (runs, p), at most `solver_error`
+    away from the minimisers.
 
     Raises:
         RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
@@ -335,13 +294,8 @@ def minimise(
 
 
 def _step_fraction(
-    signed: NDArray[np.float64],
-    linear: NDArray[np.float64],
-    regularization: float,
-    weights: NDArray[np.float64],
-    gradient: NDArray[np.float64],
-    step: NDArray[np.float64],
-) -> NDArray[np.float64]:
+    signed: Array, linear: Array, regularization: float, weights: Array, gradient: Array, step: Array
+) -> Array:
     """(runs,) the fraction of each Newton step to take.
 
     The fraction log(1 + d) / d of a step of length d gains at least g.s ((1 + d) log(1 + d) - d) / d^2 for gradient g
@@ -366,9 +320,7 @@ def _step_fraction(
     return np.asarray(fraction)
 
 
-def _objective(
-    signed: NDArray[np.float64], linear: NDArray[np.float64], regularization: float, weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _objective(signed: Array, linear: Array, regularization: float, weights: Array) -> Array:
     """(runs,) J of (runs, p) weights."""
     total = regularization / 2 * (weights**2).sum(axis=1) + (linear * weights).sum(axis=1)
     for start in range(0, len(signed), BLOCK):
@@ -376,9 +328,7 @@ def _objective(
     return np.asarray(total)
 
 
-def rounding_bound(
-    records: int, weights: NDArray[np.float64], linear: NDArray[np.float64], regularization: float
-) -> NDArray[np.float64]:
+def rounding_bound(records: int, weights: Array, linear: Array, regularization: float) -> Array:
     """(runs,) bound on the norm of the rounding error of J's gradient in float64.
 
     It follows from |fl(sum) - sum| <= m u sum |terms| for m additions (Higham, Accuracy and Stability of Numerical
@@ -392,9 +342,7 @@ def rounding_bound(
     return np.asarray(2 * unit * (by_records + 4 * (regularization * length + np.linalg.norm(linear, axis=1))))
 
 
-def _conjugate_gradients(
-    signed: NDArray[np.float64], curvature: NDArray[np.float64], regularization: float, target: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _conjugate_gradients(signed: Array, curvature: Array, regularization: float, target: Array) -> Array:
     """About H^-1 target for the Hessian H = sum_i curvature_i u_i u_i' + L I (Hestenes and Stiefel 1952)."""
     out = np.zeros_like(target)
     residual = target.copy()

@@ -2,16 +2,11 @@
 Smith and Thakurta 2014, arXiv 1405.7085).
 
 Each step releases the sum of the records' gradients, each clipped to norm C, with Gaussian noise of standard deviation
-`noise_multiplier` * C on every coordinate; everything else here is post-processing of these sums. That is `releases`
-full-batch steps for `safexplain._privacy_loss`, whatever the data. Apart from these sums, the result depends on
-
-- the number of records n, which only limits the step. It is public under substitution and zeroing out. Under add/remove
-  it is one more release: a sum of ones, which one record changes by 1, with noise `noise_multiplier`.
-- the length of the public list of classes, but not on the classes that occur.
-- the mean of the records, if the descent is `centred`: one more release, the sum of the features, each of norm at most
-  1, which one record changes by as much as a gradient clipped to 1, with noise of standard deviation
-  `noise_multiplier`. The descent then uses rows minus that noised mean, which are functions of one record and of the
-  release.
+`noise_multiplier` * C on every coordinate: one full-batch step for `safexplain._privacy_loss`. The number of records,
+which only limits the step size, is public under substitution and zeroing out. Under add/remove it is one more release:
+a sum of ones with noise `noise_multiplier`. So is the mean of the records, if the descent is `centred`: the sum of the
+features, each of norm at most 1, with the same noise. The descent then uses rows minus that noised mean, which are
+functions of one record and of the release. All else is post-processing of these sums.
 """
 
 from __future__ import annotations
@@ -28,6 +23,8 @@ from safexplain._validate import check_number, whole_number
 from safexplain.dp.heads.closed_form import Rows, clipped_sum
 from safexplain.dp.sgd.clipping import FlatClipping
 
+Array = NDArray[np.float64]
+
 LARGEST_STEP = 64.0
 """Largest learning rate on the mean gradient. With little noise, weights oscillate under longer steps; up to here,
 clipping and averaging of the iterates absorb it."""
@@ -38,25 +35,12 @@ GAIN = 3.0
 
 @dataclass(frozen=True)
 class NoisyGradientDescent:
-    """Parameters of the descent; none may be chosen by looking at the data.
+    """Parameters of the descent, as for `DPLogisticRegression`; none may be chosen by looking at the data.
 
     The learning rate follows from the noise: ignoring gradients, the noise of all steps together has the standard
     deviation `logit_noise` on each weight, and thus on the logit of a record whose features have norm 1. More records
-    or a larger epsilon give longer steps on the mean gradient.
-
-    Args:
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients over `max_grad_norm`.
-        steps: number of gradient steps; more follow the gradient closer at the same noise in the result.
-        max_grad_norm: C, bound on the 2-norm of one record's gradient over all classes. As features have norm at most
-            1, gradients are below sqrt(2) before clipping. A small C makes the loss of misclassified records linear,
-            which costs little accuracy and makes probabilities slightly overconfident.
-        logit_noise: see above.
-        private_count: whether n is hidden (add/remove) and therefore noised.
-        centred: whether to subtract the noised mean of the rows, at the price of a step; better if features vary little
-            within their ranges. Needs a constant column.
-
-    Raises:
-        ConfigurationError: a value out of range.
+    or a larger epsilon give longer steps on the mean gradient. A small `max_grad_norm` (C) makes the loss of
+    misclassified records linear: little accuracy is lost, and probabilities become slightly overconfident.
     """
 
     noise_multiplier: float
@@ -76,29 +60,24 @@ class NoisyGradientDescent:
         """Number of releases of the Gaussian mechanism with this noise multiplier."""
         return self.steps + self.private_count + self.centred
 
-    def step_size(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
+    def step_size(self, records: Array) -> Array:
         """Learning rate on the sum of gradients; it depends on n only at `LARGEST_STEP`."""
         by_noise = self.logit_noise / (math.sqrt(self.steps) * self.noise_multiplier * self.max_grad_norm)
         return np.minimum(by_noise, LARGEST_STEP / records)
 
 
 def noisy_gradient_descent(
-    features: NDArray[np.float64],
+    features: Array,
     labels: NDArray[np.int64],
     classes: int,
     descent: NoisyGradientDescent,
     rng: Randomness,
     runs: int = 1,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Array, Array]:
     """Weights of a softmax regression, several independent runs at once.
 
-    Args:
-        features: (n, p) rows of norm at most 1, including a constant column for an intercept.
-        labels: (n,) positions in the list of classes.
-        classes: length of that list.
-        descent: the parameters.
-        rng: source of the noise.
-        runs: number of independent runs on the same data; each spends the whole budget.
+    Rows of `features` (n, p) have norm at most 1, including a constant column for an intercept; `labels` (n,) are
+    positions in a public list of `classes` classes. Each run spends the whole budget.
 
     Returns:
         (runs, classes, p) weights, the mean of the second half of the iterates; and (runs,) the number of records to
@@ -129,19 +108,15 @@ def noisy_gradient_descent(
     return found, records
 
 
-def _noised_mean(
-    rows: NDArray[np.float64], records: NDArray[np.float64], sigma: float, rng: Randomness
-) -> NDArray[np.float64]:
+def _noised_mean(rows: Array, records: Array, sigma: float, rng: Randomness) -> Array:
     """(runs, p) noised means of (n, p) rows of norm at most 1, shrunk towards 0 by the share of noise."""
     noised = rows.sum(axis=0) + sigma * float_safe_normal(rng, (len(records), rows.shape[1]))
     counts = records[:, None]
-    mean: NDArray[np.float64] = noised * counts / (counts**2 + rows.shape[1] * sigma**2)
+    mean: Array = noised * counts / (counts**2 + rows.shape[1] * sigma**2)
     return mean
 
 
-def clipped_gradient_sum(
-    features: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64], bound: float
-) -> NDArray[np.float64]:
+def clipped_gradient_sum(features: Array, labels: NDArray[np.int64], weights: Array, bound: float) -> Array:
     """Sum over the records of the cross-entropy gradient, each clipped to 2-norm `bound` over all classes.
 
     Features (n, p) or (runs, n, p), labels (n,) and weights (runs, classes, p) give sums like the weights.

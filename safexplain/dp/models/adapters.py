@@ -21,15 +21,7 @@ TARGETS = ("qkv", "proj", "q_proj", "k_proj", "v_proj", "out_proj", "query", "ke
 
 
 class LoRALinear(nn.Linear):
-    """A frozen linear layer plus a trainable product of two small ones.
-
-    It keeps the names `weight` and `bias` of the layer it replaces.
-
-    Args:
-        base: the layer; its parameters are shared, not copied, and frozen.
-        rank: inner size of the product.
-        alpha: the product is multiplied by alpha / rank.
-    """
+    """A frozen linear layer plus a trainable product of two small ones; it shares `weight` and `bias` of its base."""
 
     def __init__(self, base: nn.Linear, rank: int = 8, alpha: float = 16.0) -> None:
         super(nn.Linear, self).__init__()
@@ -58,16 +50,9 @@ class LoRALinear(nn.Linear):
 
 
 def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = TARGETS) -> list[str]:
-    """Add adapters to linear layers, in place.
+    """Add adapters to linear layers, in place; returns the names of their parameters.
 
-    Args:
-        model: its other parameters do not change, trainable or not.
-        rank: inner size of an adapter; at least 1.
-        alpha: scale of an adapter's output, divided by the rank.
-        targets: last parts of the layers' names, or glob patterns of full names.
-
-    Returns:
-        The names of the adapters' parameters. LoRA trains these and the head.
+    `targets` are last parts of the layers' names, or glob patterns of full names.
 
     Raises:
         InputError: no linear layer matches, or one is inside an `nn.MultiheadAttention`, which would use its weight
@@ -107,11 +92,7 @@ def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequ
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Merge all adapters into their layers, in place.
-
-    Returns:
-        The model, with plain, frozen `nn.Linear` layers and the parameter names it had before `add_lora`.
-    """
+    """Merge all adapters into plain, frozen `nn.Linear` layers, in place; the model has its former names again."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, LoRALinear):

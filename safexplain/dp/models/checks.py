@@ -1,10 +1,8 @@
 """Refusal of models and losses that have no per-sample gradients, or wrong ones.
 
 A guarantee needs each sample's gradient to depend on that sample alone, and the hooks to see all of it. `unsupported`
-reads the modules without running them. `check_rows` then runs the model on a few rows, because layers that reshape the
-batch axis, use each other's weights or compute statistics over the batch often break this without an error. It looks
-for outputs that depend on other samples (`mixes_samples`), calls that hooks miss, and wrong per-sample gradients
-(`wrong_gradients`). `check_loss` and `check_classes` are for the loss and its targets.
+reads the modules; `check_rows` then runs the model on a few rows, because layers that reshape the batch axis, use each
+other's weights or compute statistics over the batch often break this without an error.
 """
 
 from __future__ import annotations
@@ -50,12 +48,8 @@ def hooked_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from walk("", model)
 
 
-def check_modules(model: nn.Module, mode: Mode = "hooks") -> None:
-    """Raise InputError listing everything that `unsupported` finds."""
-    _raise_if_any(unsupported(model, mode))
-
-
-def _raise_if_any(problems: Sequence[str]) -> None:
+def raise_if_any(problems: Sequence[str]) -> None:
+    """Raise InputError listing these problems, if there are any."""
     if problems:
         raise InputError(
             f"cannot train this model with differential privacy; problems found: {len(problems)}\n"
@@ -64,11 +58,7 @@ def _raise_if_any(problems: Sequence[str]) -> None:
 
 
 def unsupported(model: nn.Module, mode: Mode = "hooks") -> list[str]:
-    """Modules without correct per-sample gradients, as far as can be read without running the model.
-
-    Returns:
-        One line for each: name, type, reason, remedy. `check_rows` finds what only a forward pass shows.
-    """
+    """A line (name, type, reason, remedy) for each module that has no correct per-sample gradients by its type."""
     lines = []
     hooked = list(hooked_modules(model))
     if not hooked:
@@ -169,12 +159,7 @@ _BUFFER = "the forward pass updates this buffer from private data without noise;
 
 
 def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
-    """Check the per-sample gradients of a prepared model on a few rows.
-
-    Args:
-        model: from `safexplain.dp.models.prepare.prepare`; not changed.
-        x: at least 2 rows, better 3, that are not private: noise or public data.
-        mode: how per-sample gradients will be computed.
+    """Check the per-sample gradients of a prepared model on 2 or 3 rows of noise or public data.
 
     Raises:
         InputError: samples are mixed, or per-sample gradients are missing or wrong; one line for each problem.
@@ -189,7 +174,7 @@ def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
             f"- {name}: its per-sample gradients differ by {error:.0%} from those of one row at a time; freeze it"
             for name, error in wrong_gradients(model, x, force_functorch=mode == "functorch").items()
         ]
-    _raise_if_any(problems)
+    raise_if_any(problems)
 
 
 def mixes_samples(model: nn.Module, x: Inputs) -> bool:
@@ -232,11 +217,9 @@ def _hook_problems(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[
 
         return hook
 
-    def forbid_in_place(*_: Any) -> None:
-        """With any backward hook, torch forbids changes in place, as it will with Opacus' hooks."""
-
     handles = [module.register_forward_hook(make_hook(name), with_kwargs=True) for name, module in layers.items()]
-    handles += [module.register_full_backward_hook(forbid_in_place) for module in hooked.values()]
+    # with any backward hook, torch forbids changes in place, as it will with Opacus' hooks
+    handles += [module.register_full_backward_hook(lambda *_: None) for module in hooked.values()]
     try:
         for rows in sorted({2, len(x[0])}):
             calls.clear()
@@ -265,14 +248,7 @@ def wrong_gradients(model: nn.Module, x: Inputs, *, force_functorch: bool = Fals
     """Parameters whose per-sample gradients by Opacus' hooks differ from those of one row at a time.
 
     Dropout is off, so that both see the same function. The tolerance is 1 %, in 2-norms, of the row's whole gradient.
-
-    Args:
-        model: not changed.
-        x: at least 2 rows.
-        force_functorch: use vmap for all layers.
-
-    Returns:
-        Name -> the largest difference over rows; infinite if there is no per-sample gradient.
+    Returns name -> the largest difference over rows; infinite if there is no per-sample gradient.
     """
     x = _first_rows(x)
     plain = _copy_without_zeros(model).eval()
@@ -305,11 +281,7 @@ def wrong_gradients(model: nn.Module, x: Inputs, *, force_functorch: bool = Fals
 
 
 def outputs_of(model: nn.Module, rows: tuple[Tensor, ...]) -> object:
-    """The model's output for these rows, without gradients.
-
-    Raises:
-        InputError: the model fails on them.
-    """
+    """The model's output for these rows, without gradients; InputError if it fails on them."""
     try:
         with torch.no_grad():
             return model(*rows)
@@ -333,12 +305,9 @@ def check_classes(outputs: object, y: Tensor) -> None:
 
 
 def check_loss(loss: Loss, outputs: object, targets: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Raise unless the loss of a row depends on that row's output and target alone.
+    """Raise ConfigurationError unless the loss of a row depends on that row's output and target alone.
 
     At least 2 rows are needed. Outputs that are not a single tensor are not checked.
-
-    Raises:
-        ConfigurationError: the loss mixes rows, or uses the parameters.
     """
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or len(outputs) != len(targets):
         return

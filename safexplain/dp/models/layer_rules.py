@@ -1,12 +1,10 @@
 """Rules for per-sample gradients that Opacus 1.6 lacks or has wrong, layer by layer.
 
-Gradients: convolutions in any memory format and padding, and layers whose output the network changes in place. Import
-enters these rules in Opacus' registry by its public `register_grad_sampler`, for every user of Opacus in the process.
-
-Norms without the gradients (mode ghost): `nn.Linear`, exactly, by `GhostHooks`. A linear layer's gradient for one
-example with t positions is G^T A, from its inputs A (t, in) and the gradients of its outputs G (t, out). Its squared
-norm is the sum of the elements of (A A^T) * (G G^T) (Li et al. 2022, arXiv 2110.05679, section 4), which takes t^2
-numbers instead of in * out; the smaller of the two is computed (Bu et al. 2022, arXiv 2205.10683).
+Import enters the rules for gradients in Opacus' registry, for every user of Opacus in the process. Norms without the
+gradients (mode ghost) are those of `nn.Linear`: its gradient for one example with t positions is G^T A, from inputs A
+(t, in) and gradients of outputs G (t, out). Its squared norm is the sum of the elements of (A A^T) * (G G^T) (Li et al.
+2022, arXiv 2110.05679, section 4), which takes t^2 numbers instead of in * out; the smaller of the two is computed (Bu
+et al. 2022, arXiv 2205.10683).
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from safexplain.dp.sgd.clipping import sample_norms
 def linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Tensor, Tensor]:
     """Norms of shape (batch,) of the per-example gradients of a linear layer's trainable parameters.
 
-    In the sum of (A A^T) * (G G^T), products that nearly cancel are lost to rounding, and a norm that is too small lets
-    an example contribute more than the bound. For such examples the gradients are computed. `activations` holds the
-    input (batch, ..., in), `backprops` is the gradient with respect to the output (batch, ..., out).
+    In the sum of (A A^T) * (G G^T), products that nearly cancel are lost to rounding, so that the norm could be too
+    small; for such examples the gradients are computed. `activations` holds the input (batch, ..., in), `backprops` is
+    the gradient with respect to the output (batch, ..., out).
     """
     gradients = backprops.flatten(1, -2) if backprops.dim() > 2 else backprops[:, None]
     inputs = activations[0].to(gradients.dtype).reshape(*gradients.shape[:2], -1)
@@ -93,9 +91,8 @@ def convolution_gradients(
 ) -> dict[nn.Parameter, Tensor]:
     """Per-sample gradients of a convolution, for inputs in any memory format and any `padding_mode`.
 
-    Opacus' rule assumes that a 2-D input is contiguous (channels_last images are not) and always pads with zeros. Its
-    gradients are then silently wrong, and in mode "ghost" its norms bound nothing. Arguments as for `linear_norms`;
-    gradients of a parameter are of shape (batch, *its shape).
+    Opacus' rule assumes that a 2-D input is contiguous (channels_last images are not) and always pads with zeros.
+    Arguments as for `linear_norms`; gradients of a parameter are of shape (batch, *its shape).
     """
     inputs = activations[0].contiguous()
     if layer.padding_mode != "zeros":

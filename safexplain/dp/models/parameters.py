@@ -35,11 +35,9 @@ _HEADS = ("fc", "classifier", "head", "heads")
 def select(model: nn.Module, trainable: Trainable) -> list[str]:
     """Names of the parameters to train, in the model's order, whether or not they require gradients now.
 
-    Args:
-        model: the model.
-        trainable: one of "all", "head", "last-block", "bias", "lora"; or a list of patterns. A pattern is a glob of
-            parameter names ("blocks.*.norm1.weight") or of module names ("blocks.11"), or a compiled regular expression
-            that is searched for in parameter names. Patterns may match bare parameters.
+    `trainable` is one of "all", "head", "last-block", "bias", "lora"; or a list of patterns. A pattern is a glob of
+    parameter names ("blocks.*.norm1.weight") or of module names ("blocks.11"), or a compiled regular expression that is
+    searched for in parameter names. Patterns may match bare parameters.
 
     Raises:
         InputError: an unknown choice, or one that selects nothing in this model; a pattern that matches nothing (the
@@ -115,14 +113,9 @@ def head_modules(model: nn.Module) -> list[str]:
 def blocks(model: nn.Module, head: str) -> list[str]:
     """Names of the blocks below the head, in the order of the model.
 
-    A model with several stacks of like modules has its stages as blocks (`layer1` to `layer4` of a ResNet, which arXiv
-    2306.01181 calls layers); one with a single stack (a vision transformer, a `Sequential` of residual blocks) the
-    modules of that stack; any other its children with parameters, or those of an only child, as `features` of VGG. A
-    normalisation, like everything registered between two blocks, belongs to the block before it.
-
-    Args:
-        model: the model.
-        head: name of its classifier, which is not a block.
+    With several stacks of like modules, these are the stages (`layer1` to `layer4` of a ResNet, which arXiv 2306.01181
+    calls layers); with one stack, as in a vision transformer, its modules; otherwise the children with parameters, or
+    those of an only child, as `features` of VGG. A normalisation belongs to the block before it.
     """
 
     def is_block(module: nn.Module) -> bool:
@@ -194,7 +187,7 @@ def _last_block(model: nn.Module) -> list[str]:
 def _innermost_block(model: nn.Module) -> str:
     """Name of the last child of the last stack of like blocks; with stages of blocks, of the last stage."""
     prefix = ""
-    while stacks := list(_stacks(model.get_submodule(prefix))):
+    while stacks := _stacks(model.get_submodule(prefix)):
         stack = ".".join(part for part in (prefix, stacks[-1]) if part)
         last = list(dict(model.get_submodule(stack).named_children()))[-1]
         prefix = f"{stack}.{last}" if stack else last
@@ -206,7 +199,7 @@ def _innermost_block(model: nn.Module) -> str:
     return prefix
 
 
-def _stacks(model: nn.Module) -> Iterator[str]:
+def _stacks(model: nn.Module) -> list[str]:
     """Names of the outermost containers of two or more blocks of one type."""
     found: list[str] = []
     for name, module in model.named_modules():
@@ -217,7 +210,7 @@ def _stacks(model: nn.Module) -> Iterator[str]:
         is_list = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
         if is_list and len(blocks) > 1 and composite and len({type(b) for b in blocks}) == 1:
             found.append(name)
-            yield name
+    return found
 
 
 def _bias(model: nn.Module) -> list[str]:

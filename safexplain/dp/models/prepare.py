@@ -10,7 +10,7 @@ from opacus.grad_sample import AbstractGradSampleModule
 from torch import nn
 
 from safexplain.dp.models.adapters import LoRALinear, add_lora
-from safexplain.dp.models.checks import Mode, check_modules, hooked_modules
+from safexplain.dp.models.checks import Mode, hooked_modules, raise_if_any, unsupported
 from safexplain.dp.models.parameters import Trainable, freeze_others, has_rule, select
 from safexplain.dp.models.replacements import (
     BatchNormReplacedWarning,
@@ -76,31 +76,21 @@ def prepare(
     for module in model.modules():
         if getattr(module, "inplace", None) is True:
             module.inplace = False  # type: ignore[assignment]
-    check_modules(model, mode)
+    raise_if_any(unsupported(model, mode))
     for _, module in hooked_modules(model):
-        if not has_rule(module):
-            unfuse_attention(module)
+        for part in () if has_rule(module) else module.modules():
+            if getattr(part, "fused_attn", False):  # of timm; vmap has no rule for it on GPUs (Opacus issue 595)
+                part.fused_attn = False  # type: ignore[assignment]
     for module in model.modules():
         if has_fixed_statistics(module):
             pin_to_eval(module)
     if replaced:
         warnings.warn(
             f"{len(replaced)} BatchNorm replaced by GroupNorm ({', '.join(replaced[:3])}"
-            f"{', ...' if len(replaced) > 3 else ''}), because batch statistics mix samples and leave a sample's"
-            " influence on the gradient unbounded. Weights and biases are kept, but pretrained running statistics are"
-            ' lost, so accuracy starts low. To keep them, freeze these layers (trainable="head", or'
+            f"{', ...' if len(replaced) > 3 else ''}), because batch statistics mix samples. Pretrained running"
+            ' statistics are lost, so accuracy starts low; to keep them, freeze these layers (trainable="head", or'
             ' batch_norm="freeze")',
             BatchNormReplacedWarning,
             stacklevel=2,
         )
     return train_mode(model)
-
-
-def unfuse_attention(model: nn.Module) -> None:
-    """Switch timm's attention to plain matrix products, in place; outputs are the same up to rounding.
-
-    vmap has no rule for fused attention on GPUs (Opacus issue 595) and a slow one on CPUs.
-    """
-    for module in model.modules():
-        if getattr(module, "fused_attn", False):
-            module.fused_attn = False  # type: ignore[assignment]

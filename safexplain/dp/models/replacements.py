@@ -7,8 +7,7 @@
 | LSTM, GRU, RNN | Opacus' versions | the same |
 | timm layers that compute the same as torch's | torch's type | Opacus looks up its rules by exact type |
 
-Opacus 1.6 also has an attention, `DPMultiheadAttention`; with `batch_first=True` and several heads it joins the heads'
-outputs in the wrong order, and with `batch_first=False` samples are not on the first axis.
+Opacus 1.6 has `DPMultiheadAttention`, which joins the heads' outputs in the wrong order with `batch_first=True`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ from safexplain.errors import InputError, PrivacyWarning
 
 
 class PerSampleAttention(nn.Module):
-    """An `nn.MultiheadAttention` (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) with one layer per product.
-
-    Args:
-        layer: whose weights it takes; as `can_replace` allows.
-    """
+    """An `nn.MultiheadAttention` (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) with one layer per product."""
 
     # These keep nn.TransformerEncoderLayer from its fused kernel, which would use the weights without the hooks.
     _qkv_same_embed_dim = False
@@ -50,13 +45,6 @@ class PerSampleAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = map(_linear, weights, biases)
         self.out_proj = _linear(layer.out_proj.weight, layer.out_proj.bias)
         self.train(layer.training)
-
-    @staticmethod
-    def can_replace(layer: nn.Module) -> bool:
-        """Whether it is `nn.MultiheadAttention` itself, without `kdim`, `vdim`, `add_bias_kv` and `add_zero_attn`."""
-        if type(layer) is not nn.MultiheadAttention:
-            return False
-        return bool(layer._qkv_same_embed_dim) and layer.bias_k is None and not layer.add_zero_attn
 
     def to_torch(self) -> nn.MultiheadAttention:
         """An `nn.MultiheadAttention` with these weights."""
@@ -173,13 +161,7 @@ def replace_batch_norm(model: nn.Module, *, freeze: bool = False) -> tuple[nn.Mo
 
     These are layers that train, that keep no running statistics, or that have neither parameters nor statistics that
     were ever updated. Frozen layers with statistics are kept: in evaluation mode they treat each sample alone.
-
-    Args:
-        model: changed in place.
-        freeze: freeze layers that have running statistics instead of replacing them.
-
-    Returns:
-        The model and the names of the replaced layers.
+    `freeze` freezes such layers instead. Returns the model, changed in place, and the names of the replaced layers.
     """
     replaced = []
     for name, old in list(model.named_modules()):
@@ -204,19 +186,16 @@ def replace_batch_norm(model: nn.Module, *, freeze: bool = False) -> tuple[nn.Mo
 def replace_composites(model: nn.Module, *, frozen_too: bool = False) -> tuple[nn.Module, dict[str, nn.Module]]:
     """Replace attention and recurrent layers by versions with per-sample gradients, the same weights and output.
 
-    Args:
-        model: changed in place.
-        frozen_too: whether to replace frozen layers too.
-
-    Returns:
-        The model, and name -> original layer.
+    Returns the model, changed in place, and name -> original layer.
     """
     originals: dict[str, nn.Module] = {}
     for name, old in list(model.named_modules()):
         if not (frozen_too or is_trainable(old, recurse=True)):
             continue
         new: nn.Module
-        if isinstance(old, nn.MultiheadAttention) and PerSampleAttention.can_replace(old):
+        if type(old) is nn.MultiheadAttention:
+            if not old._qkv_same_embed_dim or old.bias_k is not None or old.add_zero_attn:
+                continue
             new = PerSampleAttention(old)
         elif type(old) in _RECURRENT and isinstance(old, nn.RNNBase) and not old.proj_size:
             new = _convert_recurrent(old, _RECURRENT[type(old)])
@@ -231,9 +210,6 @@ def restore(model: nn.Module) -> nn.Module:
     """Convert a trained model back to torch's own layers, in place, and merge adapters; returns the model.
 
     Its `state_dict` then loads into the original architecture, unless BatchNorm was replaced.
-
-    Args:
-        model: from `safexplain.dp.models.prepare.prepare`.
     """
     model = merge_lora(model)
     for name, module in list(model.named_modules()):
@@ -295,8 +271,7 @@ def split_attention_bias(model: nn.Module) -> None:
 def train_mode(model: nn.Module) -> nn.Module:
     """Put a model in training mode, except frozen modules with running statistics.
 
-    In training mode, a frozen BatchNorm would use batch statistics and update its own from private data. Models from
-    `prepare` keep such layers in evaluation mode whatever is called.
+    In training mode, a frozen BatchNorm would use batch statistics and update its own from private data.
     """
     model.train()
     for module in model.modules():

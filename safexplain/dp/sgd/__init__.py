@@ -1,7 +1,5 @@
 """DP-SGD of whole networks.
 
-Users call `finetune` (`DPFineTuner`). `plan` turns a budget into steps and noise and holds the other options; `records`
-holds the data. In each step, `sampling` draws a Poisson batch and the noise, `steps` computes the gradient of each
-example, bounds it by `clipping`, adds the noise and updates the weights. `train_loop` repeats this and saves
-checkpoints. For a training loop with Opacus, `opacus_engine` states the guarantee.
+Users call `finetune` (`DPFineTuner`). In each step, `sampling` draws a Poisson batch and the noise, and `steps` bounds
+the gradient of each example by `clipping`, adds the noise and updates the weights. `train_loop` repeats this.
 """

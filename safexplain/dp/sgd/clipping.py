@@ -1,10 +1,4 @@
-"""Clipping of one example's gradient: three rules, each of which bounds the 2-norm of the example's contribution.
-
-| rule | factor on the gradient of an example | bound on its contribution |
-|---|---|---|
-| `FlatClipping` | min(1, C / norm) | C |
-| `PerLayerClipping` | min(1, C_l / norm of layer l), a layer being one parameter tensor | C, the 2-norm of all C_l |
-| `AutoSClipping` | C / (norm + gamma) | C, never reached |
+"""Clipping of one example's gradient: three rules, each of which bounds the 2-norm of the example's contribution by C.
 
 An example whose gradient norm is not finite gets factor 0 and contributes nothing.
 """
@@ -72,7 +66,7 @@ class PerLayerClipping(_OneBound):
     """Scale the gradient of each parameter tensor down to its own bound (McMahan et al. 2018, arXiv 1710.06963).
 
     Args:
-        max_grad_norm: the total bound C, split evenly into C / sqrt(number of parameter tensors).
+        max_grad_norm: the total bound C, split evenly into C_l = C / sqrt(number of parameter tensors).
     """
 
     per_layer: ClassVar[bool] = True

@@ -99,8 +99,8 @@ class DPFineTuner:
             layer and for `groups`.
         piece: largest number of examples in memory at a time, whatever the batch size.
         groups: the person of each record, one whole number or text per record. The guarantee then covers persons with
-            all their rows: batches are of persons, `batch_size` and `delta` refer to persons, the gradients of a
-            person's rows are averaged and clipped once, and the sample rate is over the number of persons.
+            all their rows: batches, `batch_size` and `delta` are of persons, and the mean gradient of a person's rows
+            is clipped once.
         rows_per_group: largest number of rows of a person in one step, 16 by default; if a person has more, each step
             draws some at random. It must be a public constant, not read off the data.
         device: where to train; by default a GPU if there is one.
@@ -192,10 +192,9 @@ class DPFineTuner:
     def fit(self, compare: Any = None, epsilons: Iterable[float] = ()) -> DPFineTuned:
         """Train, continuing from the checkpoint if there is one.
 
-        With `compare`, the same training (network, batches, steps, optimizer, learning rate) is repeated for each of
-        `epsilons`, and without clipping and noise. **No statement covers the model without privacy or its accuracy**:
-        keep that accuracy internal. The other models are discarded, because each would be a separate release; the
-        result holds only the table of accuracies, `comparison`.
+        With `compare`, the same training is repeated for each of `epsilons`, and without clipping and noise. **No
+        statement covers the model without privacy or its accuracy**: keep that accuracy internal. The other models are
+        discarded, because each would be a separate release; the result holds only their accuracies, `comparison`.
 
         Args:
             compare: records with classes, in the form of `data` but not part of it, to compute accuracy on. They are
@@ -220,8 +219,7 @@ class DPFineTuner:
         if self.persons is not None and self.persons.over_limit:
             _warn(
                 f"{self.persons.over_limit:,} of {len(self.persons):,} persons have more than {self.persons.max_rows}"
-                f" rows; each step uses {self.persons.max_rows} of theirs, drawn at random. Raise rows_per_group to use"
-                " more at a time"
+                f" rows; each step draws {self.persons.max_rows} of theirs at random. Raise rows_per_group to use more"
             )
         records = None if compare is None else records_of(compare)
         others = self._comparison_tuners(records, epsilons)
@@ -282,9 +280,6 @@ class DPFineTuner:
         """The same plan and starting weights with other data of the same size, without checkpoint and progress.
 
         With `groups`, each record belongs to the person of the record that it replaces.
-
-        Raises:
-            InputError: the number of records differs.
         """
         records = records_of(data)
         if len(records) != len(self.records):
@@ -308,12 +303,7 @@ class DPFineTuner:
         return f"{chosen}: {count:,} of {sum(sizes.values()):,} parameters"
 
     def prepared(self) -> nn.Module:
-        """A checked copy of the model, ready to train: layers replaced, other parameters frozen.
-
-        Raises:
-            InputError: the model cannot be trained with DP on these records.
-            ConfigurationError: the loss cannot.
-        """
+        """A checked copy of the model, ready to train: layers replaced, other parameters frozen."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             if self.config.seed is not None:
@@ -388,8 +378,7 @@ def _check_persons(persons: Persons, batch_size: float, piece: int, mode: Mode |
         )
     if persons.max_rows > piece:
         raise ConfigurationError(
-            f"rows_per_group: expected at most piece, {piece}, because all rows of a person go through the model at"
-            f" once, got {persons.max_rows}"
+            f"rows_per_group: expected at most piece, {piece}, as a person's rows go together, got {persons.max_rows}"
         )
 
 
@@ -412,13 +401,7 @@ the same records."""
 
 @dataclass(frozen=True)
 class Compared:
-    """One training and its accuracy.
-
-    Args:
-        epsilons: that it spent; None without privacy.
-        noise_multiplier: 0 without privacy.
-        accuracy: share of the other records that it classifies correctly.
-    """
+    """One training, and the share of the other records that it classifies correctly; no epsilons without privacy."""
 
     epsilons: Epsilons | None
     noise_multiplier: float
@@ -429,13 +412,9 @@ class Compared:
 class Comparison:
     """Accuracy with and without privacy, by the same training on the same records; prints as a table.
 
-    It is for internal use only. The accuracy without privacy depends on every record, and no guarantee covers it; the
-    accuracy at each further epsilon comes from another training on the same records, which spends its own epsilon.
-
-    Args:
-        trainings: in order of epsilon, the one without privacy last.
-        adjacency: under which the epsilons are meant.
-        records: number of records that accuracy was computed on.
+    It is for internal use only: no guarantee covers the accuracy without privacy, and each further epsilon is another
+    training, which spends its own epsilon. `trainings` are in order of epsilon, the one without privacy last; `records`
+    is the number that accuracy was computed on.
     """
 
     trainings: tuple[Compared, ...]
@@ -492,11 +471,7 @@ def _short(epsilon: float) -> str:
 
 
 def accuracy_of(model: nn.Module, records: Records, piece: int) -> float:
-    """Share of the records for which the model's largest output is that of their class; computed by pieces.
-
-    Raises:
-        InputError: outputs are not (rows, classes), or targets are not class indices.
-    """
+    """Share of the records whose class has the model's largest output; InputError without (rows, classes) outputs."""
     numbers = range(len(records))
     pieces = records.pieces([*numbers[start : start + piece]] for start in range(0, len(records), piece))
     return sum(_count_correct(model, one) for one in pieces) / len(records)

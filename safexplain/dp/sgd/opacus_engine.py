@@ -1,8 +1,7 @@
 """The privacy statement of a training loop with Opacus.
 
-`PrivacyEngine.make_private` returns a model, an optimizer and a loader, and the engine's accountant keeps a history of
-(noise multiplier, sample rate, steps). `statement_from` computes both epsilons from it; Opacus itself reports only that
-of a record added or removed.
+`statement_from` computes both epsilons from the history of the engine's accountant; Opacus itself reports only that of
+a record added or removed.
 """
 
 from __future__ import annotations
@@ -49,10 +48,9 @@ def statement_from(
 ) -> PrivacyStatement:
     """The guarantee of a training with Opacus, under both adjacencies, bound to the model's present weights.
 
-    Epsilons are computed from the accountant's history by `safexplain.dp.composed`, for any of Opacus' accountants. The
-    history is all that is known of the loop. The statement lists the rest as assumptions: that it clips, draws and
-    steps as Opacus does, and uses the records in no other way. `safexplain.audit.canaries.WhiteBox` or `safexplain
-    canaries` checks the loop itself.
+    Epsilons are computed from the accountant's history, which is all that is known of the loop. The statement lists the
+    rest as assumptions: that it clips, draws and steps as Opacus does, and uses the records in no other way.
+    `safexplain.audit.canaries.WhiteBox` or `safexplain canaries` checks the loop itself.
 
     Args:
         privacy_engine: after the last step.
@@ -193,9 +191,8 @@ def _check_layers(model: nn.Module) -> None:
     ]
     if mixing:
         raise RefusedError(
-            f"model: {', '.join(mixing)} computes statistics over the records of a batch without noise, so a record's"
-            " influence has no bound; train safexplain.dp.prepare(model), or keep frozen batch normalisation in"
-            " evaluation mode"
+            f"model: {', '.join(mixing)} computes statistics over the records of a batch without noise; train"
+            " safexplain.dp.prepare(model), or keep frozen batch normalisation in evaluation mode"
         )
 
 

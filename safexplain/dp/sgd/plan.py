@@ -33,11 +33,7 @@ MECHANISM = (
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """The privacy budget of a training; arguments as for `DPFineTuner`.
-
-    Raises:
-        ConfigurationError: a value out of range, or neither epsilon nor noise multiplier.
-    """
+    """The privacy budget of a training; arguments as for `DPFineTuner`."""
 
     epsilon: float | None
     delta: float
@@ -63,16 +59,7 @@ class TrainingBudget:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The parameters of a training that determine its guarantee.
-
-    Args:
-        budget: upper limit.
-        records: number of records in the training data.
-        expected_batch_size: the constant that sums are divided by.
-        steps: number of steps within the budget.
-        requested_steps: more than `steps` if the budget does not allow them all.
-        noise_multiplier: standard deviation of the noise over the clip bound.
-    """
+    """The parameters of a training that determine its guarantee; the budget may allow fewer steps than requested."""
 
     budget: TrainingBudget
     records: int
@@ -121,21 +108,13 @@ class TrainingPlan:
 
 
 def plan_training(
-    budget: TrainingBudget,
-    records: int,
-    batch_size: float,
-    *,
-    epochs: float | None = None,
-    steps: int | None = None,
+    budget: TrainingBudget, records: int, batch_size: float, *, epochs: float | None = None, steps: int | None = None
 ) -> TrainingPlan:
     """Steps and noise for a budget; arguments as for `DPFineTuner`, and the number of `records` in the training data.
 
     Raises:
         ConfigurationError: batches larger than the data, both or neither of epochs and steps, or a budget that does not
             allow a single step.
-
-    Warns:
-        WeakDeltaWarning: delta is at least one over `records`.
     """
     check_number("batch_size", batch_size)
     for name, value in (("epochs", epochs), ("steps", steps)):
@@ -187,11 +166,7 @@ OptimizerChoice = Literal["adam", "adamw", "sgd"] | Callable[[list[nn.Parameter]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each example, (rows, classes) and (rows,) -> (rows,).
-
-    Raises:
-        InputError: the outputs are not (rows, classes), or the targets are not class indices.
-    """
+    """The loss of each example, (rows, classes) and (rows,) class indices -> (rows,); InputError: other shapes."""
     if not isinstance(outputs, Tensor) or outputs.dim() != 2 or targets.dim() != 1 or targets.is_floating_point():
         raise InputError(
             f"cross-entropy: expected outputs (rows, classes) and class indices (rows,), got"
@@ -203,11 +178,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Options that do not affect epsilon, and the clipping rule; arguments as for `DPFineTuner`.
-
-    Raises:
-        ConfigurationError: an unknown optimizer, or a piece of less than one row.
-    """
+    """Options that do not affect epsilon, and the clipping rule; arguments as for `DPFineTuner`."""
 
     clipping: Clipping
     optimizer: OptimizerChoice

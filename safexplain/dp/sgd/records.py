@@ -27,11 +27,7 @@ Piece = tuple[Inputs, Tensor]
 
 
 def records_of(data: Any, workers: int = 0) -> Records:
-    """The records of a data set.
-
-    Args:
-        data: a pair (x, y) of tensors or arrays of equal length, or a map-style `torch.utils.data.Dataset` of (x, y).
-        workers: processes that load a data set's records.
+    """The records of a pair (x, y) of tensors or arrays, or of a map-style `torch.utils.data.Dataset` of (x, y).
 
     Raises:
         InputError: another type, no records, or x and y of different length.
@@ -131,13 +127,7 @@ class Persons:
     their rows is clipped once. One person, whatever their rows are, therefore changes the sum by at most C (2C if all
     their rows are replaced), and every formula for records holds with the number of persons instead: user-level
     differential privacy, McMahan et al. 2018, arXiv 1710.06963, by the "user-level sampling" of Charles et al. 2024,
-    arXiv 2407.07737. Sampling and clipping single rows would need group privacy for all rows of a person, which is
-    looser.
-
-    Args:
-        groups: one whole number or text per row, the same for rows of one person.
-        rows: number of rows.
-        max_rows: largest number of rows of a person in one step; if a person has more, each step draws some at random.
+    arXiv 2407.07737. If a person has more than `max_rows` rows, each step draws some at random.
 
     Raises:
         InputError: there is not one id per row, or ids are neither whole numbers nor texts.
@@ -165,13 +155,7 @@ class Persons:
         return rows if len(rows) <= self.max_rows else np.sort(rng.choice(rows, self.max_rows, replace=False))
 
     def pieces(self, persons: Sequence[int], size: int, rng: Randomness) -> list[RowsPiece]:
-        """The rows of some persons in pieces of at most `size` rows, with all rows of a person in one piece.
-
-        Args:
-            persons: their numbers.
-            size: at least `max_rows`.
-            rng: draws the rows of persons over the limit.
-        """
+        """The rows of some persons in pieces of at most `size` rows, with all rows of a person in one piece."""
         pieces: list[RowsPiece] = []
         for person in persons:
             rows = self.rows_of(person, rng).tolist()
@@ -188,12 +172,7 @@ class Persons:
 
 
 def mean_gradients(gradients: Tensor, owners: Tensor) -> Tensor:
-    """Mean gradient of each person, (persons, ...), of gradients of single rows (rows, ...).
-
-    Args:
-        gradients: one for each row.
-        owners: (rows,) the person of each, from 0 without gaps.
-    """
+    """Mean gradients (persons, ...) of single rows' (rows, ...), whose `owners` (rows,) count from 0 without gaps."""
     counts = torch.bincount(owners)
     sums = gradients.new_zeros((len(counts), *gradients.shape[1:])).index_add_(0, owners, gradients)
     return sums / counts.to(gradients).view(-1, *[1] * (gradients.dim() - 1))

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain._secure_random import KEY_BYTES, KeyedGenerator, Randomness, SecureGenerator, fresh_key
-from safexplain.errors import ConfigurationError
+from safexplain._secure_random import KeyedGenerator, Randomness, SecureGenerator, fresh_key
 
 Source = SecureGenerator | torch.Generator
 """Source of noise and batches; a generator of torch if a seed makes them repeatable."""
@@ -29,21 +28,13 @@ _CHUNK = {"cpu": 1 << 14, "cuda": 1 << 22}
 class PoissonSampler:
     """The Poisson batches of a training; each is a function of a key and the number of its step.
 
-    All processes of a distributed training can therefore draw the same batches. The key is secret, and batches come
-    from a `KeyedGenerator`: anyone who knows the key knows every batch, which voids the guarantee of sampling. The key
-    is neither stored nor copied: copies and pickles get a new one.
-
-    Args:
-        key: 32 bytes; by default from the operating system.
-        seed: for repeatable batches instead, from NumPy's Philox; see `from_seed`.
+    All processes of a distributed training can therefore draw the same batches. Anyone who knows the key knows every
+    batch, which voids the guarantee of sampling, so copies and pickles get a new key. With a `seed`, batches come from
+    NumPy's Philox instead.
     """
 
     key: bytes = field(default_factory=fresh_key, repr=False)
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.key) != KEY_BYTES:
-            raise ConfigurationError(f"key: expected {KEY_BYTES} bytes, got {len(self.key)}")
 
     @classmethod
     def from_seed(cls, seed: int | None) -> PoissonSampler:
@@ -97,15 +88,12 @@ def uniform(shape: tuple[int, ...], source: Source, device: torch.device) -> Ten
 
 
 def gaussian(like: Tensor, std: float, source: Source, *, float_safe: bool = True) -> Tensor:
-    """Gaussian noise of the shape, type and device of `like`.
+    """Gaussian noise of this standard deviation in the shape, type and device of `like`.
 
-    Args:
-        like: what the noise will be added to.
-        std: standard deviation.
-        source: of the noise. A generator of torch draws on its own device; the random bits of a `SecureGenerator` are
-            drawn on the CPU and become normal numbers on the device of `like`.
-        float_safe: make each number of four, (a + b + c + d) / 2, so that gaps between floating-point numbers do not
-            reveal the noise (Holohan and Braghin 2021, arXiv 2107.10138, section 5.1, with n = 2).
+    A generator of torch draws on its own device; the random bits of a `SecureGenerator` are drawn on the CPU and become
+    normal numbers on the device of `like`. With `float_safe`, each number is made of four, (a + b + c + d) / 2, so that
+    gaps between floating-point numbers do not reveal the noise (Holohan and Braghin 2021, arXiv 2107.10138, section
+    5.1, with n = 2).
     """
     if std == 0:
         return torch.zeros_like(like)
@@ -140,11 +128,8 @@ def _secure_normal(like: Tensor, std: float, source: SecureGenerator, terms: int
 def box_muller(radii: Tensor, angles: Tensor) -> Tensor:
     """(2, half) sums of `terms` independent standard normal numbers each, from random bits.
 
-    The two numbers of one radius and angle go into different sums, so the terms of each sum are independent.
-
-    Args:
-        radii: (terms, half) int64, of which 63 bits are used; overwritten.
-        angles: (terms, half) int64 for sums in float64, int32 for sums in float32.
+    The two numbers of one radius and angle go into different sums, so the terms of each sum are independent. `radii`
+    (terms, half) are int64, and overwritten; `angles` (terms, half) int64 for sums in float64, int32 for float32.
     """
     dtype, bits = (torch.float64, 63) if angles.dtype == torch.int64 else (torch.float32, 31)
     radius = radii.bitwise_and_(2**63 - 1).to(dtype).add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()

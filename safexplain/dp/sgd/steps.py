@@ -44,9 +44,6 @@ class PerSampleStep(ABC):
     Opacus' hooks are active only during `accumulate`, so between calls the model can be evaluated and saved as usual.
     Every use of a trainable parameter must be inside its module's forward. If a parameter is also used elsewhere (a
     weight tied by hand), Opacus does not split those gradients, and this is not detected.
-
-    Attributes:
-        optimizer: holds the noise multiplier, the clipping rule, the generator and the count of skipped examples.
     """
 
     _hook_result: ClassVar[str]
@@ -64,14 +61,8 @@ class PerSampleStep(ABC):
     def accumulate(self, x: Inputs, y: Tensor, owners: Tensor | None = None) -> Tensor:
         """Run the forward pass and add the sum of these examples' clipped gradients to the logical batch.
 
-        Args:
-            x: inputs of shape (batch, ...), or a tuple of them.
-            y: targets of shape (batch, ...).
-            owners: (batch,) the person of each example, from 0 without gaps: then the mean gradient of each person is
-                clipped, and all their examples must be in this call. Not in mode ghost.
-
-        Returns:
-            The losses, detached, of shape (batch,). They are not private.
+        With `owners`, (batch,) the person of each example from 0 without gaps, the mean gradient of each person is
+        clipped, and all their examples must be in this call. Returns the losses (batch,), detached and not private.
 
         Raises:
             ConfigurationError: the loss is not one number for each example, a trainable part of the model is in
@@ -289,18 +280,8 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
     An empty Poisson batch makes a step of noise alone. An example whose gradient is not finite contributes nothing and
     is counted in `skipped`.
 
-    Args:
-        optimizer: any `torch.optim` optimizer; holds the trainable parameters.
-        clipping: the clipping rule.
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the rule's bound.
-        expected_batch_size: constant that the noisy sum is divided by (of a logical batch over all processes); never
-            the size of the batch drawn, which is private.
-        generator: draws the noise; None for a cryptographic one.
-        float_safe: see `safexplain.dp.sgd.sampling.gaussian`.
-
-    Attributes:
-        skipped: number of examples so far whose gradient was not finite. It depends on the data without noise, so no
-            guarantee covers it: do not publish it.
+    The noisy sum is divided by the expected size of a logical batch over all processes, never by the size of the batch
+    drawn, which is private. `skipped` depends on the data without noise, so no guarantee covers it.
     """
 
     def __init__(
@@ -336,11 +317,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
         return [p.new_zeros((0, *p.shape)) if p.grad_sample is None else p.grad_sample.to(p.dtype) for p in self.params]
 
     def clip_and_accumulate(self) -> None:
-        """Add the clipped gradients of all examples in `grad_sample` to `summed_grad`.
-
-        Raises:
-            RefusedError: parameters have gradients of different numbers of examples.
-        """
+        """Add the clipped gradients of all examples in `grad_sample` to `summed_grad`."""
         self.add_clipped(self._clipped_sums(self.grad_samples))
 
     def _clipped_sums(self, gradients: list[Tensor]) -> list[Tensor | None]:

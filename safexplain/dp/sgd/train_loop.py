@@ -1,9 +1,8 @@
 """Training by per-example gradients: Poisson batches in pieces that fit in memory, checkpoints, processes.
 
-A checkpoint holds the trained parameters, the optimizer's state and the number of steps taken, so an interrupted
-training continues with correct accounting. It holds no key or generator: batches and noise of later steps are drawn
-anew from the operating system. It is as private as the final model, but two trainings continued from one checkpoint are
-two releases and spend twice.
+A checkpoint holds the trained parameters, the optimizer's state and the number of steps taken, but no key or generator:
+batches and noise of later steps are drawn anew. It is as private as the final model, but two trainings continued from
+one checkpoint are two releases and spend twice.
 """
 
 from __future__ import annotations
@@ -46,15 +45,11 @@ def train_network(
     progress: Progress,
     persons: Persons | None = None,
 ) -> int:
-    """Train in place by per-example gradients, continuing from the checkpoint if there is one.
+    """Train in place, continuing from a checkpoint of the same `purpose`; returns the number of gradients left out.
 
     Under torch.distributed, each process takes its share of every batch, and the first one saves. The model must be in
-    training mode and on the device where to train. A checkpoint must have the same `purpose`. With `persons`, batches
-    are of persons, and so is `plan`. Progress reports contain steps, epsilon and the mean loss of the last batch, which
-    no guarantee covers.
-
-    Returns:
-        Number of examples (or persons) left out because their gradient was not finite.
+    training mode and on the device where to train. With `persons`, batches are of persons, and so is `plan`. Progress
+    reports contain the mean loss of the last batch, which no guarantee covers.
 
     Raises:
         InputError: the weights became NaN or infinite, or the checkpoint is of another training.
@@ -174,19 +169,7 @@ FORMAT = 1
 
 
 class Saver:
-    """Saves and resumes a training.
-
-    Args:
-        path: the file; None to save nothing.
-        purpose: description of model, data and options; a training is resumed only with an equal one.
-        seconds: between saves.
-        model: its trainable parameters are saved, with the state of their `optimizer`.
-        optimizer: see `model`.
-        skipped: returns the number of examples left out so far.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Saves and resumes a training with an equal `purpose`; InputError: the file cannot be written."""
 
     def __init__(
         self,
@@ -207,11 +190,7 @@ class Saver:
                 TemporaryFile(dir=self.path.parent).close()
 
     def resume(self) -> tuple[int, int]:
-        """Load the checkpoint, without unpickling code; returns steps taken and examples skipped, or zeros.
-
-        Raises:
-            InputError: the file cannot be read or is of another training.
-        """
+        """Load the checkpoint, without unpickling code; returns steps taken and examples skipped, or zeros."""
         if self.path is None or not self.path.exists():
             return 0, 0
         try:
@@ -260,11 +239,7 @@ class Saver:
             self.save()
 
     def save(self) -> None:
-        """Save now, all or nothing.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Save now, all or nothing; InputError: it cannot be written."""
         if self.path is not None:
             content = {
                 "format": FORMAT,
