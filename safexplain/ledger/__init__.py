@@ -1,10 +1,5 @@
 """A ledger of answers: what each principal received, and how much of its privacy budget is spent.
 
-A release (`releases`) is charged to an account (`accounts`) if its sum with the earlier ones (`composition`) stays
-within the budget. Charge and answer (`answers`) are recorded (`records`) in one transaction of a database (`storage`),
-which `opening` creates or migrates. `ledger` has the class, `trainings` charges models, `inspection` exports the
-records and verifies the sums. A service counts questions in the same database (`safexplain.serve.questions`).
-
 The ledger counts formal privacy loss. With noise that leaves an explanation legible, the loss of one answer often
 exceeds any budget; the protection is then empirical, and the audit measures it, not the ledger.
 """

@@ -1,12 +1,7 @@
 """Accounts: the budgets of a ledger, how much of them is spent, and whether a release still fits.
 
-`Settings` are the budgets that a ledger was created with. A `Balance` is a row of the table of accounts: the running
-sums of one principal in its current period. `Balances` are those of a principal and of all principals together, read
-and locked in a transaction: entries are charged to both, and both are written back. This module knows no database.
-
-A training counts for everybody: its charge is one of the total, principal "", and counts in every account of its
-period. Existing accounts get it at once (`safexplain.ledger.trainings`); an account that is opened later, or starts a
-new period, starts with the trainings of that period.
+A training counts for everybody: its charge is one of the total, principal "". Existing accounts get it at once
+(`safexplain.ledger.trainings`); one that is opened later, or starts a new period, starts with the period's trainings.
 """
 
 from __future__ import annotations
@@ -200,10 +195,7 @@ def add_up(releases: Sequence[Release], budget: Budget) -> Composition:
 
 @dataclass(frozen=True)
 class Balances:
-    """The account of one principal, in the period that contains `time`, and that of all principals together.
-
-    The time, in microseconds, is never before a recorded one.
-    """
+    """The account of one principal, in the period that contains `time`, and that of all principals together."""
 
     settings: Settings
     time: int
@@ -226,10 +218,7 @@ class Balances:
         now: int,
         trainings: Callable[[int], Sequence[Release]],
     ) -> Balances:
-        """The balances of accounts that were read; `trainings` returns those since a time.
-
-        Raises LedgerError if the account of the total is missing.
-        """
+        """The balances of accounts that were read; `trainings` returns those since a time."""
         if TOTAL not in found:
             raise LedgerError("the ledger has no account of the total; restore it from a backup")
         time = max(now, found[TOTAL].time)
@@ -264,16 +253,16 @@ class Balances:
         return replace(limit, delta=min(max(limit.delta, needed), 1.0))
 
     def after_charging(self, entries: list[Entry]) -> Balances:
-        """The balances after these releases.
-
-        Raises:
-            BudgetExhausted: one of them does not fit.
-            ConfigurationError: a Renyi curve without delta, or a release with another adjacency than the ledger's.
-        """
+        """The balances after these releases; BudgetExhausted and ConfigurationError as `Ledger.charge`."""
         mine, total = self.mine.sums, self.total.sums
         limit, rule_budget = self.total_budget, self.total_rule_budget
         for entry in entries:
-            _check_same_adjacency(entry.release, self.settings)
+            stated, own = getattr(entry.release, "adjacency", ""), self.settings.adjacency
+            if stated and stated != own:
+                raise ConfigurationError(
+                    f"adjacency: expected {own}, as in this ledger, got a release under {stated}; state the release"
+                    f" under {own}, or keep two ledgers"
+                )
             if isinstance(entry.release, Concentrated | Renyi) and not (
                 self.budget.delta and (limit.delta or limit is not rule_budget)
             ):
@@ -292,10 +281,7 @@ class Balances:
     def check_fits(
         self, after: Composition, before: Composition, budget: Budget, entry: Entry, principal: str | None
     ) -> Composition:
-        """Return the sums after an entry, or raise BudgetExhausted if they exceed a limited budget.
-
-        `principal` is "" for the total and None for a principal without an account.
-        """
+        """The sums after an entry, or BudgetExhausted. `principal` is "" for the total, None for a new principal."""
         if math.isinf(budget.epsilon) or after.within(budget):
             return after
         requested, spent = epsilon_alone(entry.release, budget.delta), before.spent(budget)
@@ -355,13 +341,3 @@ class Balances:
             budget.delta, balance.sums.charges, period, next_period(period, self.time), balance.sums.rule,
             trained.charges, trained.spent(budget),
         )  # fmt: skip
-
-
-def _check_same_adjacency(release: Release, settings: Settings) -> None:
-    """Raise ConfigurationError if a release states another adjacency than the ledger's."""
-    stated = getattr(release, "adjacency", "")
-    if stated and stated != settings.adjacency:
-        raise ConfigurationError(
-            f"adjacency: expected {settings.adjacency}, as in this ledger, got a release under {stated}; state the"
-            f" release under {settings.adjacency}, or keep two ledgers"
-        )

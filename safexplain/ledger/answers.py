@@ -42,10 +42,7 @@ class Batch:
         parameters: str,
         keyed: Callable[[bytes], bytes],
     ) -> Batch:
-        """Check and digest questions; `keyed` is the ledger's.
-
-        Raises ConfigurationError unless there is one release, or one for each question.
-        """
+        """Check and digest questions; `keyed` is the ledger's."""
         if isinstance(questions, str | bytes):
             raise ConfigurationTypeError("questions: expected a sequence of questions; for one question use `answer`")
         digests = tuple(keyed(question_digest(question).encode()).hex() for question in questions)
@@ -86,10 +83,7 @@ class Batch:
     def compute_missing(
         self, compute: Callable[[list[int]], Sequence[Any]], stored: Mapping[str, StoredAnswer]
     ) -> dict[str, str]:
-        """Question -> its new answer as JSON, where none is stored.
-
-        Raises InputError if the answers are not JSON, or their number is wrong.
-        """
+        """Question -> its new answer as JSON, where none is stored; InputError for bad answers."""
         first = {q: i for i, q in reversed(list(enumerate(self.questions))) if q not in stored}
         positions = sorted(first.values())
         if not positions:

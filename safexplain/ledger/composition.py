@@ -1,74 +1,13 @@
 """How releases add up, and when the next one must be refused: a privacy filter for adaptively chosen releases.
 
-A principal chooses each release, its kind and its parameters after seeing all earlier answers, and may stop at any
-time. The ledger sees only the parameters. A filter is valid for (E, D) if, whatever the principal does, all answers
-together are (E, D)-differentially private. (Accounting for fixed sequences is not: Rogers, Roth, Ullman and Vadhan
-2016, arXiv 1605.08294.) There are two rules:
+docs/api/ledger.md has the rules in full, and the proof that all answers together are (E, D)-differentially private.
 
-**basic**: sum of epsilons <= E and sum of deltas <= D.
+- basic: sum of epsilons <= E and sum of deltas <= D.
+- renyi: sum of deltas <= D / 4, and one of these: sum of epsilons <= E; sum of Renyi divergences of order alpha <= R,
+  where R is the divergence that implies (E, D / 2); or the same for one of eight other orders and (E, D / 32).
 
-**renyi**: sum of deltas <= D / 4, and one of these: sum of epsilons <= E; or sum of Renyi divergences of order alpha
-<= R, where R is the divergence that implies (E, D / 2); or the same for one of eight other orders and (E, D / 32). The
-eight serve streams whose later releases differ from the first, and estimate how much of a large budget is spent.
-
-Gaussian answers, trainings and other releases with known Renyi divergences are added up under the renyi rule, to which
-an account switches when the first one comes. If no delta is left for the switch, they count as the (epsilon, delta)
-that they imply at a delta of their own.
-
-A training has an (epsilon, delta), and usually a Renyi curve. It counts as (epsilon, delta) under the basic rule and by
-its curve, if it has one, under the renyi rule. An account under the basic rule stays there if the training fits, unless
-more than four times as many such trainings would fit by their curves as by their epsilons, so that hardly any other
-answers are lost. Then, or if the training would not fit, the account switches to the renyi rule. So (1, 1e-5) counts as
-just that in a budget of (2, 1e-5), and leaves room for four answers of 1/4; one of (8, 1e-5) holds 32 such trainings by
-their curves. The choice depends on parameters alone, as every switch does, which the proof needs.
-
-An account starts under the basic rule. It switches once, permanently, to the renyi rule when a Renyi curve comes (it
-has no epsilon at delta 0), or a pure release of which more copies would then fit, unless approximate releases came
-before, for which the basic rule is better. The (e, d) spent by then stays spent; the new rule has (E - e, D - d). As
-the switch depends on parameters only, most accounts switch at their first release, with e = d = 0. Alpha is the order
-at which the most copies of that release fit. With D = 0 there is only the basic rule.
-
-Proof. Fix two neighbouring data sets with distributions P, Q of the transcript; by symmetry it is enough to show
-P(S) <= e^E Q(S) + D. The principal's coins are the same under both, so fix them too.
-
-1. Failures. An (eps_i, delta_i) answer is a post-processing of: with probability delta_i reveal the data set (fail),
-   otherwise randomised response with eps_i (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776, Theorem 3.3). Let F be
-   "some answer failed". The i-th fails with probability delta_i given the past, so P(F) <= E_P[deltas answered up to
-   the first failure] <= sup of the sum of deltas. On transcripts without failure both densities are those of a process
-   that cannot fail (P', Q') times the same product of 1 - delta_i, which the transcript determines.
-2. basic. Without failure log(p/q) <= sum of epsilons <= E, so P(S) <= P(F) + e^E Q(S - F) <= e^E Q(S) + D. (Releases
-   are chosen adaptively, so the sums are random; the proof only uses that they never pass E and D.)
-3. renyi, for P'. Let L be log(p'/q') after n answers, rho the sum of divergences. exp((alpha - 1)(L - rho)) is a
-   supermartingale, as E_P[exp((alpha - 1) l_i) given the past] <= exp((alpha - 1) rho_i); and rho <= R always, so
-   E_P exp((alpha - 1) L) <= exp((alpha - 1) R): the process is (alpha, R)-RDP (Feldman and Zrnic 2021, arXiv
-   2008.11193, Theorem 3.1), hence P'(S) <= e^E Q'(S) + D / 2, also when both are weighted by a factor in [0, 1].
-   Alpha is fixed before the first of these answers, and therefore stored with the account.
-4. One of several conditions. Sort transcripts by the first condition that their sums meet at the end: A_0 (epsilons),
-   A_1 (alpha), ..., A_9. Sums only grow, so one in A_k met condition k at every answer, and was refused only what
-   condition k refuses: on A_k the process is that of condition k alone. P(S) <= P(F) + sum over k of P(S and A_k - F)
-   <= D / 4 + sum over k of (e^E Q(S and A_k) + D_k), with D_0 = 0, D_1 = D / 2 and eight times D / 32: D in all. With
-   all of D for each condition this would be false: a principal who sees a low loss could go on to spend D on
-   approximate answers, one who sees a high loss could spend D on another condition (tests/ledger/test_adversary.py
-   plays the best such strategies, against this filter and against that one).
-5. Switch of rule. After a past without failure the rest is (E - e, D - d)-DP, so with F1 the failures before the
-   switch P(S) <= P(F1) + e^E Q(S) + E_P[(D - d) 1(not F1)]. As P(F1) = E_P[deltas answered up to the first failure]
-   <= E_P[d 1(not F1)] + D P(F1), the terms besides e^E Q(S) are together at most D.
-6. Budgets that are raised, not because of earlier answers, leave rule, alpha and (e, d) unchanged. Every condition
-   then only widens, so the result is as if the larger budget had held from the start.
-
-Periods: each has its own filter, and the proof holds given everything before it; k periods are together
-(k E, k D)-DP, which a limit on the total of all principals can cap.
-
-Amounts are whole numbers, so sums are exact: ten charges of 0.1 are 1.0 in any order. Epsilon and delta are counted in
-1e-30 after being cut to 15 significant decimal digits, which a double always holds: 0.1 + 0.2 counts as 0.3, and three
-charges of a third fill a budget of 1. Nothing above 0 counts as 0. Budgets are not cut. The guarantee thus holds up to
-a relative 1e-14 in epsilon and delta. Losses (Renyi divergences) come from floating-point formulas; they are counted in
-the same units and rounded up by more than the formulas' error.
-
-The loss of a pure release is the Renyi divergence of order alpha of randomised response, in both directions, of which
-every epsilon-DP answer is a post-processing (Kairouz, Oh and Viswanath 2015, arXiv 1311.0776, Theorem 3.2): log(p^alpha
-q^(1 - alpha) + q^alpha p^(1 - alpha)) / (alpha - 1), p = e^eps / (1 + e^eps), q = 1 - p. It is at most alpha epsilon^2
-/ 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4), which replaces the formula where it would cancel.
+An account starts under basic, and may switch once to renyi; which rule holds depends on parameters alone, never on
+answers. Amounts are whole numbers of 1e-30, so sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -139,19 +78,18 @@ _SMALL = 0.01
 
 def renyi(release: Release, order: Any) -> Any:
     """Renyi divergence of an order (a number or an array), ignoring failures of approximate releases."""
-    if isinstance(release, Concentrated | Renyi):
-        return release.divergence(order)
-    if isinstance(release, Training) and (curve := release.curve):
-        return curve.divergence(order)
-    return _pure(release.epsilon, order)
+    curve = _curve_of(release)
+    return curve.divergence(order) if curve else _pure(implied(release)[0], order)
 
 
-def _has_curve(release: Release) -> bool:
-    """Whether the renyi rule counts it by its own divergences, not by its epsilon."""
-    return isinstance(release, Concentrated | Renyi) or (isinstance(release, Training) and release.curve is not None)
+def _curve_of(release: Any) -> Concentrated | Renyi | None:
+    """The divergences by which the renyi rule counts a release; None: it counts by its epsilon."""
+    return release if isinstance(release, Concentrated | Renyi) else getattr(release, "curve", None)
 
 
 def _pure(epsilon: float, order: Any) -> Any:
+    """Divergence of randomised response, the largest of an epsilon-DP answer (Kairouz, Oh and Viswanath 2015, arXiv
+    1311.0776, Theorem 3.2), at most order epsilon^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065, Proposition 1.4)."""
     exact = (np.logaddexp((order - 1) * epsilon, -order * epsilon) - math.log1p(math.exp(-epsilon))) / (order - 1)
     return np.where(order * epsilon < _SMALL, order * (epsilon * epsilon) / 2, np.minimum(exact, epsilon))
 
@@ -189,7 +127,7 @@ def best_order(release: Release, epsilon: float, delta: float) -> float:
         divergence = renyi(release, ORDERS)
     copies = renyi_allowed(ORDERS, epsilon, delta) / divergence
     best = int(np.argmax(copies))
-    by_epsilon = 0.0 if _has_curve(release) else epsilon / implied(release)[0]
+    by_epsilon = 0.0 if _curve_of(release) else epsilon / implied(release)[0]
     return float(ORDERS[best]) if math.floor(copies[best]) > math.floor(by_epsilon * (1 + 1e-12)) else 0.0
 
 
@@ -208,11 +146,6 @@ MAIN_SHARE, OTHER_SHARE = 1 / 2, 1 / 32
 def conditions(rule: str, order: float) -> tuple[tuple[float, float], ...]:
     """Order and share of delta of every condition on a divergence."""
     return ((order, MAIN_SHARE), *((other, OTHER_SHARE) for other in OTHER_ORDERS)) if rule == "renyi" else ()
-
-
-def losses(rule: str, order: float, release: Release) -> tuple[int, ...]:
-    """Addend of a release to the sum of each condition."""
-    return tuple(charged_loss(float(renyi(release, at))) for at, _ in conditions(rule, order))
 
 
 @lru_cache(maxsize=4096)
@@ -290,7 +223,7 @@ class Composition:
         epsilon, delta = budgeted(budget.epsilon) - self.epsilon, budgeted(budget.delta) - self.delta
         rule, order = rule_for(release, amount(epsilon), amount(delta))
         stays = replace(self, rule="basic").add_under_rule(release)
-        if self.unbounded or rule == "basic" or (self.delta and not _has_curve(release) and rule == "renyi"):
+        if self.unbounded or rule == "basic" or (self.delta and not _curve_of(release) and rule == "renyi"):
             return stays
         switched = Composition(rule, order, self.epsilon, self.delta, charges=self.charges).add_under_rule(release)
         if isinstance(release, Training) and stays.within(budget):
@@ -350,8 +283,8 @@ class Composition:
 @lru_cache(maxsize=4096)
 def _sums_of(rule: str, order: float, release: Release) -> Composition:
     """The sums of one release."""
-    loss = losses(rule, order, release)
-    if rule == "renyi" and _has_curve(release):
+    loss = tuple(charged_loss(float(renyi(release, at))) for at, _ in conditions(rule, order))
+    if rule == "renyi" and _curve_of(release):
         return Composition(loss=loss, unbounded=1)
     epsilon, delta = implied(release)
     return Composition(epsilon=charged(epsilon), delta=charged(delta), loss=loss)

@@ -1,8 +1,4 @@
-"""Export, backup and verification of a whole ledger.
-
-Files are written completely or not at all, and never over the ledger itself. `verify` replays every recorded release,
-compares the sums with those of the accounts, and checks that every charged question has its answer.
-"""
+"""Export, backup and verification of a whole ledger; files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -34,10 +30,7 @@ COLUMNS = (
 
 @contextmanager
 def replacing(target: str | PathLike[str], protected: Sequence[Path]) -> Iterator[Path]:
-    """A path to write to; its file, with mode 0600, replaces the target if the block ends without an error.
-
-    Raises ConfigurationError for a protected target, and InputError if the folder does not exist or is not writable.
-    """
+    """A path to write to; its file, with mode 0600, replaces the target if the block ends without an error."""
     path = Path(target)
     if any(path.resolve() == file.resolve() for file in protected):
         raise ConfigurationError(f"{path} is a file of the ledger itself; choose another path")
@@ -93,25 +86,13 @@ def write_charges(
 
 
 def copy(storage: Storage, path: str | PathLike[str]) -> None:
-    """Copy an SQLite ledger, even while it is in use; copying its file alone would miss its log.
-
-    Args:
-        storage: of the ledger.
-        path: of the copy. An existing file is replaced once the copy is complete.
-
-    Raises:
-        ConfigurationError: a ledger in PostgreSQL, or a file of the ledger itself.
-        LedgerError: the ledger cannot be read, or the copy cannot be written.
-    """
+    """As `Ledger.backup`."""
     with replacing(path, storage.files) as partial:
         storage.backup(partial)
 
 
 def verify(execute: Execute) -> int:
-    """Replay every charge, in a transaction that holds the ledger, and return their number.
-
-    Raises LedgerError about the first few mismatches.
-    """
+    """As `Ledger.verify`, in a transaction that holds the ledger."""
     rows = execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts ORDER BY principal", ())
     stored = {row[0]: Balance.of(row) for row in rows}
     tallies, count, wrong = tally(execute, stored)
@@ -158,10 +139,8 @@ class Tally:
 
     def count(self, text: str) -> None:
         """Count a release, as JSON, in the order of the charges."""
-        if self.sums.rule == "basic" or (self.epsilon, self.delta) == (
-            self.sums.prefix_epsilon,
-            self.sums.prefix_delta,
-        ):
+        sums = self.sums
+        if sums.rule == "basic" or (self.epsilon, self.delta) == (sums.prefix_epsilon, sums.prefix_delta):
             self.after[text] += 1
             return
         self.before[text] += 1

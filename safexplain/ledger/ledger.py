@@ -30,6 +30,7 @@ class Ledger:
     covers what the ledger returned to it; if several may collude, the total protects against them. Threads may share a
     ledger; it works after fork and can be pickled: each process opens its own connection when it needs one. Its time
     never goes back: setting a clock back renews no budget, setting it forward renews each budget early, but only once.
+    Every method raises LedgerError if the database cannot be read or written.
 
     Args:
         url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`).
@@ -134,7 +135,14 @@ class Ledger:
         return write_charges(self.charges(), target, format, self._storage.files)
 
     def backup(self, path: str | PathLike[str]) -> None:
-        """Copy an SQLite ledger, even while it is in use; see `safexplain.ledger.inspection.copy`."""
+        """Copy an SQLite ledger, even while it is in use; copying its file alone would miss its log.
+
+        An existing file is replaced once the copy is complete.
+
+        Raises:
+            ConfigurationError: a ledger in PostgreSQL, or a file of the ledger itself.
+            InputError: the copy cannot be written.
+        """
         copy(self._storage, path)
 
     def verify(self) -> int:
@@ -178,7 +186,6 @@ class Ledger:
             BudgetExhausted: it does not fit; nothing was recorded.
             ConfigurationError: not exactly one of release, epsilon and mu; a value out of range; another adjacency than
                 the ledger's.
-            LedgerError: the database cannot be written.
         """
         entry = Entry(as_release(release, epsilon, delta, mu), *records.mechanism_columns(mechanism, parameters))
         name = principal_name(principal)
@@ -204,7 +211,6 @@ class Ledger:
                 principal; nothing was recorded.
             RefusedError: a statement without weights, about persons, without a finite epsilon, different from the one
                 recorded for these weights, or under add/remove one that reveals the number of records.
-            LedgerError: the database cannot be written.
         """
         training = training_of(statement, cast("Adjacency", self.adjacency))
         if charge := recorded(self._storage.read, statement):
@@ -252,7 +258,6 @@ class Ledger:
             BudgetExhausted: it does not fit; nothing was recorded. `compute` was only called if another process spent
                 the rest meanwhile.
             InputError: the answer is not JSON.
-            LedgerError: the database cannot be written.
         """
         return self.answer_many(
             principal, [question], lambda _: [compute()], release, mechanism=mechanism, parameters=parameters
@@ -268,15 +273,10 @@ class Ledger:
         mechanism: str = "",
         parameters: Mapping[str, Any] | None = None,
     ) -> tuple[Answer, ...]:
-        """`answer` for several questions, all or none.
+        """`answer` for several questions, all or none, with the same errors.
 
         `compute` gets positions of questions and returns their answers in that order; `release` is one for each
         question, or one for all.
-
-        Raises:
-            BudgetExhausted: not all fit; nothing was recorded.
-            InputError: the answers are not JSON, or their number is wrong.
-            LedgerError: the database cannot be written.
         """
         name = principal_name(principal)
         batch = Batch.of(name, questions, release, *records.mechanism_columns(mechanism, parameters), self.keyed)
@@ -292,11 +292,8 @@ class Ledger:
     def keyed(self, digest: bytes) -> bytes:
         """HMAC-SHA256 of a digest under this ledger's secret, 32 bytes: the stored name of a question.
 
-        Nobody can find a question in a log of these names by digesting guesses, unless they have the ledger too. The
-        secret is read once and kept in memory; a pickled ledger does not contain it.
-
-        Raises:
-            LedgerError: the database cannot be read.
+        Nobody can find a question in a log of these names by digesting guesses, unless they have the ledger too. A
+        pickled ledger does not contain the secret.
         """
         if self._secret is None:
             _, self._secret = identity_of(self._storage.read)
@@ -312,13 +309,7 @@ class Ledger:
         """Random name of the database, the same for all who open it."""
         return str(self._storage.ledger)
 
-    def grant(
-        self,
-        principal: str | None,
-        epsilon: float,
-        delta: float | None = None,
-        note: str = "",
-    ) -> Account:
+    def grant(self, principal: str | None, epsilon: float, delta: float | None = None, note: str = "") -> Account:
         """Replace the budget of a principal, from now on and for every later period.
 
         A grant must not depend on the principal's answers. A budget below what is spent refuses further releases.
@@ -331,7 +322,6 @@ class Ledger:
 
         Raises:
             ConfigurationError: a value out of range.
-            LedgerError: the database cannot be written.
         """
         name, note = TOTAL if principal is None else principal_name(principal), records.text("note", note)
         epsilon = check_number("epsilon", epsilon, above=0)

@@ -1,8 +1,7 @@
 """Opening a ledger's database: create it if there is none, and migrate it if safexplain 0.2 wrote it.
 
-0.2 stored digests of questions without a secret, counted losses in 1e-18, and had a separate rule for Gaussian streams,
-the sum of mu^2. The charges of such an account are replayed under the renyi rule, which is stricter: a mu-GDP answer
-has Renyi divergences of at most alpha mu^2 / 2.
+0.2 had no secret, counted losses in 1e-18, and had a rule for Gaussian streams, the sum of mu^2. Their charges are
+replayed under the stricter renyi rule: a mu-GDP answer has Renyi divergences of at most alpha mu^2 / 2.
 """
 
 from __future__ import annotations
@@ -44,12 +43,7 @@ MIGRATION = (
 
 
 def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
-    """The storage of a URL, not connected yet; arguments as for `Ledger`.
-
-    Raises:
-        ConfigurationError: an unknown kind of URL, or a timeout that is not a number of seconds.
-        MissingExtraError: PostgreSQL without the extra.
-    """
+    """The storage of a URL, not connected yet; arguments and errors as for `Ledger`."""
     timeout = check_number("timeout", timeout, above=0.0)
     scheme, separator, rest = str(url).partition("://")
     if separator and scheme in ("postgresql", "postgres"):
@@ -69,12 +63,7 @@ def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = Non
 
 
 def prepare(storage: Storage) -> None:
-    """Create the tables, name and secret of a ledger, or migrate one that 0.2 wrote.
-
-    Raises:
-        InputError: its folder does not exist.
-        LedgerError: the database cannot be used, or was written by a newer safexplain or one before 0.2.
-    """
+    """Create the tables, name and secret of a ledger, or migrate one that 0.2 wrote; errors as for `Ledger`."""
     at = storage.version()
     if at is None:
         storage.create()
@@ -128,10 +117,7 @@ def _recount(execute: Execute) -> None:
 
 
 def _key_questions(execute: Execute, secret: bytes) -> None:
-    """Key all digests of questions in a ledger of 0.2, several per statement.
-
-    Trainings, which are charges of the principal "", keep the digest of their weights.
-    """
+    """Key all digests of questions in a ledger of 0.2; trainings keep the digest of their weights."""
     trainings = "SELECT question FROM ledger_charges WHERE principal = '' AND question IS NOT NULL"
     for table, row, column, condition in (
         ("ledger_questions", ("principal", "number"), "digest", "TRUE"),
@@ -156,12 +142,7 @@ def _key_questions(execute: Execute, secret: bytes) -> None:
 
 
 def load_or_create(storage: Storage, given: Settings) -> Settings:
-    """The settings of the ledger in a storage, which is created if there is none.
-
-    Raises:
-        ConfigurationError: there is no ledger and no budget for one, or a given setting differs from the stored one.
-        LedgerError: the database cannot be used, or has another version.
-    """
+    """The settings of the ledger in a storage, which is created if there is none; errors as for `Ledger`."""
     query = "SELECT name, value FROM ledger_settings"
     if storage.version() is None:
         given.with_defaults()  # checked before a file is created

@@ -1,7 +1,4 @@
-"""What a ledger records and returns: accounts, charges, grants and answers, with the checks of their fields.
-
-Times are microseconds since 1970; periods of budgets follow the calendar, in UTC.
-"""
+"""What a ledger records and returns, with the checks of the fields; times are microseconds since 1970, UTC."""
 
 from __future__ import annotations
 
@@ -184,13 +181,7 @@ def grants(read: Execute) -> list[Grant]:
 
 
 def principal_name(principal: str) -> str:
-    """A principal's name in Unicode's normal form KC, so that spellings that look the same are one account.
-
-    Case is kept.
-
-    Raises:
-        InputError: empty, over 500 bytes of UTF-8, surrounded by white space, or with control or format characters.
-    """
+    """A principal's name in NFKC, so that spellings that look the same are one account; InputError for a bad one."""
     if not isinstance(principal, str):
         raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
     name = unicodedata.normalize("NFKC", text("principal", principal))

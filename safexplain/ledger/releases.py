@@ -1,13 +1,7 @@
 """What one answer reveals, as a bound that the ledger can add up.
 
 A release bounds, for every pair of neighbouring data sets and in both directions, how far apart the distributions of
-the answer can be: by an epsilon (`Pure`), an epsilon and a delta (`Approximate`), Renyi divergences (`Concentrated` for
-Gaussian noise, `Renyi` for a curve), or as a training with all three (`Training`). All releases of a ledger must use
-the same adjacency.
-
-An account adds up Renyi curves order by order (`safexplain.ledger.composition`, rule renyi), which is far tighter than
-adding epsilons and deltas. Where it cannot, because approximate releases came first, a curve counts as the (epsilon,
-delta) that it implies at a delta of its own.
+the answer can be. All releases of a ledger must use the same adjacency.
 """
 
 from __future__ import annotations
@@ -161,12 +155,7 @@ class Renyi:
     def of_steps(
         cls, phases: Steps | Sequence[Steps], adjacency: Adjacency = "substitute", *, delta: float = CONVERSION_DELTA
     ) -> Renyi:
-        """Curve of a training.
-
-        Args:
-            phases: steps of the Gaussian mechanism, such as the `phases` of a PrivacyStatement.
-            adjacency: the ledger's.
-            delta: as for `Concentrated`.
+        """Curve of steps of the Gaussian mechanism, such as the `phases` of a PrivacyStatement.
 
         Raises:
             ConfigurationError: no steps, or steps without noise.

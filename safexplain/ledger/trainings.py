@@ -1,11 +1,7 @@
-"""Trainings: a model that was trained with differential privacy is charged to everybody, once.
+"""Trainings with differential privacy: charged once, to the total and to every account of the period.
 
-Every answer of a model reveals something about its training. The ledger does not track who gets answers, so a training
-counts in the total and in every account of its period, including those that are opened later. It must fit into all of
-them: a privacy filter must refuse every release that does not fit (`safexplain.ledger.composition`).
-
-A training is identified by the digest of its weights, so it is charged once, and recorded as one charge of the
-principal "" whose answer is its privacy statement; `verify` finds a statement that was altered.
+A training is identified by the digest of its weights, and recorded as a charge of the principal "" whose answer is its
+privacy statement; `verify` finds a statement that was altered.
 """
 
 from __future__ import annotations
@@ -41,10 +37,7 @@ def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
     multiplier)^2 over the steps, with a distance of 2 clip bounds under substitution and 1 otherwise (Dong, Roth and Su
     2019, arXiv 1905.02383, Corollary 3.3). Poisson and fixed-size batches have a Renyi curve (`Renyi.of_steps`).
 
-    Raises:
-        RefusedError: the statement has no weights, no finite epsilon under this adjacency, another unit than records,
-            or under add/remove reveals the number of records.
-        ConfigurationTypeError: not a statement.
+    Raises RefusedError as `Ledger.charge_training`, and ConfigurationTypeError for another type.
     """
     if not isinstance(statement, PrivacyStatement):
         raise ConfigurationTypeError(
@@ -101,12 +94,7 @@ _CHARGED = (
 
 
 def recorded(execute: Execute, statement: PrivacyStatement) -> Charge | None:
-    """The charge of a training; None: it has not been charged.
-
-    Raises:
-        RefusedError: the weights were charged with another statement.
-        LedgerError: the recorded statement is missing or damaged.
-    """
+    """The charge of a training, or None; RefusedError if the weights were charged with another statement."""
     rows = execute(f"{_CHARGED} AND c.question = ?", (TOTAL, question_of(statement.weights)))
     if not rows:
         return None
@@ -143,8 +131,7 @@ def _load(stored: str | None, number: int) -> PrivacyStatement:
 def charge_everybody(execute: Execute, balances: Balances, statement: PrivacyStatement, training: Training) -> Charge:
     """In a transaction that holds the ledger: count a new training in every account, and record it.
 
-    The balances are those of the total. Raises BudgetExhausted if the training does not fit into the total, the budget
-    of a new principal, or an existing account.
+    The balances are those of the total. Raises BudgetExhausted as `Ledger.charge_training`.
     """
     settings = balances.settings
     value = _dump(statement)

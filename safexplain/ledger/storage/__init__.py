@@ -1,20 +1,12 @@
 """The database of a ledger: its tables, and what a database must do (`Storage`).
 
-`sqlite` and `postgres` are the two databases. `Ledger` picks one by its URL and imports only that one.
+Sums are whole numbers as text, as they may exceed 64 bits; `losses` has one for each condition. The account "" is that
+of all principals together: its time is the latest recorded one, its charges are trainings. `first` is the number of the
+question that another one is a near-duplicate of. Questions are stored under HMAC-SHA256 with the ledger's secret, so
+that nobody can find one in a log or an export by digesting guesses.
 
-Sums are whole numbers stored as text, as they may exceed 64 bits; `losses` has one for each condition. Times are
-microseconds since 1970, UTC. The account "" is that of all principals together: its time is the latest that the ledger
-recorded, and its charges are trainings. Questions are numbered by principal; `first` is the number of the question that
-another one is a near-duplicate of.
-
-A ledger has a random name, so that another database in its place is noticed, and a random secret. Digests of questions
-are stored under HMAC-SHA256 with that secret, so that nobody can find a question in a log or an export by digesting
-guesses. The secret does not protect from anybody who can read the database.
-
-A storage has one connection per process, shared by its threads. No thread is inside the database while a process forks,
-and the child opens its own connection. SQLite must be closed before a fork: a child inherits SQLite's record of locks
-but not the locks, so a parent that closes the file deletes the log that the child goes on writing. Connections of other
-code to the same file are that code's responsibility.
+No thread is inside the database while a process forks. SQLite must be closed before: a child inherits its record of
+locks but not the locks, so a parent that closes the file deletes the log that the child goes on writing.
 """
 
 from __future__ import annotations
@@ -80,10 +72,7 @@ PAGE = 2000
 
 
 def paged(execute: Execute, query: str, values: Sequence[Any] = (), after: int = 0) -> Iterator[tuple[Any, ...]]:
-    """Rows of a query that ends in "number > ? ORDER BY number LIMIT ?" and selects the number first.
-
-    No transaction stays open between pages.
-    """
+    """Rows of a query that ends in "number > ? ORDER BY number LIMIT ?" and selects the number first."""
     while rows := execute(query, (*values, after, PAGE)):
         yield from rows
         if len(rows) < PAGE:
@@ -115,9 +104,7 @@ def keyed_digest(secret: bytes, digest: bytes) -> bytes:
 def check_identity(execute: Execute, identity: str, name: str) -> None:
     """Raise LedgerError unless the ledger at the place `name` has this identity."""
     if not execute("SELECT 1 FROM ledger_identity WHERE id = ?", (identity,)):
-        raise LedgerError(
-            f"ledger {name} was replaced by another one while it was in use. Put the first one back, or restart"
-        )
+        raise LedgerError(f"ledger {name} was replaced while it was in use. Put the first one back, or restart")
 
 
 class Storage(ABC):
@@ -156,10 +143,7 @@ class Storage(ABC):
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Execute]:
-        """A transaction that is durable when the block ends, and rolled back if it raises.
-
-        Raises LedgerError if the database cannot be written, or others held it until the timeout.
-        """
+        """A transaction that is durable when the block ends, and rolled back if it raises."""
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -198,10 +182,7 @@ class Storage(ABC):
 
     @abstractmethod
     def backup(self, path: Path) -> None:
-        """Copy everything that was acknowledged to a file, while others go on.
-
-        Raises ConfigurationError if the database has its own tools for that.
-        """
+        """Copy everything that was acknowledged to a file, while others go on."""
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""

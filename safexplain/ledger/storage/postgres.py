@@ -1,9 +1,7 @@
 """A ledger in PostgreSQL, for several machines: writers queue at the row of the total, and time is the server's.
 
-Every charge locks the row of the total, so if the server synced its log before it released locks, every writer would
-wait for every sync. Therefore transactions commit without waiting for the log, which releases the locks. An empty
-message is then written to the log and synced, together with those of other writers and everything before it. Only then
-is the transaction acknowledged, so acknowledged charges survive a crash of the server.
+Transactions commit without waiting for the log, which releases the locks early. An empty message is then written to the
+log and synced with everything before it; only then is the transaction acknowledged, so it survives a crash.
 """
 
 from __future__ import annotations
@@ -29,10 +27,7 @@ _ADVISORY_LOCK = 0x73616665  # held while tables are created
 
 
 class PostgresStorage(Storage):
-    """A server, by a URL as libpq reads it; a connection that the server closed is opened again.
-
-    Raises MissingExtraError without psycopg.
-    """
+    """A server, by a URL as libpq reads it; a connection that the server closed is opened again."""
 
     identity = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
     _has_tables = (  # to_regclass would answer from a cache that may be older than the lock

@@ -1,21 +1,11 @@
 """A ledger in an SQLite file: write-ahead log, a queue of writers, one sync for the commits of several processes.
 
-With synchronous = FULL, SQLite syncs its log while it holds the write lock, so every writer waits for every sync. Here
-it is NORMAL: a writer commits, lets the next one in, syncs the log, and only then acknowledges. The kernel serves
-waiting syncs together, and a synced log holds every earlier commit, so acknowledged charges survive a power failure as
-they do under FULL.
+With synchronous = FULL, every writer would wait for every sync. Here it is NORMAL: a writer commits, lets the next one
+in, syncs the log, and only then acknowledges. A synced log holds every earlier commit, so acknowledged charges survive
+a power failure as they do under FULL.
 
-Time is read once from the wall clock and then counted by a clock that only goes forward. A ledger's time is the later
-of this clock and the last recorded time, so setting a clock back never reopens a period. Running processes do not
-notice a wall clock that is set forward; a process that starts then opens the period of that date early, and the ledger
-renews nothing until the date is reached.
-
-If an open file is deleted or replaced, its process would go on writing to a file that nobody else counts from.
-Therefore every use checks that the file at the path is still the open one.
-
-The files belong to the user of the process and have mode 0600, because a lock on the queue stops every writer, and the
-database holds names and a secret. This also holds for root: a service that runs as root must not use a file that
-somebody else put in its place. Windows has no such modes, so nothing is checked there.
+The files have mode 0600 and belong to the user of the process, also for root, because a lock on the queue stops every
+writer, and the database holds names and a secret. Windows has no such modes, so nothing is checked there.
 """
 
 from __future__ import annotations
@@ -89,10 +79,7 @@ def check_folder(folder: Path) -> None:
 
 
 def make_private(path: Path) -> bool:
-    """Set the mode of an existing file to 0600; return whether other users had access to it before.
-
-    Raises LedgerError if it is not a regular file, or belongs to another user.
-    """
+    """Set the mode of an existing file to 0600; return whether other users had access to it before."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -127,11 +114,7 @@ def as_ledger_errors(name: str) -> Iterator[None]:
 
 
 class FileQueue:
-    """A queue of the processes that write one database: a lock on a file next to it.
-
-    The kernel releases the lock when its holder dies. SQLite's own waiting polls at growing intervals, which starves
-    some processes.
-    """
+    """A lock on a file next to the database, because SQLite's own waiting starves some processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
