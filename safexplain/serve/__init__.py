@@ -1,12 +1,7 @@
 """Serving hardened explanations: what leaves the service, how often each client may ask, and the platforms it runs on.
 
-    request -> inputs (bounded) -> protocol (payload, checked) -> service: remembered? -> seats, in turn ->
-    budget: charged -> model and explainer, in a batch -> remembered -> protocol (listed arrays only) -> answer
-
-`service` is the core, which knows no platform: answers, seats, batches, metrics, and errors as clients see them.
-`loading` has its options, model and certificate, `budget` limits questions, and `questions` counts them in a ledger's
-database. `inputs` and `protocol` read requests and write V1 and V2. Each platform is one file: `http` (FastAPI, and
-`safexplain serve`), `kserve`, `mlserver`, `mlflow`, `ray`, `bentoml`.
+A request is read within bounds (`inputs`) and checked (`protocol`); new questions are charged (`budget`) and answered
+in batches (`service`). Each platform is one file.
 """
 
 from __future__ import annotations

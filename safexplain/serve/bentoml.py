@@ -2,8 +2,7 @@
 
     POST /explain {"x": rows} -> hardened maps        POST /predict {"x": rows} -> labels
 
-BentoML logs bodies that do not match its types, drops unknown fields, and has its own text for a 503. Therefore
-`safexplain.serve.http` reads and answers requests; errors are problem+json (RFC 9457).
+`safexplain.serve.http` reads and answers requests, because BentoML logs bodies and drops unknown fields.
 """
 
 from __future__ import annotations

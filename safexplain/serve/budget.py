@@ -1,19 +1,10 @@
 """Limits of each client: distinct questions per period, and near-duplicate questions about one map ("looks").
 
-A patient attacker is limited by the number of distinct questions, for labels as for explanations. A question is named
-by a digest of model, certificate and canonical input; the same question again is free, as its answer reveals nothing
-new.
-
-An attacker who dithers an input asks distinct questions about one map. Therefore a question close to an earlier one of
-the same client counts as another look at the same map, and looks are limited more strictly. Two questions are close if
-they are closer than most public rows are to each other (`Likeness`). A question is compared with every earlier one and
-joins the group of its nearest neighbour, so dithers that drift apart, or lie on different sides, still share a group:
-the limit holds for the chain, not for the ball around its first question.
-
-This stops scripts that change an input a little, whichever features they change. It does not stop an attacker who knows
-public rows and changes inputs by just more than the threshold: such questions lie as far apart as honest ones, so only
-the number of distinct questions limits them. A client with two names has two budgets. `audit/suites/dithering` measures
-what is stopped, and how far an attacker has to go.
+The same question again is free. A question close to an earlier one of the same client counts as another look at the
+same map; two are close if they are closer than most public rows are to each other (`Likeness`). A question joins the
+group of its nearest neighbour, so dithers that drift apart still share a group. This does not stop an attacker who
+knows public rows and changes inputs by just more than the threshold; `audit/suites/dithering` measures what is stopped.
+A client with two names has two budgets.
 """
 
 from __future__ import annotations
@@ -21,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,12 +77,9 @@ class Likeness:
 
     Inputs are clipped to the range of the public rows, feature by feature, centred, and divided by the larger of each
     feature's standard deviation and the upper quartile of all deviations. Without this floor, pixels that hardly vary
-    dominate, and tiny changes of them make new maps. A quartile suits tables whose columns differ in units: a floor by
-    the root mean square, or no division at all, would leave only the column of the largest unit. Features that are
-    constant among public rows are ignored. A sketch is a projection on random directions, at most 128 and at most half
-    as many as features, in float32. Projections preserve distances (Johnson and Lindenstrauss 1984), and the threshold
-    is computed from sketches too. Many inputs share a sketch, but it is not secret: it shows roughly where an input
-    lies.
+    dominate, and tiny changes of them make new maps. Features that are constant among public rows are ignored. A sketch
+    is a projection on random directions, at most 128 and at most half as many as features, in float32. Projections
+    preserve distances (Johnson and Lindenstrauss 1984). A sketch is not secret: it shows roughly where an input lies.
 
     Args:
         low, high: (d,) range of the public rows.
@@ -100,7 +88,6 @@ class Likeness:
         project: (n, d) -> (n, k).
         threshold: Euclidean distance.
         space: digest of all this; only sketches of one space are compared.
-        rows: distinct public rows behind the threshold.
     """
 
     low: NDArray[np.float64]
@@ -110,20 +97,13 @@ class Likeness:
     project: Callable[[NDArray[np.float64]], NDArray[np.float64]]
     threshold: float
     space: str
-    rows: int
 
     @classmethod
     def of(cls, public: NDArray[Any], quantile: float, *, seed: str = "", subject: str = "") -> Likeness | None:
         """The likeness of (n, ...) public rows; None for a single feature, which leaves nothing to project.
 
-        Args:
-            public: rows; of more than 5,000 rows, 5,000 are drawn.
-            quantile: of the distances of distinct rows to their nearest neighbours.
-            seed: of the directions; the same for all sketches that are compared.
-            subject: of the questions; part of the space.
-
-        Raises:
-            InputError: not numbers, not finite, or fewer than two distinct rows.
+        The threshold is the quantile of the distances of distinct rows to their nearest neighbours. The seed is that of
+        the directions, the same for all sketches that are compared. Raises InputError for unusable rows.
         """
         rows = np.asarray(public)
         if rows.ndim < 2 or not len(rows):
@@ -141,25 +121,18 @@ class Likeness:
         varies = deviation > 1e-12 * np.abs(flat).max(0)
         floor = np.quantile(deviation[varies], FLOOR_QUANTILE, method="lower") if varies.any() else 1.0
         scale = varies / np.maximum(deviation, floor)
-        one = cls(
-            flat.min(0), flat.max(0), flat.mean(0), scale, _directions(d, min(MAX_DIMENSIONS, d // 2), draw), 0.0,
-            content.hexdigest()[:32], 0,
-        )  # fmt: skip
+        project, space = _directions(d, min(MAX_DIMENSIONS, d // 2), draw), content.hexdigest()[:32]
+        one = cls(flat.min(0), flat.max(0), flat.mean(0), scale, project, 0.0, space)
         distinct = np.unique(one.sketch(flat), axis=0)
         if len(distinct) < 2:
             raise InputError(f"public: expected at least two different rows, got {len(distinct)} among {len(rows)}")
         from sklearn.neighbors import NearestNeighbors
 
         nearest, _ = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(distinct).kneighbors()
-        threshold = float(np.quantile(nearest, quantile))
-        return cls(one.low, one.high, one.mean, one.scale, one.project, threshold, one.space, len(distinct))
+        return replace(one, threshold=float(np.quantile(nearest, quantile)))
 
     def sketch(self, x: NDArray[Any]) -> Sketches:
-        """(n, k) of inputs (n, ...).
-
-        Raises:
-            InputError: not numbers, not finite, or another number of features than the public rows.
-        """
+        """(n, k) of inputs (n, ...); InputError unless they are finite numbers with as many features."""
         flat = _flat("x", x)
         if flat.shape[1] != len(self.mean):
             raise InputError(f"x: expected {len(self.mean)} features, as in the public rows, got {flat.shape[1]}")
@@ -212,19 +185,15 @@ class _History:
 class Budget:
     """Counts the questions of each client of a service, and enforces its limits; usable from threads.
 
-    A grant by `safexplain ledger grant` replaces the limit on questions. Earlier questions of a client are free.
-
     Args:
         questions: where they are counted, for all services and workers that share it.
         limits: of each client.
         public: (n, ...) public rows; None: near-duplicates are not recognised.
         most_looks: near-duplicates of one question over all time, the highest patience that the certificate judged;
             None: no limit.
-        subject: of the maps, such as a digest of the model. Looks at maps of different subjects, or recognised by other
-            public rows, count apart.
+        subject: of the maps, such as a digest of the model; looks at maps of different subjects count apart.
 
     Raises:
-        ConfigurationError: most_looks is not a positive number.
         InputError: unusable public rows.
     """
 
@@ -251,17 +220,12 @@ class Budget:
         self._guard = threading.Lock()
 
     def charge(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
-        """Count questions durably, all or none. Earlier questions of this client are free.
+        """Count questions durably, all or none, with errors as `Questions.ask`.
 
         Args:
             client: name.
             digests: of model, certificate and canonical input of each question.
             x: (n, ...) inputs of the questions.
-
-        Raises:
-            BudgetExhausted: they do not all fit; none was counted. `.renews` is None if they never will.
-            LedgerError: the ledger cannot be written. After a failed commit they may have been counted; asking again is
-                then free.
         """
         self.questions.ask(client, digests, self._limit, self._near_duplicates(client, digests, x))
 

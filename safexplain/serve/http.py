@@ -182,18 +182,11 @@ class Connection(H11Protocol):  # type: ignore[misc]
                 self._timer.cancel()
                 self._timer = None
         elif self._timer is None:
-            self._timer = self.loop.call_timerr(HEAD_SECONDS, self.transport.abort)
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
 
 async def respond(request: Request, intake: Intake, name: str, operation: Operation) -> Response:
-    """The response to a JSON request of any Starlette application. Never raises.
-
-    Args:
-        request: with an unread body.
-        intake: of the service.
-        name: of the operation, for metrics and audit log.
-        operation: that answers.
-    """
+    """The response to a JSON request, with unread body, of any Starlette application; `name` is for the metrics."""
     service, client = intake.service, ""
     try:
         client = _client(request)
@@ -215,8 +208,7 @@ async def respond(request: Request, intake: Intake, name: str, operation: Operat
 def _client(request: Request) -> str:
     """The client of a request: the authenticated user, or else the header.
 
-    Raises:
-        RequestError: a page of another site sent it with cookies (403), or the user has no name (403).
+    Raises RequestError (403) if a page of another site sent it with cookies, or the user has no name.
     """
     origin = request.headers.get("origin")
     if origin and "cookie" in request.headers:
@@ -234,11 +226,7 @@ def _client(request: Request) -> str:
 
 
 def _check_head(request: Request, limit: int) -> None:
-    """Check what the head states about the body.
-
-    Raises:
-        RequestError: not JSON or compressed (415), or too large (413).
-    """
+    """Raise RequestError if the head states a body that is not JSON, compressed (415), or too large (413)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise RequestError(f"Content-Type: expected application/json, got {kind[:80] or 'none'}", status=415)

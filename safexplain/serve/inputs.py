@@ -1,9 +1,4 @@
-"""Reading requests: the body, its numbers, and the client's name.
-
-Everything is bounded before it is expanded. The bounds of a body (`Bounds`) follow from the shape of an input and the
-maximum of rows, and are checked on its bytes before parsing. Numbers are checked one by one before NumPy gets them,
-which would pad texts of unequal length to the longest.
-"""
+"""Reading requests: the body, its numbers, and the client's name. Everything is bounded before it is expanded."""
 
 from __future__ import annotations
 
@@ -68,11 +63,7 @@ class Bounds:
         return min(MAX_BODY_BYTES, (self.numbers + self.lists) * _BYTES_A_NUMBER + 16 * _OTHER_MARKS)
 
     def load(self, body: bytes | bytearray) -> Any:
-        """The JSON of a body, whose marks are counted before parsing: 30 MiB of `{}` would parse to a gigabyte.
-
-        Raises:
-            RequestError: more lists, objects, texts or numbers than the rows can have (413), or not JSON.
-        """
+        """The JSON of a body, whose marks are counted before parsing: 30 MiB of `{}` would parse to a gigabyte."""
         most = {b",": self.numbers, b"[": self.lists, b"{": 0, b":": 0, b'"': 0}
         if any(body.count(mark) > number + _OTHER_MARKS for mark, number in most.items()):
             raise RequestError(
@@ -85,14 +76,9 @@ class Bounds:
 
 
 def numbers(values: Any, name: str) -> NDArray[np.float32]:
-    """Numbers as float32.
+    """Nested lists, an array or a tensor as float32, checked before NumPy gets them.
 
-    Args:
-        values: nested lists or tuples, an array or a tensor.
-        name: of the field, for messages.
-
-    Raises:
-        RequestError: text, null, booleans, lists of different lengths, or a number beyond float64.
+    Raises RequestError for text, null, booleans, lists of different lengths, and numbers beyond float64.
     """
     if isinstance(values, list | tuple):
         if _shape(values) is None:
@@ -121,18 +107,7 @@ def _shape(values: Any, depth: int = 1) -> tuple[int, ...] | None:
 
 
 def client_name(header: Sequence[str], user: str = "") -> str:
-    """The client of a request.
-
-    Args:
-        header: values of X-Client-Id.
-        user: authenticated user, which overrides the header; "": none.
-
-    Returns:
-        "user:..." for a user; the header's name; or `ANONYMOUS`.
-
-    Raises:
-        RequestError: several names, one with the prefix of users, or one that `principal` refuses.
-    """
+    """The client: "user:..." for an authenticated user, or else the one name in X-Client-Id, or `ANONYMOUS`."""
     if user:
         return principal(USER_PREFIX + user)
     given = header[0] if header else ANONYMOUS

@@ -3,14 +3,8 @@
     kserve.ModelServer(enable_grpc=False).start([HardenedModel(Service.load("model.pt2", "certificate.json"))])
     python -m safexplain.serve.kserve --model model.pt2 --certificate certificate.json --http_port 8080
 
-    POST /v1/models/model:explain, :predict    POST /v2/models/model/infer
-
-The routes of `safexplain.serve.http` answer all questions; `HardenedModel` registers them before KServe's own, which
-copy request headers into the response (`DataPlane.explain`: `response_headers = headers`), including Authorization and
-cookies, drop unknown fields of a V2 request, and write exceptions into responses. KServe has no gRPC for explanations,
-so there is none here; MLServer has V2 over gRPC.
-
-A container has one process (`--workers 1`): scale by replicas, which share a ledger.
+The routes of `safexplain.serve.http` answer, because KServe's own copy request headers into responses, drop unknown
+fields and reveal exceptions; there is no gRPC. Scale by replicas (`--workers 1`), which share a ledger.
 """
 
 from __future__ import annotations

@@ -41,13 +41,7 @@ from safexplain.verdict.certificate.read import load_certificate
 
 @dataclass(frozen=True, eq=False)
 class Remembered:
-    """The answer to one question.
-
-    Args:
-        label: the predicted class.
-        explanation: float32 (...), or the fields that may leave, as JSON types; None: only the label was requested.
-        probabilities: of the classes, or None unless the service returns them.
-    """
+    """The answer to one question: a row of `Answer`, with an explanation in float32 (...) or JSON types."""
 
     label: int
     explanation: NDArray[np.float32] | Mapping[str, Any] | None
@@ -87,10 +81,7 @@ class Generation:
         if x.ndim == 0:
             raise RequestError("expected numbers (n, ...), got a single number", field="input")
         if len(x) > self.bounds.rows:
-            raise RequestError(
-                f"expected at most {self.bounds.rows} rows a request, got {len(x)}; send several requests",
-                field="input",
-            )
+            raise RequestError(f"expected at most {self.bounds.rows} rows a request, got {len(x)}", field="input")
         if self.shape is not None and len(x) and x.shape[1:] != self.shape:
             raise RequestError(
                 f"expected inputs of shape {shape_text(self.shape)}, got {shape_text(x.shape[1:])}", field="input"
@@ -120,8 +111,8 @@ class Generation:
         """(n, ...) inputs -> label and probabilities of each."""
         self.release.check()
         scores = self._scores(x)
-        rows = zip(scores.argmax(1).tolist(), self._probabilities(scores), strict=True)
-        return [Remembered(label, None, p) for label, p in rows]
+        labels = scores.argmax(1).tolist()
+        return [Remembered(label, None, p) for label, p in zip(labels, self._probabilities(scores), strict=True)]
 
     def _scores(self, x: Tensor) -> Tensor:
         """(n, classes) scores; RequestError if the shape of inputs is unknown, and the model cannot take this one."""
@@ -130,9 +121,8 @@ class Generation:
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if self.shape is not None or isinstance(error, SafexplainError):
                 raise
-            raise RequestError(
-                f"the model cannot take inputs of shape {shape_text(x.shape[1:])}", field="input"
-            ) from None
+            shape = shape_text(x.shape[1:])
+            raise RequestError(f"the model cannot take inputs of shape {shape}", field="input") from None
 
     def _probabilities(self, scores: Tensor) -> list[tuple[float, ...] | None]:
         """Probabilities of each row, or None unless the service returns them."""
@@ -212,12 +202,7 @@ class Options:
 
     @classmethod
     def of(cls, model: Any, certificate: str | Path | None, options: Mapping[str, Any]) -> Options:
-        """Checked options, with the public key read.
-
-        Raises:
-            ConfigurationError: an unknown option or an invalid value.
-            InputError: the public key cannot be read.
-        """
+        """Checked options, with the public key read; errors as `Service.load`."""
         try:
             given = cls(model, certificate, **options)
             torch.empty(0, device=given.device)
@@ -232,8 +217,7 @@ class Options:
         try:
             return replace(given, public_key=Path(given.public_key).read_bytes())
         except OSError as error:
-            detail = f"the public key {given.public_key} cannot be read: {error.strerror or error}"
-            raise InputError(detail) from None
+            raise InputError(f"cannot read the public key {given.public_key}: {error.strerror or error}") from None
 
     def file_states(self) -> tuple[Any, ...]:
         """Inode, size and time of the files, which change when they are replaced."""
@@ -282,21 +266,16 @@ class Options:
         shape = release.shape or shape
         if self.probabilities and release.certificate is not None:
             released = release.certificate.judgement.policy.release
-            if released != "explanation+prediction" and not self.uncertified:
-                raise CertificateError(
-                    f"{self.certificate} covers the release of the {released}, but not of probabilities; audit with"
-                    ' release = "explanation+prediction" in the policy, or serve without them'
-                )
             if released != "explanation+prediction":  # more leaves than the certificate covers
+                if not self.uncertified:
+                    raise CertificateError(
+                        f"{self.certificate} covers the release of the {released}, but not of probabilities; audit with"
+                        ' release = "explanation+prediction" in the policy, or serve without them'
+                    )
                 release = replace(release, uncertified=True)
         judged = () if release.certificate is None else release.certificate.judgement.policy.patience
-        budget = Budget(
-            questions,
-            self.limits,
-            public=public,
-            most_looks=max(judged, default=None) if judged else None,
-            subject=release.model_digest.hex(),
-        )
+        subject, most_looks = release.model_digest.hex(), max(judged, default=None)
+        budget = Budget(questions, self.limits, public=public, most_looks=most_looks, subject=subject)
         scope = hashlib.sha256(release.model_digest + b"\0" + release.digest.encode()).digest()
         bounds = Bounds.of(shape, self.most_rows)
         return Generation(release, budget, scope, shape, self._range(public), self.probabilities, bounds)

@@ -5,12 +5,9 @@
     loaded.predict(rows)                                        # labels (n,)
     loaded.predict(rows, params={"explain": True})              # hardened maps (n, ...)
 
-The key comes from the environment of the loading process (SAFEXPLAIN_NOISE_KEY). The saved model consists of the files
-and two lines of code ("models from code"), so nothing pickled is loaded.
-
-Over HTTP, `safexplain serve` serves the saved files. The model refuses to load in MLflow's own scoring server, which
-writes the rows of a refused request and the traceback of a failed one into the response, reads Parquet (10 KB of it can
-expand to 3 GB), and passes no headers to the model, so that clients could not be distinguished.
+The key comes from the environment of the loading process (SAFEXPLAIN_NOISE_KEY). The saved model contains nothing
+pickled. It refuses to load in MLflow's own scoring server, which writes rows and tracebacks into responses, reads
+Parquet (10 KB can expand to 3 GB), and does not tell clients apart; `safexplain serve` serves the saved files.
 """
 
 from __future__ import annotations
@@ -69,10 +66,7 @@ class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
     def load_context(self, context: Any) -> None:
         """Create the service from the artefacts and `model_config`.
 
-        Raises:
-            SafexplainError: as `Service.load`.
-            ConfigurationError: keys of `model_config` outside `SETTINGS`.
-            RefusedError: MLflow's scoring server loads the model.
+        Raises as `Service.load`, and RefusedError if MLflow's scoring server loads the model.
         """
         settings, files = _settings(context.model_config or {}), context.artifacts
         if "__pyfunc_model_path__" in os.environ or "mlflow.pyfunc.scoring_server.app" in sys.modules:
@@ -91,13 +85,8 @@ class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
     ) -> Any:
         """Labels int64 (n,); with `explain` hardened maps float32 (n, ...), or a list of n dictionaries.
 
-        Args:
-            context: not used.
-            model_input: (n, ...) array or nested lists, or a table with columns in order.
-            params: `explain`, and `client`: whose budget is charged.
-
-        Raises:
-            SafexplainError: see `Service.explain`.
+        `model_input` is an (n, ...) array, nested lists, or a table with columns in order. `params` has `explain`, and
+        `client`, whose budget is charged. Raises as `Service.explain`.
         """
         params = params or {}
         x, client = numbers(model_input, "inputs"), params.get("client") or ANONYMOUS

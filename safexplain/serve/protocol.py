@@ -1,8 +1,7 @@
 """Payloads of the V1 and V2 inference protocols, for every platform.
 
 A request contains inputs and nothing else: any other field (a target, steps, baselines, parameters) is refused by name,
-because the server decides. An answer contains explanations and labels, and the digest of the certificate. `Intake`
-limits the bytes and threads of requests, for all clients and for each.
+because the server decides. An answer contains explanations and labels, and the digest of the certificate.
 
 V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 V2 (Open Inference Protocol): https://github.com/kserve/open-inference-protocol
@@ -83,8 +82,7 @@ class Intake:
     def _check_room(self, client: str, more: int, own: int) -> None:
         """Raise UnavailableError unless a request with `own` bytes may have more.
 
-        With other requests of its client, it shares a quarter of all bytes; with those of others, all bytes. Alone it
-        may have `Bounds.size`.
+        With other requests of its client, it shares a quarter of all bytes; with those of others, all bytes.
         """
         mine, total = self._held[client], self._held.total()
         limit = MAX_BYTES_IN_FLIGHT
@@ -175,14 +173,7 @@ def headers(answer: Answer) -> dict[str, str]:
 def explain_v1(service: Service, payload: Any, client: str) -> Reply:
     """{"instances": [...]} -> {"explanations": [...]} of the predicted classes, with `probabilities` if enabled.
 
-    Args:
-        service: that answers.
-        payload: decoded JSON.
-        client: whose budget is charged.
-
-    Raises:
-        RequestError: other fields than instances, or inputs that cannot be explained.
-        SafexplainError: see `Service.explain`.
+    The client's budget is charged. Raises RequestError for other fields, and as `Service.explain`.
     """
     answer = service.explain(_instances(payload), client=client)
     return {"explanations": answer.explanation, **_extra_members(answer)}, answer

@@ -1,11 +1,7 @@
 """Distinct questions of each client in a period, counted in the database of a ledger.
 
-A question is a digest. Its number is its position among all questions of its client, without gaps, so the number of the
-last question before a period is the number of questions before that period: counting reads one row of an index.
-
-A question may be a near-duplicate of an earlier one. The caller brings a sketch of each question, which is stored, and
-assigns each to the first question of its group (`NearDuplicates`); this module only counts the questions of each group.
-All of it happens in the transaction that records the questions.
+A question is a digest, numbered by client without gaps. It may be a near-duplicate of an earlier one: the caller brings
+a sketch of each question and assigns it to the first question of its group (`NearDuplicates`).
 """
 
 from __future__ import annotations
@@ -140,9 +136,7 @@ class Questions:
         groups = None if near_duplicates is None else near_duplicates()
         with self._storage.transaction() as execute:
             now = _time(execute, self._storage)
-            granted = _granted(execute, name)
-            number_limit = limit if granted is None else Limit(granted, limit.period)
-            numbers = _record(execute, name, now, keyed, number_limit, groups)
+            numbers = _record(execute, name, now, keyed, _granted(execute, name, limit), groups)
         if numbers:
             self._remember(name, numbers[-1])
         return len(numbers)
@@ -170,12 +164,7 @@ class Questions:
         return dict(self._storage.read("SELECT principal, questions FROM ledger_question_grants ORDER BY id", ()))
 
     def grant(self, client: str | None, questions: int, note: str = "") -> None:
-        """Replace the limit of a client, or with None of every client without its own grant, from now on.
-
-        Raises:
-            ConfigurationError: not a number from 1 up.
-            LedgerError: the database cannot be written.
-        """
+        """Replace the limit of a client, or with None of every client without its own grant, from now on."""
         row = (EVERYBODY if client is None else principal_name(client), check_whole("questions", questions, 1))
         with self._storage.transaction() as execute:
             now = _time(execute, self._storage)
@@ -185,18 +174,11 @@ class Questions:
             )
 
     def record_service(self, name: str, limits: Mapping[str, Any]) -> None:
-        """Store the limits that a service enforces for each client; `safexplain ledger show` prints them.
-
-        Args:
-            name: of the service, whose earlier limits are replaced.
-            limits: JSON types, as {"questions": 200, "period": "week"}.
-        """
+        """Store the limits of a service, in JSON types; `safexplain ledger show` prints them."""
+        sql = "INSERT INTO ledger_services VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET limits = excluded.limits"
         row = (records.text("name", name), records.as_json("limits", limits))
         with self._storage.transaction() as execute:
-            execute(
-                "INSERT INTO ledger_services VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET limits = excluded.limits",
-                row,
-            )
+            execute(sql, row)
 
     def services(self) -> dict[str, dict[str, Any]]:
         """Service -> its stored limits."""
@@ -204,11 +186,7 @@ class Questions:
         return {name: json.loads(limits) for name, limits in rows}
 
     def verify(self) -> int:
-        """Check that the questions of each client are numbered without gaps, and return their number.
-
-        Raises:
-            LedgerError: they are not.
-        """
+        """The number of questions; LedgerError unless those of each client are numbered without gaps."""
         sql = (
             "SELECT principal, COUNT(*), MIN(number), MAX(number), SUM(CASE WHEN first < 1 OR first > number THEN 1"
             " ELSE 0 END) FROM ledger_questions GROUP BY principal"
@@ -222,7 +200,7 @@ class Questions:
         return sum(int(row[1]) for row in rows)
 
     def backup(self, path: Path) -> None:
-        """Copy the whole ledger; see `safexplain.ledger.inspection.copy`."""
+        """Copy the whole ledger, as `Ledger.backup`."""
         copy(self._storage, path)
 
     def ping(self) -> None:
@@ -249,14 +227,14 @@ def _time(execute: Execute, storage: Storage) -> int:
     return max(now, int(last))
 
 
-def _granted(execute: Execute, client: str) -> int | None:
-    """Questions per period granted to a client, or else to everybody; None: no grant."""
+def _granted(execute: Execute, client: str, limit: Limit) -> Limit:
+    """The limit with the number granted to a client, or else to everybody, if any was."""
     sql = (
         "SELECT questions FROM ledger_question_grants WHERE principal IN (?, ?)"
         " ORDER BY CASE principal WHEN '' THEN 1 ELSE 0 END, id DESC LIMIT 1"
     )
     rows = execute(sql, (client, EVERYBODY))
-    return int(rows[0][0]) if rows else None
+    return Limit(int(rows[0][0]), limit.period) if rows else limit
 
 
 def _numbers(execute: Execute, client: str, digests: Sequence[bytes]) -> dict[bytes, int]:
@@ -282,19 +260,10 @@ def _last_number(execute: Execute, client: str, before: int | None = None) -> in
     return int(rows[0][0]) if rows else 0
 
 
-def _group_size(execute: Execute, client: str, first: int, since: int) -> int:
-    """Questions of a group of near-duplicates from a time on."""
-    sql = "SELECT COUNT(*) FROM ledger_questions WHERE principal = ? AND first = ? AND time >= ?"
-    return int(execute(sql, (client, first, since))[0][0])
-
-
 def _record(
     execute: Execute, client: str, now: int, digests: Sequence[bytes], limit: Limit, groups: NearDuplicates | None
 ) -> list[int]:
-    """In a transaction that holds the ledger: record the new questions, and return their numbers.
-
-    Raises BudgetExhausted as `Questions.ask`.
-    """
+    """In a transaction that holds the ledger: record the new questions, and return their numbers."""
     known, last = _numbers(execute, client, digests), _last_number(execute, client)
     positions = {digest: i for i, digest in reversed(list(enumerate(digests))) if digest not in known}
     new = sorted(positions.values())
@@ -307,10 +276,11 @@ def _record(
     first: Sequence[int] = numbers
     if groups is not None:
         first = groups.assign(new, last + 1, _history(execute, client, groups.space, groups.after))
+        size = "SELECT COUNT(*) FROM ledger_questions WHERE principal = ? AND first = ? AND time >= ?"
         for group_limit in groups.limits:
             for group, count in Counter(first).items():
                 since = period_start(group_limit.period, now)
-                earlier = _group_size(execute, client, group, since) if group <= last else 0
+                earlier = execute(size, (client, group, since))[0][0] if group <= last else 0
                 refusals.append(
                     _refusal(client, now, group_limit, count, earlier, " too close to earlier ones", " about one map")
                 )

@@ -4,8 +4,7 @@
     serve.run(application)                              # or `serve run module:application`
 
 Only settings pass through Ray: each replica loads its own service, with the key from its environment
-(SAFEXPLAIN_NOISE_KEY) or a file. Answers are a function of key, certificate and question, so replicas agree without
-communicating; they must only share the ledger.
+(SAFEXPLAIN_NOISE_KEY) or a file.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """The core of a service that explains: it answers questions, whatever the platform.
 
-    x --checked--> canonical input --digest--> remembered for this client?  yes: the same answer, free
-        no: seats, in turn --> charged, if the budget allows --> model and explainer, in a batch --> remembered
-
-The server decides what is explained (the predicted class) and how (as the certificate states). A request is answered
-completely or not at all: if one row is refused before the model is asked, no row is charged. Charged rows are always
-computed and remembered, even if nobody waits any more; asking again is free, also after an error of the model.
-
-`Seats` limit the rows that are charged and computed at once; a request that waits for seats has not been charged.
-One thread calls the explainer (`Batches`), so no two explanations of a model are ever made at the same time; a batch
-fills while the one before is computed. `Metrics` and the audit log hold no input, explanation or label.
+A request is answered completely or not at all: if one row is refused before the model is asked, no row is charged.
+Charged rows are always computed and remembered, even if nobody waits any more; asking again is free. One thread calls
+the explainer. `Metrics` and the audit log hold no input, explanation or label.
 """
 
 from __future__ import annotations
@@ -97,7 +90,7 @@ class Answer:
 
 @dataclass(eq=False)
 class _Flight:
-    """A request in progress, shared by equal requests of one client at the same time."""
+    """A request in progress, shared by equal requests of one client."""
 
     keys: list[bytes]
     waiting: int = 0
@@ -150,12 +143,7 @@ class Service(AbstractContextManager["Service"]):
 
     @classmethod
     def from_environment(cls, **options: Any) -> Service:
-        """The service of SAFEXPLAIN_SERVE: the arguments of `load` as a JSON object, which `options` override.
-
-        Raises:
-            ConfigurationError: not a JSON object, or no model.
-            SafexplainError: as `load`.
-        """
+        """The service of SAFEXPLAIN_SERVE: the arguments of `load` as a JSON object, which `options` override."""
         try:
             given = {**json.loads(os.environ.get(SETTINGS) or "{}"), **options}
             model = given.pop("model")
@@ -254,10 +242,7 @@ class Service(AbstractContextManager["Service"]):
         limits = {name: budget[name] for name in ("questions", "period", "looks", "most_looks")}
         self._ledger.record_service(self.name, limits)
         if certificate is not None and certificate.signature != "valid":
-            _log.warning(
-                "the certificate's signature is not checked; its checksum detects accidents, not tampering by somebody"
-                " who can write the file. Sign it, and serve with --public-key"
-            )
+            _log.warning("the certificate's checksum detects accidents, not tampering; sign it, and use --public-key")
 
     def record_problem(self, operation: str, client: str, error: BaseException) -> Problem:
         """The client's view of an error, which is recorded unless `explain` or `predict` recorded it."""
@@ -341,7 +326,6 @@ class Service(AbstractContextManager["Service"]):
         """The answer to each row, and the number of remembered ones.
 
         Answers are remembered for each client apart, so response times reveal nothing about other clients' questions.
-        Equal requests of one client at the same time are computed once.
         """
         prefix = f"{operation}\0{client}\0".encode()
         keys = [prefix + digest for digest in digests]
@@ -436,10 +420,7 @@ def _assemble(operation: str, found: Sequence[Remembered], now: Generation) -> A
 
 
 class Seats:
-    """Rows that may be charged and computed at once. Clients take turns, however many requests each has.
-
-    A request with more rows than seats gets all seats.
-    """
+    """Rows that may be charged and computed at once, for clients in turn; a larger request gets all seats."""
 
     def __init__(self, rows: int) -> None:
         self._rows = self._free = rows
@@ -495,10 +476,9 @@ class _Job:
 
 
 class Batches:
-    """A queue of questions, and the thread that answers them.
+    """A queue of questions, and the thread that answers them in batches of at most `rows` rows.
 
-    A batch has at most `rows` rows, of questions that came while the one before was computed; it does not wait for
-    more. A request with more rows is its own batch. `on_batch` is called with the rows of each batch.
+    A batch does not wait to be filled. A request with more rows is its own batch. `on_batch` gets the rows of each.
     """
 
     def __init__(self, rows: int = 32, on_batch: Callable[[int], None] = lambda rows: None) -> None:
@@ -510,10 +490,7 @@ class Batches:
         self._thread.start()
 
     def submit(self, compute: Compute, x: Tensor) -> Future[list[Any]]:
-        """Answers to the rows of x, computed together with others of the same `compute`; cancellable until then.
-
-        Raises UnavailableError after `close`.
-        """
+        """Answers to the rows of x, computed together with others of the same `compute`; cancellable until then."""
         with self._guard:
             if self._closed:
                 raise UnavailableError("the service is closed")
