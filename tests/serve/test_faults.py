@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import numpy as np
@@ -14,7 +15,7 @@ from servers import EXPLAIN, ask, listening
 
 from safexplain.errors import SafexplainError
 from safexplain.hardening.hardening import Hardening
-from safexplain.serve import Limits, Service, app, protocol
+from safexplain.serve import Limits, Service, app, http, protocol
 from safexplain.serve.questions import Questions
 
 PLENTY = Limits(questions=1_000_000)
@@ -133,6 +134,23 @@ def test_reloading_under_load_fails_no_request_and_mixes_nothing(made, tmp_path)
         files.certificate.write_bytes(good[0])
         service.reload()
         assert httpx.get(url + "/health/ready").json()["status"] == "ready"
+
+
+def test_a_head_that_trickles_is_cut_off_and_later_requests_have_the_full_time(made, monkeypatch):
+    monkeypatch.setattr(http, "HEAD_SECONDS", 0.5)
+    with listening(app(Service.load(made.model, made.certificate))) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        for first in (b"", f"GET /health/live HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()):
+            with socket.create_connection((host, int(port)), timeout=10) as slow:
+                slow.sendall(first)
+                got = b""
+                while first and b"}" not in got:
+                    got += slow.recv(65536)
+                assert got.startswith(b"HTTP/1.1 200 ") == bool(first)
+                slow.sendall(f"POST {EXPLAIN} HTTP/1.1\r\nX-Slow: ".encode())
+                with suppress(ConnectionResetError):
+                    assert slow.recv(65536) == b""
+        assert ask(url, made.rows[:1]).status_code == 200
 
 
 def test_a_body_that_trickles_is_cut_off_and_holds_nobody_up(made, monkeypatch):

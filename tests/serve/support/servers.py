@@ -18,6 +18,8 @@ import httpx
 import numpy as np
 import uvicorn
 
+from safexplain.serve.http import Connection
+
 EXPLAIN, PREDICT, INFER = "/v1/models/model:explain", "/v1/models/model:predict", "/v2/models/model/infer"
 
 
@@ -44,8 +46,8 @@ def ask(url: str, rows: np.ndarray, client: str = "ann", **options: Any) -> http
 
 @contextmanager
 def listening(application: Any) -> Iterator[str]:
-    """An application in a thread: its address."""
-    server = uvicorn.Server(uvicorn.Config(application, log_level="warning"))
+    """An application in a thread, with the connections of `safexplain serve`: its address."""
+    server = uvicorn.Server(uvicorn.Config(application, http=Connection, log_level="warning"))
     with socket.create_server(("127.0.0.1", 0)) as place:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()
