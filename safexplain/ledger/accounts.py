@@ -29,8 +29,7 @@ from safexplain.ledger.releases import Concentrated, Release, Renyi, Training, f
 from safexplain.ledger.storage import Execute
 
 EMPTY = Composition()
-TOTAL = ""
-"""The principal of the account of all principals together."""
+TOTAL = ""  # the principal of the account of all principals together
 
 ACCOUNT_COLUMNS = (
     "principal, period, time, rule, alpha, prefix_epsilon, prefix_delta, epsilon, delta, losses, unbounded, charges,"

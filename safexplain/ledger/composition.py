@@ -24,11 +24,8 @@ from numpy.typing import NDArray
 
 from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Concentrated, Pure, Release, Renyi, Training
 
-AMOUNT = 10**30
-"""Units per 1: epsilons, deltas and losses are counted in 1e-30."""
-
-INFINITE_LOSS = 10**72
-"""Units that stand for an infinite loss."""
+AMOUNT = 10**30  # units per 1: epsilons, deltas and losses are counted in 1e-30
+INFINITE_LOSS = 10**72  # units that stand for an infinite loss
 
 _CUT = Context(prec=15, rounding=ROUND_FLOOR)
 _EXACT = Context(prec=60)
@@ -173,8 +170,7 @@ def rule_for(release: Release, epsilon: float, delta: float) -> tuple[str, float
 SWITCH_FACTOR = 4
 """A training switches an account to the renyi rule if this many times as many fit by curves as by epsilons."""
 
-FAILURES = 4
-"""Under the renyi rule, 1 / FAILURES of delta is for failures of approximate releases."""
+FAILURES = 4  # under the renyi rule, 1 / FAILURES of delta is for failures of approximate releases
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from safexplain.ledger.inspection import tally
 from safexplain.ledger.releases import Concentrated
 from safexplain.ledger.storage import CHUNK, QUESTIONS, SCHEMA, VERSION, Execute, Storage, identity_of, keyed_digest
 
-VERSION_OF_0_2 = 6
-"""Version of the tables that 0.2 wrote."""
+VERSION_OF_0_2 = 6  # version of the tables that 0.2 wrote
 
 MIGRATION = (
     "ALTER TABLE ledger_accounts RENAME COLUMN loss TO losses",  # stops running processes of 0.2

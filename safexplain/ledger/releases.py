@@ -23,13 +23,11 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, Ledger
 
 Array = NDArray[np.float64]
 
-NEGLIGIBLE = 1e-12
-"""Least epsilon or mu of a release; no budget would notice less."""
+NEGLIGIBLE = 1e-12  # least epsilon or mu of a release; no budget would notice less
 
 NEGLIGIBLE_DIVERGENCE = 1e-24
 
-CONVERSION_DELTA = 1e-9
-"""Default delta at which a curve becomes an (epsilon, delta)."""
+CONVERSION_DELTA = 1e-9  # default delta at which a curve becomes an (epsilon, delta)
 
 TRAINING_ORDERS: tuple[float, ...] = (
     1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.5, 12.0, 14.0, 17.0, 20.0,

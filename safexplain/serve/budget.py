@@ -25,20 +25,11 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.ledger.records import PERIODS
 from safexplain.serve.questions import Limit, NearDuplicates, Question, Questions
 
-MAX_DIMENSIONS = 128
-"""Of a sketch."""
-
-MAX_PUBLIC_ROWS = 5000
-"""Public rows in use; of more rows, this many are drawn at random."""
-
-FLOOR_QUANTILE = 0.75
-"""Quantile of the features' standard deviations by which features that vary less are divided."""
-
-MAX_DENSE_FEATURES = 4096
-"""Directions of sketches are orthogonal up to this many features, and sparse beyond."""
-
-HISTORY_BYTES = 256 * 2**20
-"""Size of all clients' histories in memory; the least recently used are read again."""
+MAX_DIMENSIONS = 128  # of a sketch
+MAX_PUBLIC_ROWS = 5000  # public rows in use; of more rows, this many are drawn at random
+FLOOR_QUANTILE = 0.75  # quantile of the features' standard deviations by which features that vary less are divided
+MAX_DENSE_FEATURES = 4096  # directions of sketches are orthogonal up to this many features, and sparse beyond
+HISTORY_BYTES = 256 * 2**20  # size of all clients' histories in memory; the least recently used are read again
 
 Sketches = NDArray[np.float32]
 

@@ -54,8 +54,7 @@ from safexplain.serve.service import Problem, Service, problem_of
 
 __all__ = ["Connection", "app", "from_environment", "respond", "router"]
 
-HEAD_SECONDS = 10.0
-"""Time limit of a request's head."""
+HEAD_SECONDS = 10.0  # time limit of a request's head
 
 _log = logging.getLogger("safexplain.serve")
 _PROBLEM = "application/problem+json"

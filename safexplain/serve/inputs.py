@@ -15,23 +15,12 @@ from numpy.typing import NDArray
 from safexplain.errors import ConfigurationTypeError, InputError, RequestError
 from safexplain.ledger.records import principal_name
 
-ANONYMOUS = "anonymous"
-"""The client of requests without a name; all of them share one budget."""
-
-USER_PREFIX = "user:"
-"""Of authenticated users, so that a header cannot claim to be one."""
-
-MAX_BODY_BYTES = 32 << 20
-"""Of a request's body, for any shape of an input."""
-
-_BYTES_A_NUMBER = 40
-"""JSON with a sign, 17 digits, an exponent, a comma, and some indentation."""
-
-_OTHER_MARKS = 1000
-"""Marks of a body besides those of its numbers: names, the V2 envelope, an `id`."""
-
-_DEFAULT_MAXIMA = (1 << 23, 1 << 17)
-"""Numbers and lists of a body, at most, if the shape of an input is unknown."""
+ANONYMOUS = "anonymous"  # the client of requests without a name; all of them share one budget
+USER_PREFIX = "user:"  # of authenticated users, so that a header cannot claim to be one
+MAX_BODY_BYTES = 32 << 20  # of a request's body, for any shape of an input
+_BYTES_A_NUMBER = 40  # JSON with a sign, 17 digits, an exponent, a comma, and some indentation
+_OTHER_MARKS = 1000  # marks of a body besides those of its numbers: names, the V2 envelope, an `id`
+_DEFAULT_MAXIMA = (1 << 23, 1 << 17)  # numbers and lists of a body, at most, if the shape of an input is unknown
 
 _MAX_DIMENSIONS = 9
 

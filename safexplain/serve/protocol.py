@@ -30,17 +30,10 @@ from safexplain.serve.service import Answer, Service
 INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "probabilities"
 """Names of the V2 tensors."""
 
-BODY_SECONDS = 30.0
-"""Time limit of a request's body."""
-
-MAX_BYTES_IN_FLIGHT = 64 << 20
-"""Of all bodies that are being read or answered."""
-
-MAX_THREADS = 128
-"""For the requests of all clients."""
-
-MAX_THREADS_PER_CLIENT = 32
-"""More requests of one client wait."""
+BODY_SECONDS = 30.0  # time limit of a request's body
+MAX_BYTES_IN_FLIGHT = 64 << 20  # of all bodies that are being read or answered
+MAX_THREADS = 128  # for the requests of all clients
+MAX_THREADS_PER_CLIENT = 32  # more requests of one client wait
 
 T = TypeVar("T")
 
@@ -157,8 +150,7 @@ def validated(model: type[M], payload: Any) -> M:
         raise RequestError(detail, field=name) from None
 
 
-Reply = tuple[Any, Answer]
-"""A response, in JSON types and NumPy arrays, and the answer it was made from."""
+Reply = tuple[Any, Answer]  # a response, in JSON types and NumPy arrays, and the answer it was made from
 
 Operation = Callable[[Service, Any, str], Reply]
 """(service, payload, client) -> the response: `explain_v1`, `predict_v1` or `infer_v2`."""

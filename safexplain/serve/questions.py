@@ -23,11 +23,8 @@ from safexplain.ledger.records import PERIODS, next_period, period_start, princi
 from safexplain.ledger.storage import CHUNK, Execute, Storage, identity_of, keyed_digest, paged, rows_of
 from safexplain.ledger.storage.sqlite import MemoryStorage
 
-EVERYBODY = ""
-"""Principal of the grant that holds for every client without its own."""
-
-MAX_CACHED_CLIENTS = 100_000
-"""Clients whose last durable question a process remembers."""
+EVERYBODY = ""  # principal of the grant that holds for every client without its own
+MAX_CACHED_CLIENTS = 100_000  # clients whose last durable question a process remembers
 
 
 @dataclass(frozen=True)

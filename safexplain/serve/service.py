@@ -60,11 +60,8 @@ audit_log = logging.getLogger("safexplain.serve.audit")
 SETTINGS = "SAFEXPLAIN_SERVE"
 """Environment variable with the arguments of `Service.load` as JSON, for workers and containers."""
 
-MEMORY_BYTES = 256 * 2**20
-"""Size of all remembered answers; the least recently used are dropped first."""
-
-READY = {"ready": 1.0, "degraded": 0.5, "unavailable": 0.0}
-"""Status -> value of the gauge."""
+MEMORY_BYTES = 256 * 2**20  # size of all remembered answers; the least recently used are dropped first
+READY = {"ready": 1.0, "degraded": 0.5, "unavailable": 0.0}  # status -> value of the gauge
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -464,8 +461,7 @@ class Seats:
                     self._queues[client] = waiting
 
 
-Compute = Callable[[Tensor], Sequence[Any]]
-"""(n, ...) float32 -> n answers, one for each row."""
+Compute = Callable[[Tensor], Sequence[Any]]  # (n, ...) float32 -> n answers, one for each row
 
 
 @dataclass(eq=False)

@@ -64,11 +64,8 @@ SCHEMA = (
 )
 """`repeated`: not counted in the total again."""
 
-CHUNK = 500
-"""Questions or accounts per statement; every database accepts that many values."""
-
-PAGE = 2000
-"""Rows read by one statement."""
+CHUNK = 500  # questions or accounts per statement; every database accepts that many values
+PAGE = 2000  # rows read by one statement
 
 
 def paged(execute: Execute, query: str, values: Sequence[Any] = (), after: int = 0) -> Iterator[tuple[Any, ...]]:

@@ -49,8 +49,7 @@ def anchored_clock(wall: Callable[[], int] = time.time_ns, steady: Callable[[], 
     return lambda: (anchor + steady()) // 1000
 
 
-PROCESS_CLOCK = anchored_clock()
-"""One anchor for all ledgers of a process."""
+PROCESS_CLOCK = anchored_clock()  # one anchor for all ledgers of a process
 
 
 def _sync_file(file: int) -> None:
