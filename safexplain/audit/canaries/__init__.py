@@ -1,10 +1,7 @@
 """Canaries: whether a differentially private training keeps its claimed epsilon when one record is substituted.
 
-`setting` describes a training; `reference` trains it without noise to find the target record; `make_canary` makes its
-substitute in D' (`canary`; far ones by `outlier`). Models are trained on D and on D', side by side (`batched`) or by a
-user's function (`trainer`), and scored; `safexplain.verdict.canaries` judges the scores. `run` does all this for a
-setting, `finetuning` for a `DPFineTuner`, `CanaryProbe` for a function. `WhiteBox` watches the steps of a training
-instead.
+Models are trained on D and on D', side by side (`batched`) or by a user's function (`trainer`), and scored;
+`safexplain.verdict.canaries` judges the scores. `WhiteBox` watches the steps of a training instead.
 """
 
 from __future__ import annotations

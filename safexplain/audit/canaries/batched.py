@@ -1,10 +1,7 @@
 """Many trainings side by side, as the rows of one tensor (algorithm 1 of arXiv 2511.21804 for linear heads).
 
-`LinearHead` sums the clipped gradients of all runs at once; `KeyedDraws` draws batches, coins and noise, and
-`Substitutes` or `Direction` stands where a coin puts the canary; `train_blocks` shares blocks of runs among devices and
-stores each when it is finished; `train_runs` trains and scores them. A step sums the clipped gradients of the batch,
-adds the canary to the runs whose coin says so, adds noise, divides by the expected batch size, and updates the
-parameters (lines 11 to 21), by DP-SGD or DP-Adam with Poisson sampling.
+A step sums the clipped gradients of the batch, adds the canary to the runs whose coin says so, adds noise, divides by
+the expected batch size, and updates the parameters (lines 11 to 21), by DP-SGD or DP-Adam with Poisson sampling.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from torch import Tensor
 from safexplain._digest import code_digest, digest
 from safexplain._files import FileStore, read_arrays, write_npz
 from safexplain._progress import Progress, silent
-from safexplain._validate import check_whole
 from safexplain.audit.canaries.canary import (
     FOR_FUNCTIONS,
     Canary,
@@ -50,19 +46,13 @@ class LinearHead:
     """Linear heads, many as the rows of one flat tensor.
 
     theta has the shape (runs, P). A run's parameters are a matrix (out, in + 1) in row-major order whose last column is
-    the bias, or (out, in) without one. Another network with the same attributes and methods can be trained likewise.
+    the bias, or (out, in) without one.
     """
 
     features: int
     classes: int
     bias: bool = True
     one_logit: bool = False  # for two classes, one vector of weights (logistic regression) instead of two
-
-    def __post_init__(self) -> None:
-        check_whole("features", self.features, 1)
-        check_whole("classes", self.classes, 2)
-        if self.one_logit and self.classes != 2:
-            raise ConfigurationError(f"one_logit: expected 2 classes, got {self.classes}")
 
     @property
     def outputs(self) -> int:
@@ -185,10 +175,8 @@ Inserted = Substitutes | Direction
 
 
 class FinishedRuns:
-    """Arrays by the number of a run, or of a block of runs, each in its own file in the folder (None: in memory).
-
-    The key is a digest of everything else that they depend on.
-    """
+    """Arrays by the number of a run, or of a block of runs, in files in the folder (None: in memory); `key` is a digest
+    of everything else that they depend on."""
 
     def __init__(self, folder: str | Path | None, key: str) -> None:
         self.folder, self._memory = folder, dict[int, Array]()
@@ -243,8 +231,7 @@ TrainBlock = Callable[[Block, torch.device, Tick], Array]
 def train_blocks(
     blocks: Sequence[Block], train: TrainBlock, devices: Sequence[torch.device], store: FinishedRuns, progress: Progress
 ) -> list[Array]:
-    """The arrays of all blocks. Missing ones are trained in turn on the devices, with one thread per entry of
-    `devices`, and stored when finished."""
+    """The arrays of all blocks; missing ones are trained in turn on the devices, a thread each, and then stored."""
     found = {block: values for block in blocks if (values := store.load(block.number)) is not None}
     missing = [block for block in blocks if block not in found]
     shares = {block: float(block in found) for block in blocks}
@@ -293,9 +280,8 @@ def train_runs(
     The canary joins each run's batch by that run's own coin, with probability `recipe.sample_rate` at each step. Runs
     differ in coins, in noise and, unless `initial` (P,) or (runs, P) is given, in their start. They share one Poisson
     sample of the other records at each step: given that sample, runs are independent, and the claimed guarantee and its
-    dominating pair hold. Scores depend on the arguments, on the generator's next number and on the kind of device, but
-    not on the number of `devices` (None: that of x), each of which gets a thread. Finished blocks of runs are stored in
-    the folder `cache`. Even runs are on D.
+    dominating pair hold. Scores do not depend on the number of `devices` (None: that of x), each of which gets a
+    thread. Finished blocks of runs are stored in the folder `cache`. Even runs are on D.
 
     Raises:
         InputError: an unusable canary, or diverged weights.
@@ -363,10 +349,6 @@ class Job:
                 raise ConfigurationError(FOR_FUNCTIONS)
             check_records("canary", self.network, canary.x[None], torch.tensor([canary.y]))
             return
-        if self.recipe.clipping is None:
-            raise ConfigurationError(
-                "clipping: a gradient canary is as long as the bound, got None; give the recipe a clipping"
-            )
         if not 0 <= canary.coordinate < self.network.parameters:
             raise InputError(f"coordinate: expected 0 to {self.network.parameters - 1}, got {canary.coordinate}")
         if canary.drift is not None and canary.drift.shape != (self.recipe.steps + 1,):

@@ -3,8 +3,6 @@
 The two data sets differ in one record (substitute adjacency): D holds z, D' holds z' instead. Scenarios are S2 to S5 of
 arXiv 2511.21804, table 1. Scores are those of its Algorithm 1, line 23; a higher score says "trained on D". The margin
 is the logit-scaled confidence of Carlini et al. (2112.03570, VI-A).
-
-Canaries are made for a `Model`: a `LinearHead`, or any module through `ModuleNetwork`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Canaries for the training of a `DPFineTuner`, through its own `fit`.
-
-The features of a frozen backbone are computed once.
-"""
+"""Canaries for the training of a `DPFineTuner`, through its own `fit`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
 """The outlier: a record far from all others, under another label, and scores that show it was trained on.
 
-Gradients are clipped, but a training may compute other things from its records: running statistics of batch
-normalisation, means and deviations for standardising, an initialisation from class means. One record far away moves all
-of these arbitrarily far, and with them the model's outputs for ordinary records. So the adversary also reads the
-outputs for some records that are in D and in D'.
-
-Leaks show in different outputs, so each run has several scores; one is chosen on the runs that choose the threshold
-(`choose_score` of `safexplain.verdict.stats.lower_bounds`). A model that diverges on the outlier reveals it too: NaN
-outputs count as a score of minus infinity.
+Gradients are clipped, but a training may compute other things from its records, such as running statistics of batch
+normalisation. One record far away moves these arbitrarily far, and with them the model's outputs for ordinary records,
+so the adversary reads these too. Of several scores, one is chosen on the runs that choose the threshold.
 """
 
 from __future__ import annotations
@@ -75,11 +70,8 @@ def probe_rows(records: int, target: int) -> list[int]:
 
 
 def outlier_scores(pair: Tensor, others: Tensor, y: int, y_canary: int, labels: Tensor) -> Tensor:
-    """The scores (R, 8) of R models, float64, in the order of `OUTLIER_SCORES`.
-
-    From logits (R, 2, outputs) at z and z', and (R, p, outputs) at other records with labels (p,). NaN becomes minus
-    infinity.
-    """
+    """The scores (R, 8) of R models, float64, in the order of `OUTLIER_SCORES`; NaN, as of models that diverge on the
+    outlier, is minus infinity. From logits (R, 2, outputs) at z and z', and (R, p, outputs) at others, labels (p,)."""
     pair, others = (_two(logits.double()) for logits in (pair, others))
     at_z, at_canary = margins(pair[:, 0], y), margins(pair[:, 1], y_canary)
     if len(labels) and not 0 <= int(labels.max()) < others.shape[-1]:

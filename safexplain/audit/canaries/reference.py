@@ -53,10 +53,10 @@ def reference(
     movement: bool = True,
     progress: Progress = silent,
 ) -> Reference:
-    """Train without noise, once without and once with clipping, with the recipe's optimizer, batches and steps.
+    """Train without noise and clipping and, for a gradient canary (`movement`), with clipping and without the target.
 
-    The clipped training, which only a gradient canary needs (`movement`), excludes the target, as that canary replaces
-    its gradient. InputError: the parameters diverged.
+    Raises:
+        InputError: the parameters diverged.
     """
     x, y = at_least_single(x), y.long()
     start = network.initial(1, generator, x.device, x.dtype) if initial is None else initial.to(x).reshape(1, -1)
@@ -69,13 +69,10 @@ def reference(
         if step % every == 0:
             confidence += true_class_probability(network, theta, x, y)
     confidence /= recipe.steps // every
-    found = Reference(
-        theta[0], int(confidence.argmin()), confidence, None if recipe.clipping is None else recipe.clipping.bound
-    )
+    bound = None if recipe.clipping is None else recipe.clipping.bound
+    found = Reference(theta[0], int(confidence.argmin()), confidence, bound)
     if not bool(theta.isfinite().all()):
-        raise InputError(
-            "the parameters of the reference training are NaN or infinite: it diverged; lower the learning rate"
-        )
+        raise InputError("the reference training diverged to NaN or infinity; lower the learning rate")
     return _moved(network, rows, recipe, start, found, generator, progress) if movement else found
 
 

@@ -1,8 +1,4 @@
-"""The audit of a setting: make the canary, train runs on D and on D', and judge their scores.
-
-`run_canaries` trains many models (arXiv 2511.21804, algorithm 1). Scenario S1, the worst pair of data sets, needs no
-training: the record's gradient is +C, its canary's -C, and all others are 0.
-"""
+"""The audit of a setting: make the canary, train runs on D and on D', and judge their scores."""
 
 from __future__ import annotations
 
@@ -85,7 +81,7 @@ def run_canaries(
     else:
         places = [torch.device(d) for d in devices or [device]]
         placed = setting.to(places[0])
-        known = canary or canary_for(placed, name, target=target, seed=seed, progress=progress)
+        known = canary or canary_for(placed, name, target, seed, progress)
         scores = scores_of(placed, known, runs, every, seed=seed, places=places, cache=cache, progress=progress)
     return judge(
         scores, setting.claim, scenario=name, method=method, threshold=fixed_threshold(threshold, known),
@@ -122,14 +118,7 @@ def scores_of(
         torch.set_num_threads(threads)
 
 
-def canary_for(
-    setting: Setting,
-    scenario: ScenarioName,
-    *,
-    target: int | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> Canary:
+def canary_for(setting: Setting, scenario: ScenarioName, target: int | None, seed: int, progress: Progress) -> Canary:
     """The canary of a scenario, on the setting's device; other arguments as for `run_canaries`."""
     if target is not None:
         check_target(target, len(setting.x))
@@ -149,13 +138,13 @@ def canary_for(
 
 
 def worst_case_scores(mechanism: Steps, runs: int, *, every: int | None = None, rng: np.random.Generator) -> Scores:
-    """The sum of all noisy gradients after so many steps, in units of C.
+    """The sum of all noisy gradients after so many steps, in units of C; with `every`, also after every so many steps.
 
-    No training is needed: after t steps the sum is +k or -k, k ~ Binomial(t, q), plus N(0, t sigma^2). The paper's
-    score, the log-likelihood ratio of the two mixtures (arXiv 2511.21804, equation 3), rises with the sum and so orders
-    runs alike. The adversary sees the sum, not the single gradients: for q < 1 the exact epsilon of the sum is a little
-    below the accountant's (9.81 for 10 at q = 1/16, 500 steps). Half of the runs are on D; with `every`, sums after
-    every so many steps are returned too.
+    For the worst pair of data sets, where the record's gradient is +C, its canary's -C, and all others are 0, no
+    training is needed: after t steps the sum is +k or -k, k ~ Binomial(t, q), plus N(0, t sigma^2). The paper's score,
+    the log-likelihood ratio of the two mixtures (arXiv 2511.21804, equation 3), rises with the sum and so orders runs
+    alike. As the adversary does not see single gradients, the sum's exact epsilon is a little below the accountant's
+    for q < 1. Half of the runs are on D.
     """
     if runs < 4 or runs % 2:
         raise ConfigurationError(f"runs: expected an even number of at least 4, half for D and half for D'; got {runs}")

@@ -1,8 +1,6 @@
 """A DP training whose runs can be computed side by side: a linear head on fixed features.
 
-The presets have paper C's sizes on synthetic data, to try the audit without your own files. Their features are Gaussian
-around a mean per class, with the length of features of image and text encoders; a gradient canary does not depend on
-the other records.
+The presets have paper C's sizes on synthetic data, to try the audit without your own files.
 """
 
 from __future__ import annotations

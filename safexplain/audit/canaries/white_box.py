@@ -2,17 +2,9 @@
 
 DP-SGD with seeded randomness is a function of its data and of the released sums, clipped sum plus noise, of its steps.
 So the same seeds are run on neighbouring data sets, and later runs receive the released sums of the first (they are
-*replayed*). All runs then go through the same models, and
-
-- the difference of two sums at the same model shows directly what a record adds to the sum of a step;
-- noise and batches must be the same in both, as they may not depend on the content of records;
-- the returned model must be the same, as it may depend on records only through the released sums: not through buffers,
-  the optimizer's state, its start, a learning rate or checkpoint chosen on the records, or anything after the last
-  step.
-
-Trainings with other seeds show the size and distribution of the noise, and how batches are drawn. The loop only has to
-pass on its steps. An optimizer of Opacus or `safexplain.dp` does so by itself; a hand-written loop takes a third
-argument and adds its noise by `step(clipped, noise, batch)`.
+*replayed*). All runs then go through the same models: the difference of two sums shows what a record adds to the sum of
+a step, and noise, batches and the returned model must be the same. Trainings with other seeds show the size and
+distribution of the noise, and how batches are drawn.
 """
 
 from __future__ import annotations
@@ -144,10 +136,7 @@ class Watched:
 
     def _attach(self, optimizer: Any) -> None:
         if "AdaClip" in type(optimizer).__name__:
-            raise RefusedError(
-                "expected the claimed sampled Gaussian mechanism, got adaptive clipping, which the white box cannot"
-                " check"
-            )
+            raise RefusedError("expected the sampled Gaussian mechanism; the white box cannot check adaptive clipping")
         self.optimizer = optimizer
         add, clip = optimizer.add_noise, optimizer.clip_and_accumulate
         rows: list[int] = []
@@ -207,8 +196,7 @@ class WhiteBox:
         mechanism = self.claim.mechanism
         if mechanism is None or not mechanism.noise_multiplier or not mechanism.steps:
             raise ConfigurationError(
-                "claim: the white box checks the steps of a mechanism with noise, got none; give Claim(Steps(...),"
-                " delta)"
+                "claim: expected one with a mechanism with noise, got none; give Claim(Steps(...), delta)"
             )
         if self.clip is not None:
             check_number("clip", self.clip, above=0.0)

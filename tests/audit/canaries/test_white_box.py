@@ -180,7 +180,7 @@ def test_a_loop_that_hands_over_no_steps_is_refused_with_what_to_write():
 
 @pytest.mark.parametrize("claim", [Claim(None, 1e-5, epsilon=3.0), Claim(Steps(0.0, 0.5, 4), 1e-5)])
 def test_a_claim_without_a_mechanism_is_refused(claim):
-    with pytest.raises(ConfigurationError, match="the white box checks the steps of a mechanism with noise"):
+    with pytest.raises(ConfigurationError, match="expected one with a mechanism with noise"):
         WhiteBox(loop, records(), claim)
 
 

@@ -1,7 +1,4 @@
-"""The canary of a probe: given by the user, made for any module, or found by watching a training; stored on disk.
-
-`ModuleNetwork` presents a module as a model whose parameters are one flat tensor.
-"""
+"""The canary of a probe: given by the user, made for any module, or found by watching a training; stored on disk."""
 
 from __future__ import annotations
 
@@ -38,9 +35,7 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
         ConfigurationError: no target.
     """
     if target is None:
-        raise ConfigurationError(
-            "canary: expected target=, got None; give target=, the number of the record that it replaces"
-        )
+        raise ConfigurationError("canary: expected target=, the number of the record that it replaces; got None")
     z, own = data[target]
     try:
         x, y = given
@@ -48,14 +43,10 @@ def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioNa
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"canary: expected a record (x', y') of numbers, y' a class index ({error})") from None
     if instead.shape != z.shape:
-        raise InputError(
-            f"canary: expected x' of shape {tuple(z.shape)}, as the records have, got {tuple(instead.shape)}"
-        )
+        raise InputError(f"canary: expected x' of a record's shape {tuple(z.shape)}, got {tuple(instead.shape)}")
     same = torch.equal(instead, z)
     if same and label == int(own):
-        raise InputError(
-            "canary: expected a record that differs from the target, got an equal one; D and D' would be the same"
-        )
+        raise InputError("canary: expected a record that differs from the target; else D and D' would be the same")
     kind: Any = scenario
     if scenario != "outlier":
         kind = "mislabelled" if same else "crafted" if scenario in ("mislabelled", "gradient") else scenario
@@ -131,9 +122,7 @@ class ModuleNetwork:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", copy.deepcopy(self.model).eval())
         if not self.trainable:
-            raise InputError(
-                "model: expected trainable parameters, got none; set requires_grad for those that are trained"
-            )
+            raise InputError("model: expected trainable parameters, got none; set requires_grad for some")
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -183,8 +172,7 @@ def logits_of(model: nn.Module, x: Tensor, *, finite: bool = True) -> Tensor:
     found = found.detach().double().cpu().reshape(len(x), -1)
     if finite and not bool(found.isfinite().all()):
         raise InputError(
-            "train: expected finite logits for the target and its canary, got NaN or infinity: training diverged; lower"
-            " its learning rate"
+            "train: expected finite logits, got NaN or infinity: training diverged; lower its learning rate"
         )
     return found
 

@@ -1,8 +1,7 @@
 """A hook that puts a gradient canary into the loop of a user's training function.
 
 The loop must use an optimizer of Opacus or `safexplain.dp`, which has each record's gradient before clipping. The row
-of the target is found by counting: the data set notes the records fetched since the last step, and the rows of
-`grad_sample` are in their order. Values are not compared, so records may be augmented or equal.
+of the target is found by counting the records fetched since the last step, so records may be augmented or equal.
 """
 
 from __future__ import annotations

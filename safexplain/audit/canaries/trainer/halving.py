@@ -1,9 +1,8 @@
 """Several scenarios within a time limit, by successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943).
 
 Every scenario gets the same number of runs; the half with the stronger signs gets twice as many more, until one is
-left. Each judgement of a scenario has the confidence 1 - risk / (scenarios * stages). There are at most so many
-judgements, so by the union bound, the probability that any of them refutes a correct training is at most the risk. A
-refutation therefore ends the audit.
+left. Each judgement has the confidence 1 - risk / (scenarios * stages), so by the union bound, the probability that any
+of them refutes a correct training is at most the risk. A refutation therefore ends the audit.
 """
 
 from __future__ import annotations

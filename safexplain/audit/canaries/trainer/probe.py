@@ -1,8 +1,4 @@
-"""Audit of a user's own training function, which is called many times, on D or on D'.
-
-`CanaryProbe` checks its options, makes the canary (`canary`), trains and scores models (`runs`) on the data sets of
-`data`, and judges the scores. Its cache is keyed by everything that these depend on.
-"""
+"""Audit of a user's own training function, which is called many times, on D or on D'."""
 
 from __future__ import annotations
 
@@ -129,37 +125,29 @@ class CanaryProbe:
         check_method(method, confidence, claim)
         self.train, self.claim, self.scenario = train, claim, scenario_of(scenario)
         if not takes(train, 2):
-            raise ConfigurationError(
-                f"train: expected a function train(dataset, generator) that returns the model, got {train!r}"
-            )
+            raise ConfigurationError(f"train: expected train(dataset, generator) that returns a model, got {train!r}")
         self.data, self.seed = records_of(data), whole_number("seed", seed, 0)
         self.runs, self.workers = whole_number("runs", runs, 4), whole_number("workers", workers, 1)
         self.model, self.auxiliary, self.score = model, auxiliary, score
         self.method: BoundMethod = method
         self.threshold: Threshold = checked_threshold(threshold)
         self.confidence = confidence
-        self._classes = isinstance(target, str) and target == "classes"
-        if self._classes and canary is not None:
-            raise ConfigurationError(
-                'canary: it replaces one record, got target="classes"; give target= the number of that record'
-            )
+        self._classes = isinstance(target, str)
         if isinstance(target, str):
-            if not self._classes:
-                raise ConfigurationError(f'target: expected the number of a record or "classes", got {target!r}')
+            if target != "classes" or canary is not None:
+                raise ConfigurationError(
+                    f'target: expected the number of a record or, without canary=, "classes"; got {target!r}'
+                )
             target = None
         if target is not None:
             check_target(target := whole_number("target", target, 0), len(self.data))
         if self.scenario in ("worst-case", "white-box"):
             where = "WhiteBox" if self.scenario == "white-box" else "safexplain.audit.canaries.run"
-            raise ConfigurationError(
-                f'scenario: expected one that trains with canaries, got "{self.scenario}"; see {where}'
-            )
+            raise ConfigurationError(f'scenario: expected one with canaries, got "{self.scenario}"; see {where}')
         if self.scenario == "gradient" and (canary is not None or score is not None):
             raise ConfigurationError(f'scenario "{self.scenario}" takes no canary and no score')
         if self.scenario == "natural" and auxiliary is None and canary is None:
-            raise ConfigurationError(
-                'auxiliary: scenario "natural" needs records outside the data, got None; give auxiliary=(x, y)'
-            )
+            raise ConfigurationError('auxiliary: expected records (x, y) for scenario "natural", got None')
         self._target = 0 if self.scenario in FIRST and target is None else target
         self._given = None
         if canary is not None:
@@ -240,10 +228,7 @@ class CanaryProbe:
     def _scores(self, d: Array, d_prime: Array) -> Scores:
         """Scores of (runs, s) numbers on D and on D'."""
         if not np.isfinite(np.concatenate([d, d_prime])).any():
-            raise InputError(
-                "expected finite logits, got NaN or infinity in all runs on D and on D': training diverged; lower its"
-                " learning rate"
-            )
+            raise InputError("expected finite logits, got none in any run: training diverged; lower its learning rate")
         if self.score is None and self.runs < MANY:
             own = len(OUTLIER_SCORES) if self.scenario == "outlier" else 1
             d, d_prime = d[:, :own], d_prime[:, :own]
@@ -272,8 +257,7 @@ class CanaryProbe:
         model = self.plain_model if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
-                f"train: expected a torch.nn.Module for crafting a canary, got {type(model).__name__}; give model=, or"
-                " your own canary=(x', y') with target="
+                f"train: expected a torch.nn.Module to craft a canary, got {type(model).__name__}; give model="
             )
         return model
 

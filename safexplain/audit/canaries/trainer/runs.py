@@ -93,9 +93,7 @@ class Run:
         if self.score is not None:
             return tuple(np.atleast_1d(np.asarray(self.score(model), dtype=np.float64)).ravel().tolist())
         if not isinstance(model, nn.Module):
-            raise InputError(
-                f"train: expected a torch.nn.Module to be returned, got {type(model).__name__}; or pass score="
-            )
+            raise InputError(f"train: expected to return a torch.nn.Module, got {type(model).__name__}; or pass score=")
         pair = torch.stack([z[0], instead[0]])
         if canary.scenario != "outlier":
             logits = logits_of(model, pair)
@@ -188,8 +186,6 @@ def seeded(seed: int) -> Iterator[None]:
 
 def run_all(run: Run, runs: int, store: FinishedRuns, *, workers: int, progress: Progress) -> tuple[Array, Array]:
     """Seconds and scores (runs, 1 + s) of the runs on D and of those on D'; runs in the store are not repeated.
-
-    With one worker, `joblib.parallel_config` decides where they run.
 
     Raises:
         InputError: a run failed (finished ones are in the store), or runs differ in their number of scores.

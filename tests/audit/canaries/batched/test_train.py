@@ -286,9 +286,6 @@ def test_arguments_that_make_no_sense_are_refused_in_words():
     for error, match, positional, changes in cases:
         with pytest.raises(error, match=match):
             train_runs(*positional, **options(**changes))
-    unclipped = recipe(network, clipping=None)
-    with pytest.raises(ConfigurationError, match="clipping"):
-        train_runs(network, x, y, GradientCanary(0, 0), unclipped, **options(noise_multiplier=0.0))
     with pytest.raises(ConfigurationError, match="one per layer"):
         recipe(network, clipping=PerLayerClipping(1.0))
 
