@@ -6,16 +6,15 @@ A self-contained page in the style of the audit's report; its only link is to th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from safexplain.audit.report.figures import INK, LABEL, LIMIT, MUTED, STRONG, heat_maps, photo, style_axes, svg_of
+from safexplain.audit.report.outcome import page_templates
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict import words
 from safexplain.verdict.release import as_written, in_words
@@ -180,7 +179,7 @@ def render(
         "Seed": str(study.seed),
         "Digest of the study": study.digest,
     }
-    template = _environment().get_template("front.html.j2")
+    template = page_templates("safexplain.tune", "safexplain.audit.report").get_template("front.html.j2")
     return template.render(
         study=study,
         reasons=chosen_words(study, chosen, within),
@@ -194,16 +193,4 @@ def render(
         strips=pictured(named, examples),
         words=words,
         facts=facts.items(),
-    )
-
-
-@cache
-def _environment() -> Environment:
-    """Templates of this page, with the style and parts of the audit's report."""
-    return Environment(
-        loader=ChoiceLoader([PackageLoader("safexplain.tune", ""), PackageLoader("safexplain.audit.report", "")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
     )

@@ -1,8 +1,7 @@
 """Who is exposed most: members found in each part of the data, and the most exposed members.
 
 Both describe one attack's scores and do not affect the verdict. All parts share one threshold, since an attacker would
-need non-members of each part to set one per part. False positives are shown as well: a part that has more of them is
-one that models find easy. Groups count once.
+need non-members of each part to set one per part. Groups count once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.errors import InputError
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.thresholds import by_score, units_of, weights_of
@@ -24,8 +22,7 @@ FEWEST_MEMBERS = 20  # members (or groups) below which a part of the data has no
 
 @dataclass(frozen=True)
 class SliceRow:
-    """One part of the data: members found, the interval of their share, and false positives. A group that is found in
-    part counts in part."""
+    """One part of the data; a group that is found in part counts in part."""
 
     value: str
     found: float
@@ -62,8 +59,7 @@ class SliceTable:
 
 @dataclass(frozen=True)
 class ExposedMember:
-    """A member that an attack finds: its index in the signals, its score, and the share of non-members that score as
-    high."""
+    """A member that an attack finds: its index, its score, and the share of non-members that score as high."""
 
     example: int
     score: float
@@ -88,11 +84,7 @@ def by_slice(
 
     Intervals are Clopper & Pearson's over the members of a part, given that threshold; with Bonferroni's correction,
     those of one table hold together with the policy's confidence.
-
-    Raises:
-        InputError: a column is not of shape (s,), or there are no members or no non-members.
     """
-    _check(scores, member)
     order = by_score(scores, seed)
     weights = weights_of(member, groups)
     outside = np.cumsum(np.where(member, 0.0, weights)[order])
@@ -107,8 +99,6 @@ def by_slice(
 
     tables = []
     for name, values in slices.items():
-        if values.shape != member.shape:
-            raise InputError(f"slice {name!r}: expected a value for each of {len(member)} examples, got {values.shape}")
         distinct = np.unique(values)
         parts = [(str(v), found((values == v) & member), found((values == v) & ~member)) for v in distinct]
         parts = [part for part in parts if part[1][1] >= FEWEST_MEMBERS]
@@ -130,22 +120,10 @@ def most_exposed(
     """The k members with the highest (s,) scores, the most exposed first; `at` (s,) are their indices in the signals.
 
     The list names members and is only for the owner of the data.
-
-    Raises:
-        InputError: there are no members or no non-members.
     """
-    _check(scores, member)
     index = np.arange(len(scores)) if at is None else at
     weights = weights_of(member, groups)[~member]
     inside = np.flatnonzero(member)
     first = inside[np.argsort(-scores[inside], kind="stable")][:k]
     fprs = [float(weights[scores[~member] >= scores[i]].sum() / weights.sum()) for i in first]
     return tuple(ExposedMember(int(index[i]), float(scores[i]), round(f, 12)) for i, f in zip(first, fprs, strict=True))
-
-
-def _check(scores: NDArray[np.float64], member: NDArray[np.bool_]) -> None:
-    if scores.shape != member.shape or member.all() or not member.any():
-        raise InputError(
-            f"expected a score for each of {len(member)} examples, members and non-members; got scores {scores.shape},"
-            f" {int(member.sum())} members"
-        )

@@ -1,8 +1,4 @@
-"""Figures of the report: ROC curves with the bounds that the verdict compares, and explanations as pictures.
-
-Curves are inline SVG whose colours are CSS variables, which follow the page's light and dark themes; pictures are PNG
-data URIs.
-"""
+"""Figures of the report: ROC curves as inline SVG, whose colours are CSS variables, and explanations as PNG images."""
 
 from __future__ import annotations
 
@@ -27,21 +23,11 @@ from safexplain.verdict.result import AttackResult, AuditResult
 from safexplain.verdict.stats import RocCurve
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
-INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST, GOOD, BAD = (f"#0a0b{i:02x}" for i in range(1, 11))
+COLOURS = ("ink", "grid", "muted", "strong", "label", "chance", "limit", "ghost")
+VARIABLES = (*(f"--figure-{colour}" for colour in COLOURS), "--good")
+INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST, GOOD = (f"#0a0b{i:02x}" for i in range(len(VARIABLES)))
 """Stand-in colours for matplotlib, later replaced by CSS variables."""
 
-VARIABLES = {
-    INK: "--figure-ink",
-    GRID: "--figure-grid",
-    MUTED: "--figure-muted",
-    STRONG: "--figure-strong",
-    LABEL: "--figure-label",
-    CHANCE: "--figure-chance",
-    LIMIT: "--figure-limit",
-    GHOST: "--figure-ghost",
-    GOOD: "--good",
-    BAD: "--bad",
-}
 SIZE = 4.7
 POINTS = 260  # vertices of a curve: one for every pixel or two of the figure
 BOUNDS = 60  # false-positive rates at which the bounds of the strongest attack are drawn, besides the policy's
@@ -64,9 +50,8 @@ def roc_figure(
     """Log-log ROC curves of one configuration, a self-contained `<svg>` but for CSS variables.
 
     Every curve is the conservative step function: at x, the members found with a false-positive rate of at most x. The
-    strongest judged attack is emphasised, with its bounds at each false-positive rate; that of `compare` is drawn
-    faintly, and `bound` is the most that any attack is expected to find. Axes begin at `least`; `salt` makes the ids of
-    a page's figures differ.
+    strongest judged attack has bounds; that of `compare` is drawn faintly, and `bound` is the most that any attack is
+    expected to find. Axes begin at `least`; `salt` makes the ids of a page's figures differ.
     """
 
     def draw(axes: Axes) -> None:
@@ -193,9 +178,7 @@ def _inline(svg: str, name: str) -> str:
     svg = svg.replace("xlink:href=", "href=")
     svg = re.sub(r"font: ((?:\d+ )?[\d.]+px) [^;\"]*", r"font: \1 var(--sans)", svg)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", svg)
-    for stand_in, variable in VARIABLES.items():
-        svg = svg.replace(stand_in, f"var({variable})")
-    return svg
+    return re.sub(r"#0a0b(\w\w)", lambda found: f"var({VARIABLES[int(found[1], 16)]})", svg)
 
 
 # -------------------------------------------------------------------------------------------------------- pictures
@@ -210,12 +193,7 @@ NO_METADATA: dict[str, Any] = {"Software": None}
 
 
 def strips(pictures: Pictures, released_name: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The caption of every example, and its pictures as (label, data URI).
-
-    Args:
-        pictures: the arrays.
-        released_name: what to call the released maps.
-    """
+    """The caption of every example, and its pictures as (label, data URI)."""
     native = heat_maps(pictures.native)
     released = None if pictures.released is None else heat_maps(pictures.released)
     out = []

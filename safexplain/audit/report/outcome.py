@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -215,7 +215,8 @@ COMMAND = "command"  # row of the provenance that reproduces the audit
 def render(report: ReportData) -> str:
     """The report as one HTML document: no scripts, nothing loaded, the same text for the same input."""
     results = [c.result for c in report.configurations]
-    least = figures.smallest_rate(results)
+    least, shown = figures.smallest_rate(results), report.pictures
+    released = "released" if report.audited.name == NATIVE else report.audited.name
     curves = []
     bound = None if report.privacy is None or report.audited.result.implied is None else RocBound.of(report.privacy)
     for i, configuration in enumerate(report.configurations):
@@ -224,7 +225,7 @@ def render(report: ReportData) -> str:
         curves.append((configuration, figure))
     audited = report.audited.result
     return (
-        _environment()
+        page_templates("safexplain.audit.report")
         .get_template("template.html.j2")
         .render(
             report=report,
@@ -247,8 +248,8 @@ def render(report: ReportData) -> str:
             parts=tables.part_tables(audited),
             subject=SUBJECT_DATA.get(report.subject_data or "", ""),
             curves=curves,
-            strips=_strips(report),
-            signs=figures.has_signs(report.pictures) if report.pictures else (False, False),
+            strips=figures.strips(shown, released) if shown else [],
+            signs=figures.has_signs(shown) if shown else (False, False),
             commands=[v for k, v in report.provenance.items() if k.casefold() == COMMAND],
             provenance=[(k, v) for k, v in report.provenance.items() if k.casefold() != COMMAND],
         )
@@ -263,17 +264,11 @@ def write_report(path: str | Path, report: ReportData) -> Path:
     return write_atomically(path, raw, "the report", hint)
 
 
-def _strips(report: ReportData) -> list[tuple[str, list[tuple[str, str]]]]:
-    if report.pictures is None:
-        return []
-    name = "released" if report.audited.name == NATIVE else report.audited.name
-    return figures.strips(report.pictures, name)
-
-
 @cache
-def _environment() -> Environment:
+def page_templates(*packages: str) -> Environment:
+    """Templates of these packages, whose values are escaped and must be given."""
     return Environment(
-        loader=PackageLoader("safexplain.audit.report", ""),
+        loader=ChoiceLoader([PackageLoader(package, "") for package in packages]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,8 +1,7 @@
 """Which property of a map carries the leak: the same attack on maps with one property kept or removed.
 
 Each row of `VERSIONS` is a likelihood-ratio attack (LiRA, arXiv 2112.03570, section IV) on transformed native maps. A
-property carries the leak if most of the AUC above 1/2 remains with it alone and is lost without it. This describes and
-certifies nothing, so it uses examples outside the certification split if there are enough.
+property carries the leak if most of the AUC above 1/2 remains with it alone and is lost without it.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ PLURAL = ("signs", "strongest")
 class Ablation:
     """What the attack finds in one version of the maps: the native map, one property alone, or one removed.
 
-    Bounds of the AUC are DeLong's, those of the share of members found hold with the threshold's own uncertainty (see
-    `thresholds`); each at 95 %.
+    Bounds of the AUC are DeLong's, those of the share of members found as in `thresholds`; each at 95 %.
     """
 
     name: str
@@ -172,10 +170,6 @@ def _carrier(native: Ablation, kept: dict[Property, Ablation], lost: dict[Proper
         p = max(carriers, key=lambda p: sum(shares[p]))
         start = f"{NOUNS[p][0].upper()}{NOUNS[p][1:]} {'carry' if p in PLURAL else 'carries'} the leak"
         return f"{start}: AUC {kept[p].auc:.2f} alone, {lost[p].auc:.2f} when removed ({whole})."
-    if not kept:
-        return (
-            f"The attack on the native map is above chance (AUC {native.auc:.2f}); no version of the map was compared."
-        )
     most = max(kept.values(), key=lambda a: a.auc)
     text = f"alone, {NOUNS[most.of]} {'have' if most.of in PLURAL else 'has'} the highest AUC"
     text += f" ({most.auc:.2f}; {whole})"
@@ -239,8 +233,7 @@ def root_cause(
     """Attack the native maps, and versions of them with one property alone or without it.
 
     Versions are skipped if neither maps nor their scalar are stored. The (n,) `rows` (see `sample`; None: all) are
-    attacked, each for the model in `target` (n,) (None: drawn from the targets). Returns one row per version, or none
-    with fewer than two reference models.
+    attacked, each for the model in `target` (n,) (None: drawn from the targets); none with fewer than two references.
 
     Raises:
         InputError: the rows hold only members or only non-members.

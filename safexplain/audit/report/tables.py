@@ -1,8 +1,4 @@
-"""The report's tables as rows of text, ready for the template.
-
-A `Scale` draws the bars inside the cells, an interval against chance and a limit, themed by the page's CSS. Rows of
-figures come from `verdict.words`; then parts of the members, versions of the map, utility, and facts on the verdict.
-"""
+"""The report's tables as rows of text, ready for the template; a `Scale` draws the bars inside the cells."""
 
 from __future__ import annotations
 
@@ -94,13 +90,9 @@ class Scale:
         if self.limit is not None:
             limit, says = self.x(self.limit), f"limit {self.text(self.limit, 3)}"
             anchor, at = ("start", limit + 4) if limit + 4 + LETTER * len(says) < WIDTH else ("end", limit - 4)
-            marks += Markup('<line class="limit" x1="{x}" x2="{x}" y1="1" y2="{h}"/>').format(
-                x=f"{limit:.1f}", h=HEIGHT
-            )
+            marks += _line("limit", limit, 1)
             numbers += _word(at, 10, anchor, says)
-        marks += Markup('<line class="chance" x1="{x}" x2="{x}" y1="15" y2="{h}"/>').format(
-            x=f"{self.x(self.chance):.1f}", h=HEIGHT
-        )
+        marks += _line("chance", self.x(self.chance), 15)
         return Markup('<svg class="bar axis" viewBox="0 0 {w} {h}" aria-hidden="true">{marks}{numbers}</svg>').format(
             w=WIDTH, h=HEIGHT, marks=marks, numbers=numbers
         )
@@ -116,15 +108,12 @@ class Scale:
         """The interval as a bar and the number as a dot, coloured by the CSS class of its standing."""
         left, right = self.x(low), self.x(high)
         says = f"{self.text(value)}, between {self.text(low)} and {self.text(high)}"
-        limit = Markup("")
+        lines = _line("chance", self.x(self.chance), 0)
         if self.limit is not None:
             says += f", limit {self.text(self.limit)}"
-            limit = Markup('<line class="limit" x1="{x}" x2="{x}" y1="0" y2="{h}"/>').format(
-                x=f"{self.x(self.limit):.1f}", h=HEIGHT
-            )
+            lines += _line("limit", self.x(self.limit), 0)
         return Markup(
-            '<svg class="bar {standing}" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">'
-            '<line class="chance" x1="{chance}" x2="{chance}" y1="0" y2="{h}"/>{limit}'
+            '<svg class="bar {standing}" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{lines}'
             '<rect class="interval" x="{left}" y="{top}" width="{width}" height="8" rx="4"/>'
             '<circle class="rate" cx="{at}" cy="{middle}" r="4.5"/></svg>'
         ).format(
@@ -132,14 +121,18 @@ class Scale:
             h=HEIGHT,
             standing=standing,
             label=says,
-            chance=f"{self.x(self.chance):.1f}",
-            limit=limit,
+            lines=lines,
             left=f"{left:.1f}",
             width=f"{max(right - left, 1.0):.1f}",
             top=HEIGHT / 2 - 4,
             at=f"{self.x(value):.1f}",
             middle=HEIGHT / 2,
         )
+
+
+def _line(kind: str, x: float, top: int) -> Markup:
+    line = Markup('<line class="{kind}" x1="{x}" x2="{x}" y1="{top}" y2="{h}"/>')
+    return line.format(kind=kind, x=f"{x:.1f}", top=top, h=HEIGHT)
 
 
 def _word(x: float, y: float, anchor: str, text: str) -> Markup:
@@ -259,7 +252,7 @@ class AttackRow(NamedTuple):
 
 
 class LevelGroup(NamedTuple):
-    """The attacks with one number of queries: judged ones first, then the baseline, then others."""
+    """The attacks with one number of queries."""
 
     level: int
     shown: tuple[AttackRow, ...]
@@ -363,11 +356,7 @@ def _parts(table: SliceTable, chance: float) -> PartTable:
     return PartTable(table, scale.axis(), rows[:first], rows[first:])
 
 
-KINDS = {
-    "native": "The map as it is",
-    "alone": "One property kept alone",
-    "removed": "One property removed",
-}
+KINDS = {"native": "The map as it is", "alone": "One property kept alone", "removed": "One property removed"}
 """Groups of the root-cause table."""
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from safexplain.audit import Policy
 from safexplain.audit.report.exposure import FEWEST_MEMBERS, by_slice, most_exposed
-from safexplain.errors import InputError
 from safexplain.verdict.stats import clopper_pearson
 
 POLICY = Policy(fpr=0.05, max_tpr=0.1)
@@ -120,14 +118,3 @@ def test_the_share_of_non_members_counts_groups_once():
     assert most_exposed(scores, member, 1)[0].fpr == 0.25
     assert most_exposed(scores, member, 1, groups=np.array([0, 1, 2, 2, 3]))[0].fpr == pytest.approx(1 / 3)
     assert most_exposed(scores, member, 1, groups=np.array([0, 1, 0, 0, 0]))[0].fpr == pytest.approx(0.25)
-
-
-def test_misuse_is_said():
-    scores, member, kind = world(n=100)
-    with pytest.raises(InputError, match="slice 'class': expected a value for each of 100 examples"):
-        by_slice(scores, member, {"class": kind[:50]}, POLICY)
-    with pytest.raises(InputError, match="members and non-members"):
-        by_slice(scores, member | True, {"class": kind}, POLICY)
-    with pytest.raises(InputError, match="a score for each of 100"):
-        most_exposed(scores[:9], member, 3)
-    assert by_slice(scores, member, {}, replace(POLICY, fpr=0.001)) == ()
