@@ -38,21 +38,15 @@ X = np.array([[40.0, 1000.0, 2.0, 1.0, 0.0, 0.0], [25.0, 0.0, 0.0, 0.0, 0.0, 1.0
         ({"lower": {"age": 1.2}, "upper": {"age": 1.8}, "integer": "age"}, "whole number"),
         ({"increasing": ("age",), "decreasing": ("age",)}, "immutable"),
         ({"immutable": NAMES}, "nothing may; free one"),
-        ({"lower": 1, "upper": 1}, "nothing may; free one"),
         ({"immutable": ("hight",)}, "known: age, income, children, rent, own, other"),
         ({"integer": (6,)}, "expected a column from 0 to 5, got 6"),
-        ({"integer": (-1,)}, "expected a column from 0 to 5, got -1"),
         ({"one_hot": (("rent", "own"), ("own", "other"))}, "own is listed more than once"),
         ({"one_hot": (("rent",),)}, "at least two"),
         ({"one_hot": (HOUSING,), "upper": dict.fromkeys(HOUSING, 0)}, "the limits exclude all categories"),
-        ({"one_hot": (HOUSING,), "lower": {"rent": 1, "own": 1}}, "the limits exclude all categories"),
-        ({"one_hot": (HOUSING,), "lower": {"rent": 0.2}, "upper": {"rent": 0.8}}, "rent: no allowed value"),
         ({"lower": [1.0, 2.0]}, "6 numbers"),
         ({"upper": {"age": np.nan}}, "NaN for age"),
-        ({"lower": "a"}, "lower: expected numbers, got 'a'"),
         ({"upper": {"age": [1, 2]}}, r"upper of age: expected one number, got shape \(2,\)"),
         ({"integer": {"income": 500}}, r"expected names.*pass integer=\('income',\), and numbers as .* step="),
-        ({"one_hot": {"housing": HOUSING}}, "one_hot: unknown feature 'housing'"),
     ],
 )
 def test_constraints_that_nothing_satisfies_are_refused_at_once(options, said):
@@ -77,11 +71,6 @@ def test_a_limit_that_float32_rounded_is_refused_with_its_digits_and_what_to_do(
     assert "np.clip(np.float64(x), constraints.low, constraints.high)" in str(caught.value)
     RATE.check(np.clip(np.float64(rounded), RATE.low, RATE.high))
     RATE.check(np.float64(np.float32([[0.05]])))
-
-
-def test_names_without_a_list_of_names_say_what_to_pass():
-    with pytest.raises(ConfigurationError, match="pass features="):
-        Constraints(3, immutable=("age",))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +213,6 @@ def test_limits_in_place_of_features_are_refused_with_what_to_pass():
         ({"step": {"income": np.inf}}, "step of income: expected a number from 0 up"),
         ({"step": {"children": 0.5}, "integer": "children"}, "step of children: expected a whole number, .* got 0.5"),
         ({"step": {"income": 500}, "largest_change": {"income": 499}}, "income: its step of 500 exceeds .* 499"),
-        ({"rules": (Rule("age", "hight"),)}, "rules, then: unknown feature 'hight'"),
         ({"rules": Rule("age", "age")}, "got age on both sides"),
         ({"rules": (Rule("age", "own"),), "one_hot": (HOUSING,)}, "own is a category"),
         ({"rules": (("age", "income"),)}, r"expected Rule\(when, then, \.\.\.\), got \('age', 'income'\)"),

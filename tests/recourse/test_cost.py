@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.recourse.cost import L1, L2, MAD, check_cost, for_columns
+from safexplain.errors import ConfigurationError
+from safexplain.recourse.cost import L1, L2, MAD, for_columns
 
 
 def test_costs_are_the_norms_they_are_named_after():
@@ -104,8 +104,3 @@ def test_prices_for_other_columns_are_refused():
         for_columns(L1({"aeg": 1}), ("age", "income"), 2)
     with pytest.raises(ConfigurationError, match="scale: given by name"):
         L1({"age": 1}).distance(np.zeros(2))
-
-
-def test_what_is_no_cost_is_refused_with_those_there_are():
-    with pytest.raises(ConfigurationTypeError, match=r"L2\(\), L1\(\) or MAD\(scale\), got 'L1'"):
-        check_cost("L1")

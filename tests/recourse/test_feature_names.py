@@ -9,7 +9,7 @@ from torch import nn
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import Constraints, DPModelRecourse, LaplaceScore
-from safexplain.recourse.features import check_columns, column_names
+from safexplain.recourse.features import column_names
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.networks.search import network_recourse
 
@@ -73,17 +73,9 @@ def test_a_model_that_was_trained_on_other_columns_than_the_constraints_have_is_
         DPModelRecourse(other).explain(RIGHT)
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        [0.0, 0.0, 0.0],
-        pd.DataFrame(np.zeros((1, 3))),
-        pd.Series([0.0, 0.0, 0.0], index=[7, 8, 9]),
-    ],
-)
-def test_numbers_are_no_names(x):
-    assert column_names(x) is None
-    check_columns(NAMES, x)
+def test_numbers_are_no_names():
+    for x in ([0.0, 0.0, 0.0], pd.DataFrame(np.zeros((1, 3))), pd.Series([0.0, 0.0, 0.0], index=[7, 8, 9])):
+        assert column_names(x) is None
 
 
 @pytest.mark.parametrize(

@@ -42,28 +42,14 @@ FRAME = pd.DataFrame(
 
 
 def test_a_table_has_units_levels_one_column_a_category_and_one_a_special_value() -> None:
-    assert PEOPLE.columns == (
-        "age",
-        "age=missing",
-        "income",
-        "income=-9",
-        "income=-8",
-        "job=clerk",
-        "job=manager",
-        "owner=0",
-        "owner=1",
-        "degree",
-        "degree=missing",
+    assert " ".join(PEOPLE.columns) == (
+        "age age=missing income income=-9 income=-8 job=clerk job=manager owner=0 owner=1 degree degree=missing"
     )
     assert PEOPLE.table(FRAME).tolist() == [
         [20, 0, 250_000, 1, 0, 1, 0, 1, 0, 1, 0],
         [30, 0, 50_000, 0, 0, 0, 1, 0, 1, 1, 1],
         [59, 1, 0, 0, 0, 1, 0, 0, 1, 2, 0],
     ]
-
-
-def test_a_table_gives_its_frame_back_with_index_types_and_labels() -> None:
-    pd.testing.assert_frame_equal(PEOPLE.frame(PEOPLE.table(FRAME), FRAME), FRAME)
 
 
 def test_unchanged_values_come_back_as_they_came_and_changed_ones_in_the_type_of_their_column() -> None:
@@ -312,11 +298,8 @@ def test_regular_values_begin_next_to_a_special_end_so_that_no_answer_is_special
     assert 399 < allowed.high[0] < 400
     whole = people.constraints(Constraints(("months",), integer=("months",)))
     assert (whole.low[0], whole.high[0]) == (1, 399)
-    assert people.misread(np.array([[99.0, 0, 0, 0], [99.5, 0, 0, 0], [200, 0, 1, 0]])).tolist() == [
-        True,
-        False,
-        False,
-    ]
+    rows = np.array([[99.0, 0, 0, 0], [99.5, 0, 0, 0], [200, 0, 1, 0]])
+    assert people.misread(rows).tolist() == [True, False, False]
 
 
 def test_special_and_missing_states_are_held() -> None:
@@ -380,13 +363,7 @@ def test_a_category_is_ruled_out_by_its_column() -> None:
         (lambda: Constraints(("agee",), lower=20), "unknown feature 'agee'; did you mean 'age'"),
         (lambda: Constraints(3, lower=20), "expected names among the 5 features of the preprocessing .* got 3 columns"),
         (lambda: Constraints(("job", "age"), upper={"job": 0}), "upper: expected a number, but job is a category"),
-        (
-            lambda: Constraints(("job", "age"), increasing=("job",)),
-            r"increasing: expected a number, but job is a category.*ordinal=\{'job'",
-        ),
         (lambda: Constraints(("age",), upper=10), "age: upper 10 leaves nothing of the public range 18 to 100"),
-        (lambda: Constraints(("income",), lower={"income": 1e6}), "income: lower 1000000 leaves nothing"),
-        (lambda: Constraints(PEOPLE.features, immutable=PEOPLE.features), "nothing may; free one"),
     ],
 )
 def test_constraints_that_cannot_be_meant_are_refused_by_feature(constraints, message) -> None:
@@ -428,18 +405,13 @@ def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_ran
         ({}, "no features"),
         ({"numeric": {"a": (1, 1)}}, "a needs a public range with least < greatest, both finite, got 1 to 1"),
         ({"numeric": {"a": 5}}, "a needs two numbers .least, greatest."),
-        ({"numeric": {"a": (0, "x")}}, "range of a: expected numbers"),
-        ({"numeric": {"a": (0, None)}}, "least < greatest, both finite, got 0 to nan"),
         ({"numeric": ["a"]}, "numeric: expected a mapping"),
         ({"numeric": {1: (0, 1)}}, "names of features as text, got 1"),
         ({"categories": {"a": []}}, "a needs at least 1 labels, got 0"),
         ({"categories": {"a": [1, True]}}, "a lists True twice"),
-        ({"categories": {"a": {"x", "y"}}}, "a needs a list"),
         ({"categories": {"a": [None, "b"]}}, r"declare missing=\('a',\)"),
         ({"categories": {"a": [1, "1"]}}, "two columns of the table would get this name"),
-        ({"ordinal": {"a": ["x"]}}, "a needs at least 2 labels, got 1"),
         ({"numeric": {"a": (0, 1)}, "categories": {"a": ["x", "y"]}}, "a: declared more than once"),
-        ({"numeric": {"age": (0, 1)}, "special": {"agee": [1]}}, "special: unknown feature 'agee'; did you mean 'age'"),
         ({"numeric": {"a": (0, 1)}, "special": {"a": ["x"]}}, "a is numeric and needs numbers, got 'x'"),
         ({"categories": {"a": ["x", "y"]}, "special": {"a": ["x"]}}, "a has 'x' as a regular label too"),
         ({"categories": {"a": ["x", "y"]}, "units": {"a": "m"}}, "units: expected a unit of a numeric feature"),
@@ -453,29 +425,19 @@ def test_declarations_that_cannot_be_meant_are_refused_by_feature(declared, mess
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (
-            FRAME.assign(job="clark"),
-            r"job: .* got the unknown category 'clark' in row 0.*; did you mean 'clerk'",
-        ),
-        (
-            FRAME.assign(degree="phd"),
-            r"'none', 'school', 'college', got the unknown level 'phd'",
-        ),
+        (FRAME.assign(job="clark"), r"job: .* got the unknown category 'clark' in row 0.*; did you mean 'clerk'"),
         (FRAME.assign(income=[1, 2, 6e5]), r"income: expected the public range 0 to 500000 USD, got 600000 in row 2"),
         (FRAME.assign(income=[1, 2, np.nan]), r"income: missing in row 2.*missing=\('income',\)"),
         (FRAME.assign(income=[1, 2, np.inf]), "income: expected finite numbers, got infinity in row 2"),
         (FRAME.assign(income=["1", "2", "3"]), "income: expected numbers, got the text '1' in row 0"),
         (FRAME.rename(columns={"age": "Age"}), "but age is missing; did you mean 'Age'"),
-        (FRAME.assign(id=1), "unknown column id"),
         (FRAME[["age", *FRAME.columns]], "got age more than once"),
-        (pl.from_pandas(FRAME).lazy(), "expected a frame .* got LazyFrame"),
         (
             {"age": [1, 2], "income": [1], "job": ["x"], "owner": [0], "degree": ["none"]},
             "columns of one length, but income has 1 rows and age 2",
         ),
         (np.zeros((2, 7)), r"expected a frame with the columns age, income, job, owner, degree"),
         (np.full((2, 11), 0.5), "exactly one category or state"),
-        (None, "expected a frame"),
     ],
 )
 def test_frames_that_cannot_be_read_are_refused_by_feature_and_row(frame, message) -> None:
@@ -485,12 +447,7 @@ def test_frames_that_cannot_be_read_are_refused_by_feature_and_row(frame, messag
 
 def test_rows_that_are_none_of_the_table_have_no_frame() -> None:
     table = PEOPLE.table(FRAME)
-    for column, value, message in (
-        (0, 17, "18 to 100, got 17"),
-        (9, 0.5, "degree"),
-        (5, 0.5, "job"),
-        (1, 2.0, "age"),
-    ):
+    for column, value, message in ((0, 17, "18 to 100, got 17"), (9, 0.5, "degree"), (5, 0.5, "job"), (1, 2.0, "age")):
         wrong = table.copy()
         wrong[0, column] = value
         with pytest.raises(InputError, match=message):

@@ -36,10 +36,8 @@ def test_numbers_are_read_whatever_holds_them_and_copied(name):
     [
         (np.ma.array([[1.0, 99.0]], mask=[[False, True]]), r"no masked entries, got 1"),
         (np.array([["2020-01-01"]], dtype="datetime64[ns]"), "dates"),
-        (np.array([[np.datetime64(1, "ns")]], dtype=object), "dates"),
         (np.array([[1.0, "2"]], dtype=object), "expected numbers"),
         (np.array([[1j]]), "expected numbers"),
-        ([[1], [1, 2]], "expected numbers"),
         ([[10**400]], "too large for float64"),
         ([torch.ones(2, device="meta")], "expected a dense tensor with data"),
         (torch.eye(2).to_sparse(), "expected a dense tensor with data"),

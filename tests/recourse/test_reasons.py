@@ -55,10 +55,6 @@ def test_each_change_is_a_sentence_and_the_largest_share_of_the_cost_comes_first
     )
 
 
-def test_yes_and_no_are_said_for_true_and_false():
-    assert answer(PERSON, PERSON | {"owner": True}).reasons() == (("Change owner from no to yes.",),)
-
-
 def test_a_favourable_person_needs_nothing_and_one_without_recourse_is_told_so():
     assert answer(PERSON, PERSON, favourable=True).reasons() == ((),)
     lost = answer(PERSON, PERSON, valid=False)
@@ -201,16 +197,6 @@ def test_nobody_is_asked_for_less_than_the_least_that_there_is():
     assert re.match(r"Lower debt from 4,000 EUR to [12],\d00 EUR or less\.$", told)
 
 
-def test_the_best_level_is_not_asked_to_be_passed():
-    public = Preprocessing(ordinal={"education": ["school", "college", "degree"]}, numeric={"age": (18, 100)})
-    mechanism = DPModelRecourse(epsilon=50.0, preprocessing=public, cost=L1(), random_state=0)
-    rng = np.random.default_rng(0)
-    people = pd.DataFrame({"education": rng.choice(["school", "college", "degree"], 2000), "age": 40})
-    mechanism.fit(people, (people.education == "degree").astype(int))
-    told = mechanism.explain(people[people.education == "school"][:1]).reasons()[0]
-    assert "Raise education from school to degree." in told
-
-
 def test_steps_are_told_without_the_dust_of_their_sum():
     rules = Constraints(MONEY.features, immutable=("income",), step={"debt": 0.01})
     person = {"income": 20_000.31, "debt": 6_026.32}
@@ -289,13 +275,6 @@ def test_a_letter_has_the_reasons_what_would_have_helped_and_no_internal_numbers
         "The records used to train the model behind this decision are protected by differential privacy (epsilon 1,"
         " delta 1.24e-05).\n"
     )
-
-
-def test_a_letter_says_whose_word_the_guarantee_is_and_what_it_is_of():
-    vouched, each = replace(GIVEN, vouched=True), replace(GIVEN, per="answer")
-    for given, said in ((vouched, "stated by the owner of the model"), (each, "for each answer")):
-        (letter,) = answer(PERSON, PERSON | {"age": 40}, ALL_WORDS, guarantee=given).letters()
-        assert letter.endswith(f"{said}).\n")
 
 
 def test_letters_go_to_those_who_were_turned_down_only():

@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
-from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing
-from safexplain.recourse.robustness import lengths, measured_shift
+from safexplain.recourse.robustness import measured_shift
 from safexplain.recourse.solution import Solution
 
 
@@ -73,31 +71,6 @@ def test_weights_are_those_of_the_scaled_columns():
     assert z @ weights_of(mechanism) == pytest.approx(0.1 * np.linalg.norm(z, axis=1), rel=1e-6)
 
 
-def test_answers_cost_hardly_more_than_the_cheapest_that_withstand_the_shift():
-    """The oracle solves the whole cone program; the fast way keeps the direction of the cheapest plain answer."""
-    mechanism, shift = fitted(shift=0.2), 0.2
-    w = weights_of(mechanism)
-    queries = people(seed=1)[0][:60]
-    answer = mechanism.explain(queries)
-    ratios = []
-    for i in np.flatnonzero(~answer.favourable):
-        cone = {
-            "type": "ineq",
-            "fun": lambda z: w[:-1] @ z + w[-1] - shift * np.sqrt(1 + z @ z),
-            "jac": lambda z: w[:-1] - shift * z / np.sqrt(1 + z @ z),
-        }
-        best = minimize(
-            lambda z, x=queries[i]: (z - x) @ (z - x), answer.counterfactual[i],
-            jac=lambda z, x=queries[i]: 2 * (z - x), constraints=[cone], method="SLSQP",
-            options={"ftol": 1e-12, "maxiter": 200},
-        )  # fmt: skip
-        assert cone["fun"](best.x) > -1e-7
-        ratios.append(answer.distance[i] / np.sqrt(best.fun))
-    assert len(ratios) > 20
-    assert min(ratios) > 1 - 1e-4
-    assert np.mean(ratios) < 1.01
-
-
 def test_a_shift_longer_than_the_weights_leaves_no_answer_and_no_error():
     mechanism = fitted(shift=50.0)
     answer = mechanism.explain(people(seed=1)[0][:50], infeasible="mark")
@@ -131,10 +104,6 @@ def test_a_measured_shift_is_the_smallest_that_will_do():
         measured_shift(answers, lambda rows: rows[:, 0] >= 0.3, 0.1, 0.0)
 
 
-def test_rows_are_as_long_as_with_a_one_beside_them():
-    np.testing.assert_allclose(lengths(np.array([[2.0, 2.0], [0.0, 0.0]])), [3.0, 1.0])
-
-
 def test_what_is_not_linear_is_refused_by_name():
     x, y = people()
     several = DPLogisticRegression(2.0, norm_bound=6.0, classes=[0, 1, 2], random_state=0).fit(x, y)
@@ -146,8 +115,7 @@ def test_what_is_not_linear_is_refused_by_name():
         DPModelRecourse(shift=-1.0)
     with pytest.raises(ConfigurationError, match="retrained"):
         fitted().measured_shift(nn.Linear(2, 2), x)
-    with pytest.raises(ConfigurationError, match="retrained: it has 2 columns, and this one 6"):
+    with pytest.raises(ConfigurationError, match="retrained: expected 6 columns, got 2"):
         fitted().measured_shift(DPModelRecourse(norm_bound=1.0).fit(x[:, :2], y), x)
     with pytest.raises(InputError, match="expected some unfavourable queries"):
         fitted().measured_shift(fitted(1), 100 * weights_of(fitted())[None, :-1])
-    assert torch.is_grad_enabled()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from evidence import DATA, needs
 from scipy.special import expit
 from torch import nn
 
 from safexplain.dp import DPFineTuner, DPLogisticRegression
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.ledger import Ledger
-from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore, MeteredRecourse, Preprocessing
+from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore, Preprocessing
 
 pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
@@ -103,13 +100,6 @@ def test_a_polars_frame_has_the_answers_of_a_pandas_frame_bit_for_bit():
     assert second.frame["job"].to_list() == [None if job is np.nan else job for job in first.frame["job"].tolist()]
 
 
-@pytest.mark.parametrize("labels", [list, pl.Series, pd.Categorical])
-def test_labels_come_as_a_series_an_array_or_a_list(labels):
-    frame, y = population(300)
-    one = made().fit(frame, labels(y.tolist()))
-    assert (one.private.coef_ == made().fit(frame, y).private.coef_).all()
-
-
 # Training sees scaled rows, and nothing else
 
 
@@ -189,15 +179,10 @@ def test_a_private_network_on_scaled_rows_answers_in_units():
 
 @every
 def test_the_guarantee_names_the_preprocessing(name, fitted):
-    for mechanism in (made(name), fitted[name]):
-        guarantee = mechanism.guarantee
+    for guarantee in (made(name).guarantee, fitted[name].guarantee):
         assert guarantee.preprocessing == PEOPLE.digest
-        assert guarantee.to_dict()["preprocessing"] == PEOPLE.digest
         assert any("categories, levels, special values" in line for line in guarantee.assumptions)
-        json.dumps(guarantee.to_dict())
-    without = DPModelRecourse(norm_bound=1.0).guarantee
-    assert without.preprocessing is None
-    assert not any("special values" in line for line in without.assumptions)
+    assert not any("special values" in line for line in DPModelRecourse(norm_bound=1.0).guarantee.assumptions)
 
 
 # Constraints, diverse answers and ledgers
@@ -232,28 +217,14 @@ def test_no_answer_is_a_number_that_reads_as_a_special_value():
         assert not np.isin(found.frame["months"], [0, 5]).any()
 
 
-def test_a_question_asked_as_another_kind_of_frame_is_the_same_question(tmp_path, fitted):
-    asks, _ = population(3, seed=4)
-    metered = MeteredRecourse(fitted["score"], Ledger(f"sqlite:///{tmp_path}/budget.db", epsilon=100.0))
-    first = metered.explain(asks, principal="a", infeasible="mark")
-    spent = metered.ledger.spent("a")
-    second = metered.explain(pl.from_pandas(asks), principal="a", infeasible="mark")
-    assert metered.ledger.spent("a") == spent
-    assert (first.counterfactual == second.counterfactual).all()
-    assert first.frame.index.equals(asks.index)
-    assert isinstance(second.frame, pl.DataFrame)
-
-
 # What is refused
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preprocessing": {"numeric": {}}}, "preprocessing: expected Preprocessing"),
         ({"constraints": Constraints(("wage",), lower=0)}, "unknown feature 'wage'"),
         ({"constraints": Constraints(("age",), lower=200)}, "age: lower 200 leaves nothing of the public range"),
-        ({"cost": L1([1, 2])}, "one for each column"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_trained(options, message):
@@ -265,12 +236,8 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_trained(options, mes
     ("labels", "message"),
     [
         (lambda y: y[:10], r"y: expected 200 labels, one for each row of X, got shape \(10,\)"),
-        (lambda y: np.c_[y, y], r"y: expected 200 labels, .* got shape \(200, 2\)"),
         (lambda y: np.where(np.arange(200) == 3, None, y), "y: missing in rows 3; remove these rows"),
-        (
-            lambda y: np.where(y == "good", 1, 0),
-            r"got others in 200 of 200 rows, such as [01]; pass the public pair classes=",
-        ),
+        (lambda y: np.where(y == "good", 1, 0), r"got others in 200 of 200 rows, such as [01]; pass the public pair"),
     ],
 )
 def test_labels_that_cannot_be_trained_on_are_refused_by_name(labels, message):
@@ -330,42 +297,6 @@ def test_without_an_intercept_rows_are_not_centred():
         4.0, norm_bound=PEOPLE.norm_bound, classes=CLASSES, intercept_scaling=0.0, random_state=0
     ).fit(PEOPLE.transform(frame), y)  # fmt: skip
     assert (made(intercept_scaling=0.0).fit(frame, y).private.coef_ == same.coef_).all()
-    with pytest.raises(ConfigurationError, match="centre: needs"):
-        DPLogisticRegression(norm_bound=1.0, classes=CLASSES, intercept_scaling=0.0, centre=True).fit([[0.0]], ["bad"])
-
-
-# Real data
-
-
-@pytest.mark.slow
-@needs("heloc.npz")
-def test_special_values_of_heloc_never_change_and_accuracy_is_that_of_scaled_rows():
-    """-7, -8 and -9 are planted, as the copy has them imputed; without them the scaled figure is .730."""
-    file = np.load(DATA / "heloc.npz")
-    names, x, y = [f"feature {i}" for i in range(23)], file["x"].astype(float), file["y"]
-    top = [100, 900, 400, 400, 110, 20, 20, 100, 90, 10, 10, 110, 20, 100, 30, 70, 70, 250, 500, 50, 25, 20, 100]
-    frame = pd.DataFrame(np.rint(np.clip(x, 0, top)).astype(int), columns=names)
-    rng = np.random.default_rng(0)
-    at = rng.permutation(len(y))
-    train, test = at[:6500], at[6500:]
-    clean = Preprocessing(numeric=dict(zip(names, [(0, end) for end in top], strict=True)))
-    plain = DPModelRecourse(epsilon=1.0, preprocessing=clean, random_state=0).fit(frame.iloc[train], y[train])
-    assert (plain.explain(frame.iloc[test]).favourable == y[test]).mean() > 0.72
-    planted = frame.mask(rng.random(frame.shape) < 0.05, -9).mask(rng.random(frame.shape) < 0.02, -7)
-    people = Preprocessing(numeric=dict(clean.numeric), special=dict.fromkeys(names, (-7, -8, -9)))
-    allowed = Constraints(people.features, immutable=("feature 0",), integer=people.features)
-    recourse = DPModelRecourse(
-        epsilon=1.0, preprocessing=people, constraints=allowed, cost=L1(), random_state=0
-    ).fit(planted.iloc[train], y[train])  # fmt: skip
-    asks = planted.iloc[test]
-    answer = recourse.explain(asks, infeasible="mark")
-    found = answer.frame
-    assert found.dtypes.equals(asks.dtypes)
-    assert ((asks < 0) == (found < 0)).all(axis=None)
-    assert (found == asks).where(asks < 0, True).all(axis=None)
-    assert ((found <= top) & (found >= -9)).all(axis=None)
-    assert (answer.valid & ~answer.favourable).sum() > 500
-    assert (answer.favourable == y[test]).mean() > 0.69
 
 
 # Categories that a person may change to

@@ -72,7 +72,7 @@ def test_where_the_score_is_linear_the_search_finds_nearly_the_proven_answers(li
     assert np.median(excess) < 0.01
 
 
-@pytest.mark.parametrize("limit", ["steps", "one change", "all"])
+@pytest.mark.parametrize("limit", ["steps", "all"])
 def test_answers_of_a_network_keep_every_limit_and_reach_the_target(limit):
     rules, model = limited(**LIMITS[limit]), network()
     target = float(np.quantile(model(torch.tensor(X)).detach().numpy(), 0.7))
@@ -86,14 +86,6 @@ def test_answers_of_a_network_keep_every_limit_and_reach_the_target(limit):
     free = network_recourse(model, X, target=target, constraints=limited(), options=FEW)
     broken = free.valid & ~rules.satisfied(X, free.counterfactual)
     assert broken.sum() > 5  # the limit matters
-
-
-def test_what_is_frozen_stays_under_a_largest_number_of_changes():
-    frozen = np.zeros(X.shape, dtype=bool)
-    frozen[:, [0, 5]] = True
-    found = network_recourse(line(), X, constraints=limited(most_changes=2), frozen=frozen)
-    assert (found.change[:, [0, 5, 6, 7]] == 0).all()
-    assert found.valid.mean() > 0.7
 
 
 def test_a_query_may_lie_outside_its_box_where_it_is_frozen():

@@ -51,28 +51,6 @@ def scores_of_single_rows(net, rows):
         return np.array([float(net(torch.tensor(row[None], dtype=dtype))) for row in rows])
 
 
-def by_adam(net, row, cost, *, steps=400, seeds=2):
-    """One query, Wachter's objective by Adam: several multipliers and starts, the nearest valid point ever seen."""
-    w, x = torch.tensor(cost.weights(len(row)), dtype=torch.float32), torch.tensor(row, dtype=torch.float32)
-    nearest = np.inf
-    for seed, multiplier in itertools.product(range(seeds), (0.3, 1.0, 3.0, 10.0, 30.0)):
-        generator = torch.Generator().manual_seed(seed)
-        z = (x + (seed > 0) * 0.5 * torch.randn(len(row), generator=generator)).requires_grad_()
-        optimizer = torch.optim.Adam([z], 0.03)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
-        for _ in range(steps):
-            score = net(z[None])[0, 0]
-            if float(score.detach()) >= 0:
-                nearest = min(nearest, float(cost.distance(z.detach().double().numpy() - row)))
-            change = (z - x) * w
-            size = change.square().sum() / 2 if cost.power == 2 else change.abs().sum()
-            optimizer.zero_grad()
-            (size + multiplier * (1e-3 - score).clamp_min(0.0)).backward()
-            optimizer.step()
-            schedule.step()
-    return nearest
-
-
 @pytest.mark.parametrize(
     ("cost", "dtype"), [*zip(COSTS, [torch.float32, torch.float64, torch.float64, torch.float32], strict=True)], ids=str
 )
@@ -85,18 +63,6 @@ def test_answers_reach_the_target_by_the_models_own_score_one_row_at_a_time(cost
         assert (scores_of_single_rows(net, found.counterfactual) >= target)[found.valid].all()
         assert found.distance == pytest.approx(cost.distance(found.counterfactual - x))
         assert ((found.distance > 0) == found.valid).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
-@pytest.mark.parametrize("cost", [L2(), L1()], ids=str)
-def test_answers_are_as_near_as_those_of_a_long_search_of_one_query_at_a_time(cost, activation):
-    net = network(activation=activation)
-    x = queries(net, 8)
-    oracle = np.array([by_adam(net, row, cost) for row in x])
-    ratio = network_recourse(net, x, cost=cost).distance / oracle
-    assert ratio.mean() <= 1.01
-    assert ratio.max() <= 1.1
 
 
 def test_more_starts_are_never_worse():
@@ -263,10 +229,9 @@ def test_of_two_rows_the_valid_one_is_better_then_the_nearer_then_that_of_higher
     assert (better == torch.where(second[:, None], pairs[:, 1], pairs[:, 0])).all()
 
 
-@pytest.mark.parametrize("batch_size", [1, 512, 8192])
-def test_scattered_points_lie_at_all_distances_and_the_nearest_valid_or_the_highest_is_taken(batch_size):
+def test_scattered_points_lie_at_all_distances_and_the_nearest_valid_or_the_highest_is_taken():
     prices = torch.tensor([0.5, 2.0]).double()
-    one = task([0.5, 2.0], [0.5, 2.0], batch_size=batch_size)
+    one = task([0.5, 2.0], [0.5, 2.0], batch_size=512)
     x = torch.tensor([[0.0, 1.0], [-4.0, 0.0], [-100.0, 3.0]]).double()
     low, high = torch.full((3, 2), -200.0).double(), torch.tensor([[50.0, 1.5], [50.0, 50.0], [-90.0, 50.0]]).double()
     found = _best_scattered(one, x, x, low, high, torch.Generator().manual_seed(3))
@@ -305,25 +270,12 @@ def test_no_queries_give_no_answers():
     [
         ({"target": np.inf}, ConfigurationError, "finite"),
         ({"options": {}}, ConfigurationError, "options: expected SearchOptions"),
-        ({"cost": L1}, ConfigurationError, "cost: expected L2"),
-        ({"constraints": {}}, ConfigurationError, "constraints: expected Constraints"),
         ({"favourable": -1}, ConfigurationError, "favourable: expected a whole"),
         ({"favourable": 5}, InputError, "a column for class 5"),
         ({"frozen": np.zeros(8)}, InputError, "bool"),
-        ({"constraints": Constraints(7)}, InputError, "7"),
         ({"constraints": Constraints(8, lower=50.0)}, InputError, "expected .* from .* got"),
     ],
 )
 def test_bad_arguments_are_refused(changes, error, says):
     with pytest.raises(error, match=says):
         network_recourse(network(), np.zeros((2, 8)), **changes)
-
-
-def test_options_are_whole_numbers_of_numpy_too_and_others_are_called_by_their_type():
-    with pytest.raises(ConfigurationError, match="batch_size"):
-        SearchOptions(batch_size=2.5)
-    options = SearchOptions(starts=np.int64(3))
-    assert options == SearchOptions(starts=3)
-    assert type(options.starts) is int
-    with pytest.raises(ConfigurationError, match=r"starts: expected a whole number of at least 1, got float64 .*3\.0"):
-        SearchOptions(starts=np.float64(3))
