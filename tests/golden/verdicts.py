@@ -1,7 +1,6 @@
-"""The part of the record that holds verdicts: of twenty files of signals, and of six small audits from model to result.
+"""The part of the record that holds verdicts: of files of signals, and of small audits from model to result.
 
-Everything is asked by public names, and of what comes back only names, numbers and outcomes are kept: no sentence, so
-that audits may say in other words what they find. Signals are drawn from seeded generators, not from models.
+Only names, numbers and outcomes are kept, no sentences. Signals are drawn from seeded generators, not from models.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stdout
@@ -103,7 +100,7 @@ def told(code: int, text: str) -> dict[str, Any]:
     return {"exit code": code, "released": outcome(content), "compared": compared}
 
 
-# --- twenty files of signals ------------------------------------------------------------------------------------------
+# --- files of signals ------------------------------------------------------------------------------------------
 
 
 class Drawn:
@@ -205,12 +202,6 @@ def signs_of_maps() -> Case:
     return d.file(maps, {"shape": [12]}, l1=np.abs(maps).sum(2).astype(float), label=d.label()), policy()
 
 
-def maps_without_a_leak() -> Case:
-    d = Drawn(9, examples=600)
-    maps = d.number(0.0, 8).astype(np.float32)
-    return d.file(maps, l1=np.abs(maps).sum(2).astype(float), label=d.label()), policy(training=0.2)
-
-
 def groups() -> Case:
     d = Drawn(10, examples=900)
     d.member = d.member[:, np.arange(900) // 3]
@@ -236,11 +227,6 @@ def recourse_distances() -> Case:
 def no_references() -> Case:
     d = Drawn(13, models=1, examples=400)
     return d.file(l1=d.size(2.0), variance=d.size(1.0), loss=d.size(1.0), label=d.label()), policy()
-
-
-def two_references() -> Case:
-    d = Drawn(14, models=3, examples=400)
-    return d.file(l1=d.size(1.0), mean=d.number(), label=d.label(), loss=d.size(1.0)), policy()
 
 
 def sizes_of_several_classes() -> Case:
@@ -298,12 +284,10 @@ FILES: dict[str, Callable[[], Case]] = {
         at_two_levels,
         leak_at_the_second_level_alone,
         signs_of_maps,
-        maps_without_a_leak,
         groups,
         two_targets,
         recourse_distances,
         no_references,
-        two_references,
         sizes_of_several_classes,
         foreign_labels,
         the_whole_is_judged,
@@ -342,7 +326,7 @@ def signal_files() -> dict[str, Any]:
     return {name: signal_file(name) for name in FILES}
 
 
-# --- six small audits -------------------------------------------------------------------------------------------------
+# --- three small audits -----------------------------------------------------------------------------------------------
 
 RECIPE = audit.Recipe(lr=5e-3, epochs=60, batch_size=25)
 SMALL = audit.Policy(0.1, 0.2, patience=(1, 4), references=4, uncounted=True)
@@ -351,10 +335,7 @@ WHOLE = replace(SMALL, claim="whole")
 
 ASKED = ("--policy", "policy.toml", "--device", "cpu", "--run-dir", "run", "--json")
 NETWORK = """from torch import nn
-
-
-def build():
-    return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, {classes}))
+build = lambda: nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 3))
 """
 
 
@@ -433,16 +414,6 @@ def table() -> tuple[Any, NDArray[np.bool_]]:
     return frame.assign(label=label), rng.random(320) < 0.5
 
 
-@contextmanager
-def folder_of_table(frame: Any, member: NDArray[np.bool_], judged_by: audit.Policy) -> Iterator[None]:
-    """A folder to be in, with data.csv and the policy."""
-    with empty_folder(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of shap, when it is imported: an error there, and another explainer is chosen
-        frame.assign(member=member).to_csv("data.csv", index=False)
-        Path("policy.toml").write_text(toml(judged_by))
-        yield
-
-
 def booster() -> dict[str, Any]:
     """Trees of XGBoost, explained by TreeSHAP, which is the default."""
     from xgboost import XGBClassifier
@@ -450,64 +421,12 @@ def booster() -> dict[str, Any]:
     frame, member = table()
     fitted = XGBClassifier(n_estimators=20, max_depth=6, learning_rate=0.5, n_jobs=1, random_state=0)
     fitted.fit(frame[member].drop(columns="label"), frame["label"][member])
-    with folder_of_table(frame, member, SMALL):
+    with empty_folder(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shap, when it is imported: an error there, and another explainer is chosen
+        frame.assign(member=member).to_csv("data.csv", index=False)
+        Path("policy.toml").write_text(toml(SMALL))
         fitted.save_model("model.json")
         return commanded("audit", "model.json", "--data", "data.csv")
-
-
-def pipeline() -> dict[str, Any]:
-    """A forest behind an encoder of texts and a scaler of numbers."""
-    from sklearn.compose import make_column_transformer
-    from sklearn.ensemble import RandomForestClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
-    from skops import io as skops_io
-
-    frame, member = table()
-    frame["mean_radius"] = np.where(frame["mean_radius"] > 14, "large", "small")
-    encoder = make_column_transformer((OneHotEncoder(), ["mean_radius"]), remainder=StandardScaler())
-    fitted = make_pipeline(encoder, RandomForestClassifier(8, random_state=0))
-    fitted.fit(frame[member].drop(columns="label"), frame["label"][member])
-    with folder_of_table(frame, member, WHOLE):
-        skops_io.dump(fitted, "model.skops")
-        return commanded("audit", "model.skops", "--data", "data.csv")
-
-
-@contextmanager
-def served(application: Any) -> Iterator[str]:
-    """A server of this application on loopback, and its URL."""
-    import uvicorn
-
-    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-def endpoint() -> dict[str, Any]:
-    """This package's own service, asked over HTTP."""
-    from safexplain.serve import Service, app
-
-    population = digits(slice(240))
-    of_half = trained(population)
-    limits = {"questions": 10**6, "looks": 10**6}
-    made = {"uncertified": True, "explainer": "Saliency", "hardening": Hardening.recommended(), "limits": limits}
-    with folder_of(population, of_half.membership[0], WHOLE):
-        export(of_half.models[0], population)
-        Path("golden_network.py").write_text(NETWORK.format(classes=10))
-        asking = "[asking]\nrate = 10000\nretries = 0\n"
-        headers = '[request]\nheaders = { X-Client-Id = "auditor" }\n'
-        Path("payload.toml").write_text(f'format = "kserve-v1"\n{headers}{asking}')
-        with served(app(Service.load("model.pt2", None, **made))) as url:
-            asked = ("audit", "--endpoint", f"{url}/v1/models/model:explain", "--format", "payload.toml")
-            about = ("--data", "data.npz", "--recipe", "recipe.toml", "--arch", "golden_network:build")
-            return commanded(*asked, *about, "--explainer", "Saliency")
 
 
 def fine_tuned() -> dict[str, Any]:
@@ -520,54 +439,21 @@ def fine_tuned() -> dict[str, Any]:
         member = np.ones(len(downstream), dtype=bool)
         np.savez("data.npz", x=downstream.x.numpy(), y=downstream.y.numpy(), member=member)
         torch.save(tuned.state_dict(), "state.pt")
-        Path("golden_tuned.py").write_text(NETWORK.format(classes=3))
+        Path("golden_tuned.py").write_text(NETWORK)
         recipe = RECIPE.to_toml()
         Path("recipe.toml").write_text(f'{recipe}trainable = "head"\n[pretraining]\n{recipe}')
         asked = ("audit", "state.pt", "--arch", "golden_tuned:build", "--data", "data.npz", "--recipe", "recipe.toml")
         return commanded(*asked, "--pretraining-pool", "pool.npz", "--explainer", "InputXGradient")
 
 
-def tuned() -> dict[str, Any]:
-    """What a search of a few trials measured, chose and had confirmed."""
-    from safexplain.tune import tune
-
-    population = digits(slice(360))
-    of_half = trained(population)
-    with empty_folder():
-        found = tune(
-            of_half.models[0],
-            population,
-            RECIPE,
-            member=of_half.membership[0],
-            explainer=HardenedInputXGradient,
-            trials=8,
-            build=build,
-            references=4,
-            policy=replace(SMALL, selection=0.4),
-        )
-    content = json.loads(json.dumps(found.to_dict()))
-    named = {"chosen": content["chosen"], **content["reference"]}
-    figures = {name: [round(point[figure], 4) for figure in ("leak", "utility")] for name, point in named.items()}
-    return {
-        "exit code": found.exit_code,
-        "trials": content["trials"],
-        "hardening": content["chosen"]["hardening"],
-        "bounds": figures,
-        "confirmed": None if found.confirmed is None else told(found.exit_code, json.dumps(found.confirmed.to_dict())),
-    }
-
-
 AUDITS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "network": (network, ()),
     "booster": (booster, ("xgboost", "shap")),
-    "pipeline": (pipeline, ("skops", "shap")),
-    "endpoint": (endpoint, ("uvicorn",)),
     "fine-tuned": (fine_tuned, ()),
-    "tune": (tuned, ("optuna",)),
 }
 """Each small audit, and the libraries that it needs beside the package's own."""
 
 
 def whole_audits() -> dict[str, Any]:
-    """Six ways from a model to a verdict."""
+    """Three ways from a model to a verdict."""
     return {name: made() for name, (made, _) in AUDITS.items()}
