@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from captum.attr import InputXGradient, LayerGradCam, Saliency
+from captum.attr import LayerGradCam, Saliency
 from torch import nn
 
 from safexplain import HardenedIG, HardenedInputXGradient, HardenedSaliency
@@ -67,10 +67,6 @@ def quick(row, inputs):
     return {**{name: value for name, value in few.items() if name in names}, **options}
 
 
-def is_quick(row):
-    return row.name in ("DeepLift", "SmoothGrad", "NeuronGradient")
-
-
 def check_row(row, batch, **more):
     twice = row.name == "LayerFeaturePermutation"  # Captum picks the target from what it has picked it from already
     model, kind = image_net(one_number=twice), HARDENED[row.name]
@@ -84,9 +80,8 @@ def test_every_hardened_captum_explainer_keeps_the_contract(row):
     assert report.broken == ()
 
 
-@pytest.mark.parametrize("row", [row for row in CAPTUM_ROWS if is_quick(row)], ids=lambda row: row.name)
-def test_without_options_those_of_the_catalog_are_used(row):
-    assert check_row(row, 2).broken == ()
+def test_without_options_those_of_the_catalog_are_used():
+    assert check_row(CATALOG["SmoothGrad"], 2).broken == ()
 
 
 # Explainers that are broken on purpose: name -> (what it is made from, what it does instead, the clauses it breaks).
@@ -283,19 +278,6 @@ def test_every_clause_can_fail():
     assert set().union(*(clauses for _, clauses in BROKEN.values())) == set(PROMISES)
 
 
-def test_no_hardening_at_all_breaks_the_clauses_about_noise():
-    class Bare(Saliency):
-        def __init__(self, forward_func, *, hardening=None):
-            super().__init__(forward_func)
-            self.hardening = hardening
-
-    with pytest.raises(ContractError) as caught:
-        check_explainer(Bare, image_net(), images(), 3, native=Saliency)
-    told = {"clips_then_masks_then_noises", "noise_belongs_to_the_query"}
-    told |= {"only_listed_arrays_leave", "no_way_around_the_hardening"}
-    assert told <= set(caught.value.report.broken)
-
-
 # How explainers are given, and what comes back.
 
 FACTORIES = {
@@ -350,8 +332,6 @@ def test_two_inputs_targets_for_each_example_and_options_for_each_example_work()
     options = {"baselines": tuple(torch.randn_like(t) for t in x), "n_steps": 5}
     report = check_explainer(HardenedIG, Two(), x, torch.tensor([0, 3, 1]), options=options)
     assert report.skipped == ()
-    report = check_explainer(HardenedIG, Two(), x, [2, 0, 1], options=lambda inputs: {"n_steps": 4})
-    assert report.skipped == ()
 
 
 # Explainers that are none of Captum's.
@@ -392,11 +372,6 @@ class LeakyAdapter(Adapter):
         return Explanation(super().explain(x).scores, meta=self.native.explain(x).params)
 
 
-class ForgetfulAdapter(Adapter):
-    def explain(self, x):
-        return Explanation(super().explain(x).scores + os.urandom(1)[0])
-
-
 def total(x):
     return x.sum(1)
 
@@ -419,14 +394,10 @@ def test_an_adapter_of_another_library_is_checked_where_clauses_apply():
     assert report["equals_native_without_hardening"].details == ("results: expected tensors, got Explanation",)
 
 
-@pytest.mark.parametrize(
-    ("kind", "clause"),
-    [(LeakyAdapter, "only_listed_arrays_leave"), (ForgetfulAdapter, "asking_again_gives_the_same_answer")],
-)
-def test_an_adapter_that_breaks_the_contract_is_told_so(kind, clause):
+def test_an_adapter_that_breaks_the_contract_is_told_so():
     with pytest.raises(ContractError) as caught:
-        check_adapter(kind)
-    assert caught.value.report.broken == (clause,)
+        check_adapter(LeakyAdapter)
+    assert caught.value.report.broken == ("only_listed_arrays_leave",)
 
 
 def test_an_adapter_that_never_runs_the_native_method_cannot_pass():
@@ -436,21 +407,6 @@ def test_an_adapter_that_never_runs_the_native_method_cannot_pass():
 
     with pytest.raises(ContractError, match=r"Weights\.explain was never run"):
         check_adapter(Own)
-
-
-class Proxy:
-    """A hardened explainer that holds a native one instead of being one."""
-
-    def __init__(self, model, hardening=None):
-        self.inner, self.hardening = HardenedInputXGradient(model, hardening=hardening), hardening
-
-    def attribute(self, inputs, target=None):
-        return self.inner.attribute(inputs, target=target)
-
-
-def test_a_captum_explainer_that_is_no_subclass_can_be_compared():
-    report = check_explainer(Proxy, image_net(), images(), 3, native=InputXGradient, native_factory=InputXGradient)
-    assert "noise_ignores_the_batch" in report.passed
 
 
 def test_the_documentation_lists_every_clause_with_its_promise():

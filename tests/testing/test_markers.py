@@ -69,21 +69,17 @@ HELD = {
     "text": (f"... {MARKER_TEXT} ...", "released"),
     "bytes": (b"x" + MARKER_TEXT.encode(), "released"),
     "number": (MARKER_NUMBER, "released"),
-    "numpy number": (np.float32(MARKER_NUMBER), "released"),
     "number in a text": (f'{{"raw": {MARKER_NUMBER}}}', "released"),
     "dictionary value": ({"a": [1, (MARKER_NUMBER,)]}, "released['a'][1][0]"),
     "dictionary key": ({MARKER_TEXT: 1}, "released.keys()"),
     "set": ({MARKER_TEXT}, "released{...}"),
-    "named tuple": (Pair(1, MARKER_TEXT), "released[1]"),
     "attribute": (Plain(raw=MARKER_TEXT), "released.raw"),
     "slot": (Slots(MARKER_TEXT), "released.kept"),
     "dataclass": (Record([marked(1)]), "released.rows[0]"),
     "tensor": (marked(1), "released"),
-    "float64 tensor": (marked(1, torch.float64), "released"),
     "bfloat16 tensor": (marked(4, torch.bfloat16), "released"),
     "sparse tensor": (marked(2).to_sparse(), "released"),
     "tensor attribute": (with_attribute(torch.zeros(1), MARKER_TEXT), "released.note"),
-    "array": (np.array([1.0, MARKER_NUMBER]), "released"),
     "big-endian array": (np.array([MARKER_NUMBER], ">f8"), "released"),
     "array of text": (np.array([MARKER_TEXT]), "released.flat[0]"),
     "array of objects": (np.array([Plain(x=MARKER_TEXT)], object), "released.flat[0].x"),
@@ -103,11 +99,7 @@ def test_nothing_is_found_where_no_marker_is():
     net = nn.Sequential(nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 5))
     x = torch.from_numpy(rng.standard_normal((200, 50))).float()
     answer = [net, net(x), rng.random(20_000), {"a": "text", 3: (1.5, None, ...)}, Record([7391.0, "7391"])]
-    assert find_markers(answer) == []
-
-
-def test_modules_and_code_are_not_searched():
-    assert find_markers([np, torch, Plain, lambda secret=MARKER_TEXT: secret]) == []
+    assert find_markers([*answer, np, Plain, lambda secret=MARKER_TEXT: secret]) == []
 
 
 def net():
@@ -205,18 +197,14 @@ DIFFERENT = [
     (nested(), nested(1.5), "result['scores']: Tensor-likes are not equal! Mismatched elements: 1 / 2 (50.0%)"),
     (1, 1.0, "result: expected int, got float"),
     ([1], (1,), "expected list, got tuple"),
-    ([1, 2], [1], "expected [0], [1], got [0]"),
     ({"a": 1}, {"b": 1}, "expected ['a'], got ['b']"),
     ({1}, {2}, "expected {1}, got {2}"),
-    ("a", "b", "expected 'a', got 'b'"),
     (torch.ones(2), torch.ones(2, 1), "'shape' do not match: torch.Size([2, 1]) != torch.Size([2])"),
     (torch.ones(2), torch.ones(2).double(), "'dtype' do not match: torch.float64 != torch.float32"),
     (torch.ones(1), torch.tensor([float("nan")]), "Mismatched elements: 1 / 1"),
     (np.array(["a"], object), np.array(["b"], object), "expected 'a', got 'b'"),
-    (Record([1]), Record([2]), "result.rows[0]: expected 1, got 2"),
     (Plain(a=1), Plain(a=1, raw=2), "expected .a, got .a, .raw"),
     (1.0, 1.1, "Expected 1.0 but got 1.1"),
-    (float("inf"), 1.0, "Expected inf but got 1.0"),
 ]
 
 
@@ -244,13 +232,10 @@ def image_model():
 
 CHANGES = {
     "a hook": (lambda m, x: m[0].register_forward_hook(print), "forward_hooks of Sequential.0 changed"),
-    "a hook before": (lambda m, x: m.register_forward_pre_hook(print), "forward_pre_hooks of Sequential changed"),
     "a backward hook": (lambda m, x: m[2][0].register_full_backward_hook(print), "backward_hooks of Sequential.2.0"),
     "an attribute": (lambda m, x: setattr(m[1], "note", 1), "note of Sequential.1 changed"),
-    "a setting": (lambda m, x: setattr(m[2][0], "inplace", True), "inplace of Sequential.2.0 changed"),
     "the mode": (lambda m, x: m[1].eval(), "training of Sequential.1 changed"),
     "a parameter": (lambda m, x: m[0].weight.data.add_(1e-6), "values of weight of Sequential.0 changed"),
-    "another parameter": (lambda m, x: setattr(m[0], "bias", nn.Parameter(m[0].bias.data)), "parameters of Sequential"),
     "frozen": (lambda m, x: m[0].weight.requires_grad_(False), "requires_grad of weight of Sequential.0 changed"),
     "a gradient": (lambda m, x: m(x).sum().backward(), "grad of weight of Sequential.0 changed"),
     "a buffer": (lambda m, x: m(x), "values of running_mean of Sequential.1 changed"),
@@ -270,14 +255,6 @@ def test_nothing_is_seen_where_nothing_changed():
     model = image_model().eval()
     assert left(lambda m, x: m(x), model) == []
     assert left(lambda m, x: m[0].register_forward_hook(print).remove(), model) == []
-
-
-def test_a_gradient_that_was_there_keeps_its_numbers():
-    model = image_model()
-    model[0].weight.grad = torch.ones(3, 4)
-    found = left(lambda m, x: m[0].weight.grad.zero_(), model)
-    assert found == ["grad of weight of Sequential.0 changed"]
-    assert model[0].weight.grad.sum() == 12
 
 
 def test_records_masked_arrays_packed_bytes_and_what_is_behind_a_view_are_read():

@@ -37,15 +37,10 @@ def read(path, text):
         {"phases": [PHASE] * 100_000},
         {"phases": [PHASE | {"sampling": "truncated-poisson", "records": 10**30, "largest_batch": 10**29}]},
         {"phases": [PHASE | {"sampling": ["poisson"]}]},
-        {"phases": "poisson"},
-        {"phases": [{}]},
         {"phases": [PHASE | {"noise_multiplier": 10**400}]},
         {"delta": 1e-300},
-        {"delta": [1e-5]},
-        {"records": -3},
         {"records": 10**400, "expected_batch_size": 10**399},
         {"mechanism": {"a": 1}},
-        {"weights": 7},
         {"epsilon": {}},
     ],
     ids=lambda changed: json.dumps(changed)[:60],
@@ -56,27 +51,10 @@ def test_a_hostile_statement_is_refused_clearly(changed, tmp_path):
     assert len(str(refused.value)) < 700
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[" * 100_000 + "]" * 100_000, "too deep"),
-        ('{"a":' * 100_000 + "1" + "}" * 100_000, "too deep"),
-        ("1" * 10_000, "cannot be read"),
-        ("NaN", "not a JSON number"),
-        ('"' + "a" * 9_000_000 + '"', "at most 8 MiB"),
-        ("\udcff", "cannot be read"),
-        ("", "cannot be read"),
-        ("null", "expected an object"),
-        (json.dumps(STATED).replace("0.01,", "NaN,"), "not a JSON number"),
-        (json.dumps(STATED).replace("0.01,", "Infinity,"), "not a JSON number"),
-    ],
-    ids=["deep", "deep objects", "digits", "nan", "long", "not utf-8", "empty", "null", "a nan inside", "infinity"],
-)
-def test_a_file_that_costs_its_reader_or_is_no_json_is_refused(text, message, tmp_path):
-    path = tmp_path / "privacy.json"
-    path.write_bytes(text.encode(errors="surrogateescape"))
+@pytest.mark.parametrize(("text", "message"), [("NaN", "not a JSON number"), ("null", "expected an object")])
+def test_a_file_that_is_no_json_object_is_refused(text, message, tmp_path):
     with pytest.raises(InputError, match=message):
-        PrivacyStatement.load(path)
+        read(tmp_path / "privacy.json", text)
 
 
 def test_a_statement_of_many_different_phases_is_read(tmp_path):

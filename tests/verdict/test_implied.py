@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from safexplain._privacy_loss import Steps
-from safexplain._validate import from_table
-from safexplain.errors import CertificateError, ConfigurationError
+from safexplain.errors import CertificateError
 from safexplain.verdict import words
-from safexplain.verdict.certificate.read import recount
 from safexplain.verdict.evidence import Control, Evidence
 from safexplain.verdict.guarantee import Implied, RocBound, tpr_bound
 from safexplain.verdict.judgement import Judgement
@@ -97,36 +95,13 @@ def test_one_pair_bounds_the_rate_by_the_printed_formula() -> None:
     found = Implied.of(stated(1.738, 0.1, 300), 0.01)
     assert found is not None
     assert (found.epsilon, found.tpr, found.auc) == pytest.approx((5.0762, 0.10792, 0.77447), rel=1e-3)
-    assert found.by_epsilon == pytest.approx(1 - math.exp(-found.epsilon) * (1 - 1e-5 - 0.01))
-
-
-def test_the_curve_is_never_looser_than_the_stated_pair_and_much_tighter_at_low_rates() -> None:
-    found = Implied.of(stated(1.738, 0.1, 300), 0.01)
-    assert found is not None
-    assert found.tpr < found.by_epsilon / 3
     assert Implied.of(PURE, 0.01) == replace(Implied.of(PURE, 0.01), tpr=float(tpr_bound(0.01, 0.5, 0)))  # type: ignore[type-var]
+    assert found.by_epsilon == pytest.approx(1 - math.exp(-found.epsilon) * (1 - 1e-5 - 0.01))
 
 
 def test_without_noise_nothing_is_implied() -> None:
     assert Implied.of(stated(0.0, steps=3), 0.01) is None
     assert (RocBound.of(stated(0.0))(RATES) == 1).all()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tpr": None},
-        {"auc": True},
-        {"seeded": 1},
-        {"fpr": "0.01"},
-        {"more": 1},
-    ],
-)
-def test_what_is_no_number_is_refused(changes: dict[str, object]) -> None:
-    good = Implied.of(PURE, 0.01)
-    assert good is not None
-    with pytest.raises(ConfigurationError, match="implied"):
-        from_table(Implied, {**asdict(good), **changes}, "implied")
 
 
 # --------------------------------------------------------------------------------------------------- the verdict
@@ -218,8 +193,3 @@ def test_forged_numbers_and_a_missing_statement_are_found(tmp_path: Path) -> Non
     content["predicate"]["audit"]["implied"]["tpr"] = 0.009
     with pytest.raises(CertificateError, match="follows"):
         read_back(sealed(content), tmp_path)
-
-
-def test_a_certificate_of_before_is_read_as_it_was() -> None:
-    content = made(undecided(), privacy=STATED.to_dict())
-    assert recount(content["predicate"]["audit"]).verdict == "inconclusive"

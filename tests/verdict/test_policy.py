@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 
 import pytest
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.verdict.policy import Policy
 
 
@@ -46,11 +46,6 @@ def test_levels_of_patience_are_in_order_and_each_is_there_once():
     assert Policy.from_dict({"patience": [3]}).patience == (3,)
 
 
-def test_a_policy_cannot_be_changed_after_it_was_written_down():
-    with pytest.raises(FrozenInstanceError):
-        Policy().max_tpr = 0.5
-
-
 def test_a_policy_is_read_from_toml_with_defaults_for_what_is_left_out(tmp_path):
     text = 'fpr = 0.05\nmax_tpr = 0.15\nrelease = "explanation+prediction"\nsuite = ["Threshold"]\nselection = 0.2\n'
     text += 'patience = [1]\nreferences = 4\nuncounted = true\nreason = "a pilot"\nclaim = "whole"\n'
@@ -87,22 +82,12 @@ def test_looks_share_the_risk_and_together_take_no_more_than_all_of_it():
         Policy(look=3, looks=2)
 
 
-def test_the_limit_is_the_argument_that_the_claim_names():
-    for claim, named in (("whole", "max_tpr"), ("excess", "max_excess")):
-        assert Policy(claim=claim, **{named: 0.04}).limit == 0.04
-
-
 @pytest.mark.parametrize(
     ("values", "says"),
     [
         ({"claim": "auc"}, "claim: expected one of whole, excess"),
-        ({"fpr": 0.0}, "fpr: expected a number in \\[1e-05, 0.2\\]"),
         ({"fpr": float("nan")}, "fpr must be finite"),
-        ({"max_tpr": 1.0}, "max_tpr: expected a number in"),
-        ({"confidence": 95}, "confidence: expected a number in"),
         ({"fpr": 0.1, "max_tpr": 0.05}, "which guessing alone reaches"),
-        ({"release": "everything"}, "release: expected one of explanation, explanation\\+prediction"),
-        ({"max_excess": 0.0}, "max_excess: expected a number in"),
         ({"max_tpr": 0.01}, "needs a limit above 0"),
         ({"patience": [0]}, "patience: expected a whole number of at least 1"),
         ({"references": 0}, "references: expected a whole number of at least 1"),
@@ -119,16 +104,7 @@ def test_values_out_of_range_are_refused(values, says):
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {"fpr": "0.1"},
-        {"max_tpr": True},
-        {"training": None},
-        {"suite": "Threshold"},
-        {"patience": 200},
-        {"patience": []},
-        {"uncounted": 1},
-        {"reason": None},
-    ],
+    [{"fpr": "0.1"}, {"suite": "Threshold"}, {"patience": 200}, {"patience": []}, {"uncounted": 1}, {"reason": None}],
     ids=str,
 )
 def test_values_of_the_wrong_type_are_refused(values):
@@ -174,14 +150,3 @@ def test_guessing_itself_may_be_the_limit():
 def test_a_misspelt_name_is_refused_and_not_ignored(tmp_path):
     with pytest.raises(ConfigurationError, match=r"policy .*: unknown \['max_tprr'\]; known are \["):
         Policy.from_toml(written(tmp_path, "max_tprr = 0.5\n"))
-
-
-def test_files_that_cannot_be_read_are_refused(tmp_path):
-    with pytest.raises(InputError, match="cannot read the policy"):
-        Policy.from_toml(tmp_path / "none.toml")
-    with pytest.raises(InputError, match="cannot read the policy"):
-        Policy.from_toml(written(tmp_path, "fpr 0.05"))
-    path = tmp_path / "binary.toml"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="cannot read the policy"):
-        Policy.from_toml(path)

@@ -31,17 +31,8 @@ def shares(policy, members, others, attacks, tpr, audits=300):
         for i in range(attacks):
             scores = rng.normal(size=len(member)) + (shift * member if i == 0 else 0.0)
             order = ranked(scores, member, number)
-            evidence.append(
-                Evidence(
-                    "a",
-                    str(i),
-                    "explanation",
-                    1,
-                    0,
-                    found_above(order, r.upper_bound_rank),
-                    found_above(order, r.lower_bound_rank),
-                )
-            )
+            upper, lower = found_above(order, r.upper_bound_rank), found_above(order, r.lower_bound_rank)
+            evidence.append(Evidence("a", str(i), "explanation", 1, 0, upper, lower))
         found.append(Judgement(policy, tuple(evidence), members, others, 1).verdict)
     return found.count("leak") / audits, found.count("certified") / audits
 
@@ -90,20 +81,7 @@ def test_the_integral_is_that_of_slow_quadrature():
         assert float(fast) == pytest.approx(slow, abs=1e-7)
 
 
-def test_one_that_guesses_is_beta_binomial():
-    rank = ranks_of(LOOSE, 500, 1).upper_bound_rank
-    for most in (10, 25, 40):
-        fast = module.found_above_threshold(LOOSE, 700, 500, rank, np.array(0.05), most)
-        assert float(fast) == pytest.approx(distributions.betabinom.cdf(most, 700, rank, 501 - rank), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("members", "others", "attacks"),
-    [
-        (1, 1, 1),
-        (300, 200, 7),
-    ],
-)
+@pytest.mark.parametrize(("members", "others", "attacks"), [(1, 1, 1), (300, 200, 7)])
 def test_critical_counts_are_those_of_every_count_judged(members, others, attacks):
     proves, allowed = critical_counts(LOOSE, members, others, attacks)
 
@@ -116,26 +94,3 @@ def test_critical_counts_are_those_of_every_count_judged(members, others, attack
     assert [c for c in counts if verdict(members, c) == "leak"] == list(range(proves, members + 1))
     certified = [c for c in counts if verdict(c, 0) == "certified"]
     assert certified == list(range(allowed + 1)) or (certified == [] and allowed >= 0 and attacks > 1)
-
-
-def test_a_larger_leak_is_found_more_often_and_certified_less_often():
-    tpr = np.linspace(0.01, 0.9, 60)
-    found = power(LOOSE, 400, 400, 4, tpr)
-    assert (np.diff(found.leak) >= -1e-12).all()
-    assert (np.diff(found.certified) <= 1e-12).all()
-    assert (found.leak + found.certified <= 1 + 1e-12).all()
-    assert found.leak[-1] > 0.999
-
-
-def test_wrong_verdicts_are_rarer_than_the_confidence_says():
-    for n in (100, 1000, 10_000):
-        for policy in (LOOSE, STRICT, replace(LOOSE, max_tpr=0.05)):
-            found = power(policy, n, n, 7, policy.max_tpr)
-            assert max(found.leak, found.certified) <= 0.05
-
-
-def test_samples_that_can_decide_nothing_have_no_power():
-    found = power(STRICT, 1, 1, 1, [0.01, 0.5])
-    assert found.leak.tolist() == [0.0, 0.0]
-    assert found.certified.tolist() == [0.0, 0.0]
-    assert power(replace(LOOSE, fpr=0.2, max_tpr=0.3), 500, 2, 1, 0.2).certified == 0.0

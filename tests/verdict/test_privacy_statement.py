@@ -29,11 +29,6 @@ def test_both_epsilons_follow_from_the_parameters():
     assert PrivacyStatement("x", 5, 0.0, pure_epsilon=0.5).epsilons == Epsilons(0.5, 0.5, 0.5, 0.0)
 
 
-@pytest.mark.parametrize("statement", [DP_SGD, PURE], ids=["gaussian", "pure"])
-def test_a_statement_survives_a_file(statement, tmp_path):
-    assert PrivacyStatement.load(statement.save(tmp_path / "privacy.json")) == statement
-
-
 def test_a_noised_number_of_records_is_told_as_one_and_a_true_one_is_an_assumption(tmp_path):
     hidden = replace(PURE, count_noised=True)
     assert "| Records | about 500 |" in hidden.to_markdown()
@@ -63,11 +58,7 @@ def test_an_infinite_epsilon_survives_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        (
-            "epsilon",
-            {"add_remove": 1.0, "substitute": 10.0, "zero_out": 4.476},
-            "add_remove says 1.0, but 4.47",
-        ),
+        ("epsilon", {"add_remove": 1.0, "substitute": 10.0, "zero_out": 4.476}, "add_remove says 1.0, but 4.47"),
         ("phases", [{"noise_multiplier": 9.0, "sample_rate": 0.25, "steps": 500, "sampling": "poisson"}], "follow"),
         ("phases", [{"noise_multiplier": 9.0}], "lacks sample_rate"),
         ("delta", "small", "delta"),
@@ -80,14 +71,6 @@ def test_a_statement_that_contradicts_itself_is_not_read(name, value, message, t
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     with pytest.raises(InputError, match=message):
         PrivacyStatement.load(path)
-
-
-def test_a_file_that_is_no_statement_is_said_to_be_none(tmp_path):
-    with pytest.raises(InputError, match="cannot be read"):
-        PrivacyStatement.load(tmp_path / "missing.json")
-    (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(InputError, match="expected an object"):
-        PrivacyStatement.load(tmp_path / "list.json")
 
 
 def test_the_sample_rate_must_come_from_the_data_trained_on():

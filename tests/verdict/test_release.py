@@ -6,16 +6,7 @@ import re
 
 import pytest
 
-from safexplain import (
-    GaussianNoise,
-    Hardening,
-    NormClip,
-    RangeClip,
-    RankNorm,
-    Relative,
-    ThresholdMask,
-    UnitNorm,
-)
+from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, Relative, ThresholdMask, UnitNorm
 from safexplain.hardening.hardening import SLOTS
 from safexplain.hardening.selection import Levels, TopKMask, TopKSet
 from safexplain.verdict.release import as_written, in_words, utility_in_words
@@ -71,10 +62,7 @@ def test_what_is_not_known_is_written_as_it_stands():
 
 def test_utility_says_what_was_measured():
     kept = {"top_overlap": 0.873, "top_fraction": 0.1, "sign_errors": 0.0, "sign_errors_top": 0.0}
-    assert utility_in_words(kept) == [
-        "87% of the 10% strongest features are kept",
-        "no released sign is wrong",
-    ]
+    assert utility_in_words(kept) == ["87% of the 10% strongest features are kept", "no released sign is wrong"]
     kept |= {"sign_errors": 0.16, "sign_errors_top": 0.48, "deletion": 0.9, "native_deletion": 0.912}
     assert utility_in_words(kept)[1:] == [
         "16.0% of the released signs are wrong, and in 48.0% of the maps one of the strongest",

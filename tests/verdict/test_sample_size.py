@@ -30,7 +30,6 @@ from safexplain.verdict.stats.paired import count_pairs, difference_bounds
 from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, ranked, upper_bound_rank
 
 LOOSE = Policy(fpr=0.05, max_tpr=0.15, claim="whole", patience=(1,), references=1, uncounted=True)
-STRICT = replace(LOOSE, fpr=0.01, max_tpr=0.03)
 
 
 def shift_of(tpr, policy=LOOSE):
@@ -47,17 +46,8 @@ def share_with(verdict, policy, tprs, members, others, audits=200):
         evidence = []
         for i, tpr in enumerate(tprs):
             order = ranked(rng.normal(size=len(member)) + shift_of(tpr, policy) * member, member, number)
-            evidence.append(
-                Evidence(
-                    "a",
-                    str(i),
-                    "explanation",
-                    1,
-                    0,
-                    found_above(order, upper),
-                    found_above(order, lower),
-                )
-            )
+            counts = found_above(order, upper), found_above(order, lower)
+            evidence.append(Evidence("a", str(i), "explanation", 1, 0, *counts))
         hits += Judgement(policy, tuple(evidence), members, others, 1).verdict == verdict
     return hits / audits
 
@@ -91,29 +81,12 @@ def test_no_sample_decides_at_the_limit_itself():
     assert sample_needed([AttackBounds(0.1001, 0.05, 0.2, 0.05)], 0.1, 0.05, 500, 500) is None
 
 
-def test_proportions_are_kept_and_a_sample_that_decides_is_its_own_answer():
-    assert sample_needed([AttackBounds(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000).non_members == pytest.approx(
-        10 * sample_needed([AttackBounds(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000).members, rel=0.02
-    )
-    assert sample_needed([AttackBounds(0.0, 0.0, 0.01, 0.05)], 0.05, 0.05, 100, 100) == SampleSize(
-        100, 100, "certified"
-    )
+def test_a_sample_that_decides_is_its_own_answer():
+    assert sample_needed([AttackBounds(0, 0, 0.01, 0.05)], 0.05, 0.05, 100, 100) == SampleSize(100, 100, "certified")
     assert sample_needed([AttackBounds(0.3, 0.28, 0.32, 0.05)], 0.05, 0.05, 100, 100) == SampleSize(100, 100, "leak")
 
 
-def test_what_finds_less_than_the_baseline_counts_as_nothing_and_the_worst_attack_decides():
-    less, none = AttackBounds(-0.05, -0.1, 0.03, 0.05), AttackBounds(0.0, -0.05, 0.08, 0.05)
-    sizes = [sample_needed(found, 0.02, 0.05, 100, 100).members for found in ([less], [none], [less, none])]
-    assert sizes[0] == sizes[1] == sizes[2]
-
-
-@pytest.mark.parametrize(
-    ("members", "others"),
-    [
-        (300, 300),
-        (2000, 200),
-    ],
-)
+@pytest.mark.parametrize(("members", "others"), [(300, 300), (2000, 200)])
 def test_the_certificate_that_is_said_to_be_possible_is_reached_in_nine_of_ten_audits(members, others):
     best = best_certifiable(LOOSE, members, others)
     assert 0.05 < best < 0.2
@@ -127,20 +100,17 @@ def test_what_is_in_reach_is_the_number_that_was_simulated():
     assert whole == pytest.approx([0.15100322157472484, 0.13427178080353835, 0.11055149410186922])
     added = [best_certifiable(excess, *sizes) for sizes in ((300, 300), (1500, 1500), (1000, 4000))]
     assert added == pytest.approx([0.01705378049654209, 0.003415228685984961, 0.003840044275662075])
+    assert best_certifiable(replace(LOOSE, fpr=0.2, max_tpr=0.3), 1000, 2) == 1.0
     assert examples_needed(Policy()) == 1200
     assert examples_needed(replace(LOOSE, max_tpr=0.08)) == 16_200
-    assert sample_needed([AttackBounds(0.02, 0.0, 0.06, 0.05)], 0.05, 0.05, 100, 1000) == SampleSize(
-        563, 5627, "certified"
-    )
+    wide = [AttackBounds(0.02, 0, 0.06, 0.05)]
+    assert sample_needed(wide, 0.05, 0.05, 100, 1000) == SampleSize(563, 5627, "certified")
+    less, none = AttackBounds(-0.05, -0.1, 0.03, 0.05), AttackBounds(0.0, -0.05, 0.08, 0.05)
+    assert sample_needed([less], 0.02, 0.05, 100, 100) == sample_needed([none, less], 0.02, 0.05, 100, 100)
     leaks = [AttackBounds(0.1, 0.02, 0.2, 0.01), AttackBounds(0.01, -0.01, 0.03, 0.01)]
     assert sample_needed(leaks, 0.05, 0.05, 100, 100) == SampleSize(616, 616, "leak")
     policy = Policy(max_excess=0.05)
     assert [leak_power(policy, 400, 400, heavy_tails=tails) for tails in (False, True)] == [0.16, 0.01]
-
-
-def test_too_few_non_members_could_certify_nothing():
-    assert best_certifiable(replace(LOOSE, fpr=0.2, max_tpr=0.3), 1000, 2) == 1.0
-    assert best_certifiable(STRICT, 1, 1) == pytest.approx(0.975, abs=0.03)
 
 
 # -------------------------------------------------------------------------------------------- before anything is run
@@ -160,32 +130,12 @@ def test_the_excess_that_is_said_to_be_in_reach_is_certified_in_nine_of_ten_audi
     assert 0 < best < 0.02
 
 
-@pytest.mark.parametrize("claim", ["whole", "excess"])
-def test_more_examples_reach_a_stricter_limit_and_more_attacks_no_stricter_one(claim):
-    policy = replace(STRICT, claim=claim)
-    found = [best_certifiable(policy, n, n, attacks=10) for n in (1, 10, 100, 1000, 10_000, 100_000)]
-    assert found == sorted(found, reverse=True)
-    assert 0 < found[-1] < found[2] < found[0] <= 1
-    assert found[-1] < policy.limit < found[1]
-    assert best_certifiable(policy, 1000, 1000) <= best_certifiable(policy, 1000, 1000, attacks=30)
-
-
 def test_a_sample_without_members_reaches_nothing_and_says_so():
     with pytest.raises(InputError, match="at least 1 of"):
         best_certifiable(LOOSE, 0, 100)
 
 
 # -------------------------------------------------------------------------------------------- after an audit
-
-
-def test_the_sample_that_is_said_to_certify_an_excess_does():
-    policy, passed = Policy(patience=(1,)), 0
-    for seed in range(6):
-        first = results.audited(0.0, policy, examples=400, few=6, seed=seed)
-        assert first.needed.verdict == "certified"
-        size = first.needed.members + first.needed.non_members
-        passed += results.audited(0.0, policy, examples=size, few=6, seed=50 + seed).verdict == "certified"
-    assert passed >= 5
 
 
 def test_the_sample_that_is_said_to_prove_an_excess_often_proves_it_and_a_tenth_of_it_more_rarely():

@@ -13,15 +13,7 @@ import pytest
 from safexplain.dp import PrivacyStatement, Steps, epsilons
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import SCENARIOS, Claim, scenario_of
-from safexplain.verdict.canaries.result import (
-    CanaryResult,
-    Errors,
-    Scores,
-    decisive,
-    finding_of,
-    judge,
-    load_finding,
-)
+from safexplain.verdict.canaries.result import CanaryResult, Errors, Scores, decisive, finding_of, judge, load_finding
 from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
 from safexplain.verdict.stats import epsilon_lower_bound
 
@@ -38,12 +30,7 @@ def result(errors: int, runs: int = 2000, claim: Claim = FULL, **changes: Any) -
 
 @pytest.mark.parametrize(
     ("errors", "runs", "verdict", "code"),
-    [
-        (0, 2000, "refuted", 1),
-        (185, 2000, "not refuted", 3),
-        (495, 2000, "not refuted", 3),
-        (0, 16, "not refuted", 3),
-    ],
+    [(0, 2000, "refuted", 1), (185, 2000, "not refuted", 3), (0, 16, "not refuted", 3)],
 )
 def test_the_verdict_follows_from_the_bound_and_the_claim(errors, runs, verdict, code):
     found = result(errors, runs)
@@ -58,13 +45,6 @@ def test_what_is_not_refuted_says_from_which_epsilon_on_it_would_have_been_found
     assert f"leaks {strong.detectable:.2g} or more would have been detected in 95 of 100" in strong.sentence
     assert blind.detectable is None
     assert "would not have detected even a training without noise" in blind.sentence
-
-
-def test_canaries_that_found_nothing_never_acquit():
-    """However strong: the power to find twice the claim was called consistent, and acquitted broken trainings."""
-    close = result(4400, 20_000, claim=replace(CLOSE, adjacency="substitute"))
-    assert close.detectable < 2 * CLOSE.substitute
-    assert (close.verdict, close.exit_code) == ("not refuted", 3)
 
 
 def test_who_promised_the_smaller_epsilon_for_records_has_not_kept_it():
@@ -107,7 +87,6 @@ def test_the_claim_after_fewer_steps_is_smaller():
         ({"epsilon": -1.0}, "above 0"),
         ({"epsilon": math.inf}, "finite"),
         ({"adjacency": "zero_out"}, "substitute records"),
-        ({"adjacency": "nothing"}, "adjacency"),
         ({"delta": 2.0}, "delta"),
     ],
 )
@@ -154,9 +133,7 @@ def test_a_result_survives_json_and_is_computed_again():
         ({"epsilon_substitute": 20.0}, "epsilon_substitute"),
         ({"verdict": "as claimed"}, "verdict"),
         ({"detectable": 8.0}, "detectable says 8.0"),
-        ({"errors": []}, "errors"),
         ({"runs": 10}, "at most the 10 runs"),
-        ({"method": "guess"}, "method"),
         ({"claim": {}}, "claim"),
     ],
 )
@@ -209,16 +186,6 @@ def test_the_finding_that_decides_refutes_or_else_is_the_white_box_or_else_the_s
     assert decisive([blind, weak]) is weak
     with pytest.raises(InputError, match="at least one finding"):
         decisive([])
-
-
-CLOSE = Claim(Steps(130.0, 1.0, 500, "full-batch"), 1e-5, adjacency="add_remove")
-
-
-def test_a_claim_of_nothing_is_judged_in_words_too():
-    """So few records are in any batch that epsilon is 0 at this delta."""
-    found = result(400, claim=Claim(Steps(4.0, 1e-12, 40), 1e-5))
-    assert (found.claim.substitute, found.detectable) == (0.0, None)
-    assert "the claim is 0.00" in found.sentence
 
 
 # ------------------------------------------------------------------------------------ the white box

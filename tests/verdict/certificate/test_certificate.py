@@ -33,10 +33,7 @@ from memory import peak_of
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict import strict_json, words
 from safexplain.verdict.certificate.read import LONGEST_TEXT, load_certificate, recount
-from safexplain.verdict.certificate.write import (
-    as_json,
-    write_json,
-)
+from safexplain.verdict.certificate.write import as_json
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.result import AuditResult
 
@@ -135,20 +132,9 @@ VALUES = st.one_of(
 )
 CASES = {name: made(j) for name, j in JUDGEMENTS.items()}
 FOLLOWS = {
-    "verdict",
-    "sentence",
-    "says",
-    "details",
-    "reasons",
-    "claim",
-    "limit",
-    "bound",
-    "levels",
-    "could_certify",
-    "judged",
-    "proven",
-}
-FOLLOWS |= {"confidence", "low", "high", "added", "upper_bound_count", "lower_bound_count"}
+    "verdict", "sentence", "says", "details", "reasons", "claim", "limit", "bound", "levels", "could_certify", "judged",
+    "proven", "confidence", "low", "high", "added", "upper_bound_count", "lower_bound_count",
+}  # fmt: skip
 """Numbers and words of an audit that follow from others, and counts from which others follow strictly."""
 
 
@@ -244,20 +230,13 @@ def test_a_number_may_be_off_by_rounding_only() -> None:
     [
         (("_type",), "https://in-toto.io/Statement/v0.1", "expected https://in-toto.io/Statement/v1"),
         (("predicateType",), "urn:safexplain:explanation-audit:v1", "audit again"),
-        (("predicateType",), "https://slsa.dev/provenance/v1", "expected urn:safexplain:explanation-audit:v3"),
         (("predicate", "schema_version"), 2, "schema_version"),
         (("predicate", "more"), 1, "unknown .'more'"),
         (("predicate", "hardening", "noise"), {"kind": "GaussianNoise", "std": 1, "key": "abc"}, "'key'"),
         (("predicate", "environment", "Noise_Key"), "abc", "'noise_key'"),
         (("predicate", "explainer", "output"), "both", "probability or logit"),
-        (("predicate", "explainer", "softmax"), 1, "softmax"),
         (("predicate", "explainer", "shape"), [3, 0], "shape"),
-        (("predicate", "explainer", "shape"), "3", "shape"),
-        (("predicate", "environment", "captum"), 9, "environment"),
-        (("predicate", "notes"), "a note", "notes"),
-        (("predicate", "utility"), {"a": True}, "utility"),
         (("predicate", "native"), {"verdict": "leak"}, "native"),
-        (("predicate", "limits"), "none", "limits"),
         (("predicate", "limits"), [{"headline": "one"}], "limits"),
         (("subject", 0, "digest"), {"sha256": "ab" * 32}, "safexplainModelDigest"),
         (("subject", 0, "digest", "sha256"), "AB" * 32, "subject"),
@@ -411,24 +390,6 @@ def test_a_file_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
             load_certificate(path)
 
 
-def test_a_certificate_cut_short_anywhere_is_refused(load: Callable[..., Any]) -> None:
-    raw = as_json(made()).rstrip()
-    for end in [*range(0, len(raw), 61), len(raw) - 1]:
-        with pytest.raises(CertificateError):
-            load(raw[:end])
-
-
-@settings(max_examples=100)
-@given(
-    raw=st.one_of(st.binary(max_size=80), st.text("{}[]:,\"'0123456789.eE-+ntfalsru\\ ", max_size=60).map(str.encode))
-)
-def test_random_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
-    file = tmp_path_factory.mktemp("c") / "certificate.json"
-    file.write_bytes(raw)
-    with pytest.raises(CertificateError):
-        load_certificate(file)
-
-
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -455,8 +416,3 @@ def test_the_canonical_text_is_one_for_what_json_makes_of_a_value(value: Any) ->
     text = strict_json.canonical(value)
     assert strict_json.canonical(json.loads(json.dumps(value))) == text
     assert strict_json.canonical(json.loads(text)) == text
-
-
-def test_a_certificate_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write"):
-        write_json(tmp_path / "no" / "certificate.json", made())

@@ -67,19 +67,14 @@ def test_without_it_a_certificate_is_as_before(tmp_path: Path) -> None:
     ("part", "other"),
     [
         ("many runs", None),
-        ("many runs", {"epsilon_lower": 1}),
         ("many runs", {"errors": [], "claim": None}),
-        ("dp-sgd", 3),
         ("dp-sgd", {"epsilon": 1}),
         ("search", None),
         ("search", SEARCH | {"trials": 0}),
-        ("search", SEARCH | {"trials": True}),
         ("search", SEARCH | {"digest": "x"}),
         ("search", SEARCH | {"seed": 1}),
         ("fine-tuning", "training"),
-        ("fine-tuning", ["pre-training"]),
         ("noise stream", None),
-        ("noise stream", ["v3"]),
     ],
 )
 def test_anything_else_is_refused(part: str, other: Any, tmp_path: Path) -> None:
@@ -95,9 +90,6 @@ def test_anything_else_is_refused(part: str, other: Any, tmp_path: Path) -> None
     ("part", "change", "says"),
     [
         ("many runs", {"epsilon_lower": 0.1}, "canaries: .*epsilon_lower says 0.1"),
-        ("many runs", {"verdict": "as claimed"}, "canaries: .*verdict says"),
-        ("many runs", {"epsilon_add_remove": 30.0}, "canaries: .*epsilon_add_remove says"),
-        ("many runs", {"detectable": 9.0}, "canaries: .*detectable says 9.0"),
         (
             "dp-sgd",
             {"epsilon": STATED.to_dict()["epsilon"] | {"substitute": 1.0}},

@@ -12,15 +12,10 @@ from scipy.special import ndtr
 
 from safexplain._privacy_loss import epsilons
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.stats import (
-    bound_epsilon,
-    clopper_pearson,
-    epsilon_from_errors,
-    epsilon_lower_bound,
-)
+from safexplain.verdict.stats import bound_epsilon, clopper_pearson, epsilon_from_errors, epsilon_lower_bound
 from safexplain.verdict.stats.lower_bounds import STRICTER
 from safexplain.verdict.stats.roc import upper_limits
-from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon, trade_off
+from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon
 
 DELTA = 1e-5
 METHODS = ["pld", "gdp", "clopper-pearson"]
@@ -66,28 +61,11 @@ def often_reported(a, b):
 
 @pytest.mark.parametrize(
     ("mechanism", "method", "threshold"),
-    [
-        (FULL, "gdp", None),
-        (FULL, "clopper-pearson", 0.0),
-        ((0.3, 8, 1.1), "pld", None),
-        (FEW_STEPS, "pld", 0.0),
-    ],
+    [(FULL, "gdp", None), (FULL, "clopper-pearson", 0.0), ((0.3, 8, 1.1), "pld", None), (FEW_STEPS, "pld", 0.0)],
 )
 def test_a_bound_is_above_the_truth_in_at_most_5_percent_of_experiments(mechanism, method, threshold):
     repeats, runs = 150, 4000 if method == "pld" else 500  # with many runs, few curves are visited
     above = int((bounds(mechanism, runs, method, threshold, repeats) > truth(mechanism)).sum())
-    assert clopper_pearson(above, repeats, 0.98)[0] <= 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("threshold", [0.0, None])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("mechanism", [FULL, QUARTER, (0.0625, 500, 1.4028), (0.25, 10, 1.0), (0.9, 3, 0.68)])
-def test_a_bound_is_above_the_truth_in_at_most_5_percent_of_many_experiments(mechanism, method, threshold):
-    if method == "gdp" and mechanism[1] < 500:
-        pytest.skip("not promised where steps are few")
-    repeats = 1000
-    above = int((bounds(mechanism, 2500, method, threshold, repeats) > truth(mechanism)).sum())
     assert clopper_pearson(above, repeats, 0.98)[0] <= 0.05
 
 
@@ -144,27 +122,6 @@ def test_each_half_of_the_claim_matters():
 
 
 # -------------------------------------------------------------------------------------------------------- how tight
-
-
-@pytest.mark.parametrize(
-    ("runs", "method", "threshold", "mean"),
-    [
-        (1000, "gdp", 0.0, 8.36),
-        (1000, "clopper-pearson", None, 2.3),
-        (25_000, "gdp", None, 9.29),
-    ],
-)
-def test_bounds_are_as_tight_as_they_were_measured_by_another_program(runs, method, threshold, mean):
-    found = bounds(FULL, runs, method, threshold, 40 if runs == 1000 else 12)
-    error = 3 * found.std() / math.sqrt(found.size) + 0.1
-    assert mean - error <= found.mean() <= mean + error + (0 if threshold == 0 else 0.6)  # it chose on half of the runs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("runs", "mean"), [(1000, 8.33), (25_000, 9.63)])
-def test_the_pld_bound_is_as_tight_as_it_was_measured_by_another_program(runs, mean):
-    found = bounds(QUARTER, runs, "pld", 0.0, 100)
-    assert found.mean() == pytest.approx(mean, abs=3 * found.std() / 10 + 0.03)
 
 
 @pytest.mark.parametrize("mechanism", [FULL, (0.9, 1, 0.72), (0.25, 1, 0.5)])
@@ -290,9 +247,7 @@ def test_fewer_errors_than_any_noise_explains_are_an_infinite_epsilon():
     assert epsilon_from_errors(200, 500, 200, 500, DELTA, "pld", **one_step) < 10
 
 
-@pytest.mark.parametrize(
-    ("q", "steps"), [(0.01, 1), (0.25, 100), (0.9, 10), pytest.param(0.01, 5000, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("q", "steps"), [(0.01, 1), (0.25, 100), (0.9, 10)])
 def test_a_bound_is_found_for_all_sizes_of_samples_and_of_epsilon(q, steps):
     found = [
         epsilon_from_errors(k, n, k, n, DELTA, "pld", sample_rate=q, steps=steps)
@@ -301,14 +256,6 @@ def test_a_bound_is_found_for_all_sizes_of_samples_and_of_epsilon(q, steps):
     assert found[0] == 0
     assert found == sorted(found)
     assert found[-1] > 20
-
-
-def test_the_second_bound_of_a_mechanism_computes_no_more_curves():
-    settings = {"sample_rate": 0.2, "steps": 25}
-    first = epsilon_from_errors(40, 500, 40, 500, DELTA, "pld", **settings)
-    missed = trade_off.cache_info().misses
-    assert epsilon_from_errors(40, 500, 40, 500, DELTA, "pld", **settings) == first
-    assert trade_off.cache_info().misses == missed
 
 
 def test_the_number_is_that_of_the_whole_result():
@@ -327,18 +274,14 @@ def test_the_number_is_that_of_the_whole_result():
     ("call", "message"),
     [
         (lambda: bound_epsilon([1.0, math.nan], [1, 2], DELTA), "scores_d: 1 of 2 scores are NaN"),
-        (lambda: bound_epsilon([1, 2], [math.nan], DELTA), "scores_d_prime: 1 of 1"),
         (lambda: bound_epsilon([], [1], DELTA, threshold=0.0), "scores_d: expected scores of shape"),
-        (lambda: bound_epsilon([[1.0]], [1], DELTA, threshold=0.0), "scores_d: expected scores of shape"),
         (lambda: bound_epsilon([1], [1, 2], DELTA), "at least 2 runs on each of D and D', got 1 and 2"),
         (lambda: bound_epsilon([1, 2], [1, 2], DELTA, threshold=math.nan), "threshold"),
         (lambda: bound_epsilon([1, 2], [1, 2], DELTA, "rdp"), "method: expected one of pld, gdp"),
         (lambda: bound_epsilon([1, 2], [1, 2], 0.0), "delta 0"),
-        (lambda: bound_epsilon([1, 2], [1, 2], 0.0, "gdp"), "clopper-pearson"),
         (lambda: bound_epsilon([1, 2], [1, 2], 1.0, "clopper-pearson"), "delta"),
         (lambda: bound_epsilon([1, 2], [1, 2], DELTA, confidence=1.0), "confidence"),
         (lambda: epsilon_from_errors(3, 2, 0, 2, DELTA, "pld"), "successes"),
-        (lambda: epsilon_from_errors(0, 0, 0, 2, DELTA), "trials"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_bounds(call, message):

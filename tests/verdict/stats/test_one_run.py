@@ -51,15 +51,9 @@ def test_a_bound_from_one_run_is_above_the_truth_in_at_most_5_percent_of_runs(mu
     assert found.min() >= 0
 
 
-@pytest.mark.parametrize(
-    ("canaries", "guesses"),
-    [
-        (1000, 100),
-    ],
-)
-def test_with_little_confidence_the_bound_of_a_family_is_above_the_truth_about_as_often_as_it_says(canaries, guesses):
+def test_with_little_confidence_the_bound_of_a_family_is_above_the_truth_about_as_often_as_it_says():
     """So it is no bound for free: at 5 % confidence it is around the truth."""
-    found = bounds(right_guesses(1.0, canaries, guesses, 300), guesses, canaries, "f-dp", confidence=0.05)
+    found = bounds(right_guesses(1.0, 1000, 100, 300), 100, 1000, "f-dp", confidence=0.05)
     assert 0.3 < np.mean(found > gaussian_epsilon(1.0, DELTA)) < 0.95
 
 
@@ -80,31 +74,6 @@ def test_the_best_number_of_guesses_on_the_same_run_would_be_no_bound():
         right = np.cumsum(rng.random(200) < math.e / (1 + math.e))
         above += max(bound(int(right[n - 1]), n) for n in sizes) > 1
     assert clopper_pearson(above, 300)[0] > 0.05
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_records_that_join_by_their_own_coins_in_every_step_are_bounded_too(method):
-    q, steps, noise = 0.25, 500, 5.5728
-    found = bounds(right_guesses(2 / noise, 1000, 100, 30, q, steps), 100, 1000, method, sample_rate=q, steps=steps)
-    assert found.max() < 10
-    assert found.mean() > (4.5 if method == "f-dp" else 3)
-
-
-# -------------------------------------------------------------------------------------------------------- how tight
-
-
-@pytest.mark.parametrize(
-    ("canaries", "share", "method", "mean"),
-    [
-        (1000, 0.2, "steinke", 3.4),
-        (5000, 0.1, "f-dp", 6.6),
-    ],
-)
-def test_bounds_from_one_run_are_as_tight_as_stated_for_an_epsilon_of_10(canaries, share, method, mean):
-    """Means of 200 runs; another program found 3.3, 5.6, 4.5 and 7.0 in one run of each."""
-    guesses = round(canaries * share)
-    found = bounds(right_guesses(2.0004, canaries, guesses, 60), guesses, canaries, method)
-    assert found.mean() == pytest.approx(mean, abs=0.2)
 
 
 # ------------------------------------------------------------------------------------------------------------ formulas
