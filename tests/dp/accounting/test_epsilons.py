@@ -12,66 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from safexplain._privacy_loss import (
-    Steps,
-    check_delta,
-    composed,
-    epsilons,
-    grid_widths,
-    group_privacy_epsilon,
-    one_step,
-)
-from safexplain._privacy_loss.distributions import compose
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
+from safexplain._privacy_loss import Steps, check_delta, composed, epsilons, group_privacy_epsilon
+from safexplain.errors import ConfigurationError, WeakDeltaWarning
 
 NEIGHBORS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "substitute": dp_accounting.NeighboringRelation.REPLACE_ONE,
     "zero_out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
 }
-
-
-def bracket(p, q, sigma, steps, delta, *, interval=2e-4, reach=30.0):
-    """(lower, upper) epsilon of `steps` compositions of P against Q, mixtures given as [(weight, mean), ...]: the
-    accountant's oracle, from nothing but normal distribution functions and an FFT.
-
-    The loss log(P/Q) is tabulated on a fine grid of outputs, rounded down and up to a grid of losses, and composed.
-    """
-    means = [m for _, m in (*p, *q)]
-    x = np.linspace(min(means) - 14 * sigma, max(means) + 14 * sigma, 400_001)
-    cdf = sum(w * norm.cdf(x, m, sigma) for w, m in p)
-    mass = np.diff(cdf)
-    loss = log_of(p, x, sigma) - log_of(q, x, sigma)
-    low, high = np.minimum(loss[:-1], loss[1:]), np.maximum(loss[:-1], loss[1:])
-    return tuple(
-        epsilon_of(np.rint(round_(edge / interval)).astype(int), mass, interval, steps, delta, reach)
-        for round_, edge in ((np.floor, low), (np.ceil, high))
-    )
-
-
-def log_of(mixture, x, sigma):
-    return np.logaddexp.reduce([np.log(w) + norm.logpdf(x, m, sigma) for w, m in mixture if w > 0])
-
-
-def epsilon_of(cells, mass, interval, steps, delta, reach):
-    width = int(2 * reach / interval)
-    single = np.zeros(width)
-    np.add.at(single, cells % width, mass)
-    total = np.maximum(np.fft.irfft(np.fft.rfft(single) ** steps, width), 0)
-    losses = np.arange(width) * interval
-    losses[losses >= reach] -= 2 * reach
-    order = np.argsort(losses)
-    losses, total = losses[order], total[order]
-
-    def delta_of(epsilon):
-        above = losses > epsilon
-        return float((-np.expm1(epsilon - losses[above]) * total[above]).sum())
-
-    low, high = 0.0, reach
-    while high - low > 1e-7:
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
-    return high
 
 
 PUBLISHED = [
@@ -88,46 +36,12 @@ PUBLISHED = [
 """(q, sigma, epsilon under add/remove, under substitution) for 500 steps at delta 1e-5: the table behind "Beyond
 Membership" (Pradhan et al.; half of its rows), recomputed with two accountants that share no code with this one."""
 
-PAIRS = {
-    ("poisson", "substitute"): lambda q: [([(1 - q, 0), (q, 1)], [(1 - q, 0), (q, -1)])],
-    ("poisson", "add_remove"): lambda q: [
-        ([(1 - q, 0), (q, 1)], [(1, 0)]),
-        ([(1, 0)], [(1 - q, 0), (q, 1)]),
-    ],
-    ("fixed-size", "add_remove"): lambda q: [
-        ([(1 - q, 0), (q, 2)], [(1, 0)]),
-        ([(1, 0)], [(1 - q, 0), (q, 2)]),
-    ],
-}
-
 
 def test_published_epsilons_come_out():
     q, sigma, *published = np.array(PUBLISHED).T
     spent = [epsilons(s, rate, 500, 1e-5) for rate, s in zip(q, sigma, strict=True)]
     found = np.array([(e.add_remove, e.substitute, e.zero_out) for e in spent]).T
     np.testing.assert_allclose(found, [*published, found[0]], atol=1.1e-3)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "adjacency", "q", "sigma", "steps"),
-    [
-        ("poisson", "substitute", 0.0625, 2.5, 300),
-        ("poisson", "add_remove", 0.5, 3.0, 10),
-        ("fixed-size", "add_remove", 0.25, 5.5728, 500),
-    ],
-)
-def test_the_accountant_agrees_with_an_fft_of_the_pair(sampling, adjacency, q, sigma, steps):
-    brackets = [bracket(p, r, sigma, steps, 1e-5) for p, r in PAIRS[sampling, adjacency](q)]
-    low, high = (max(side) for side in zip(*brackets, strict=True))
-    found = epsilons(sigma, q, steps, 1e-5, sampling=sampling).of(adjacency)
-    assert low - 1e-4 <= found <= high + 1e-3
-    assert high - low < 0.2
-
-
-def test_the_oracle_tells_a_wrong_sigma_and_a_wrong_pair():
-    low, high = bracket(*PAIRS["poisson", "substitute"](0.25)[0], 5.5728, 500, 1e-5)
-    assert not low <= epsilons(5.4, 0.25, 500, 1e-5).substitute <= high
-    assert not low <= epsilons(5.5728, 0.25, 500, 1e-5).add_remove <= high
 
 
 @pytest.mark.parametrize(
@@ -168,34 +82,18 @@ def test_a_delta_as_large_as_the_total_variation_costs_nothing():
         assert epsilons(1.0, 1e-3, 2, step * 1.2).of(adjacency) > 0
 
 
-def full_batches_on_a_grid(adjacency):
-    """500 of them, though they are one Gaussian."""
-    kind = Steps(22.3557, 1.0, 1)
-    width, _ = grid_widths([(kind, 500)], 3e-4)
-    return [compose([(losses, 500)]) for losses in one_step(kind, adjacency, width).directions]
-
-
-def test_discretised_full_batches_follow_the_closed_form_too():
-    """The pairs at q = 1 are exact Gaussians: the discretisation is seen to raise epsilon, by less than 1e-3."""
-    for adjacency, factor in (("add_remove", 1), ("substitute", 2)):
-        exact = dp_accounting.get_epsilon_gaussian(22.3557 / math.sqrt(500) / factor, 1e-5)
-        for losses in full_batches_on_a_grid(adjacency):
-            assert 0 <= losses.epsilon(1e-5) - exact < 1e-3
-        rare = dp_accounting.get_epsilon_gaussian(22.3557 / math.sqrt(500) / factor, 1e-12)
-        assert rare <= losses.epsilon(1e-12) <= rare * 1.005
-
-
 def test_fixed_size_batches_cost_more_than_poisson_ones():
     poisson, fixed = (epsilons(1.4028, 0.0625, 500, 1e-5, sampling=s) for s in ("poisson", "fixed-size"))
     assert fixed.substitute > fixed.add_remove > poisson.substitute > poisson.add_remove
     assert fixed.zero_out == fixed.substitute
 
 
-def test_one_fixed_size_step_covers_both_directions():
-    """A single substitution with a fixed size is symmetric: as large as the worse of the two one-way pairs."""
-    q, sigma = 0.25, 0.8
-    ways = [bracket(p, r, sigma, 1, 1e-5)[1] for p, r in PAIRS["fixed-size", "add_remove"](q)]
-    assert epsilons(sigma, q, 1, 1e-5, sampling="fixed-size").substitute == pytest.approx(max(ways), abs=2e-3)
+def test_a_record_of_a_fixed_size_replaces_another_as_if_noise_were_halved():
+    """Both directions at once for one substitution."""
+    fixed, halved = epsilons(5.5728, 0.25, 500, 1e-5, sampling="fixed-size"), epsilons(5.5728 / 2, 0.25, 500, 1e-5)
+    assert fixed.add_remove == pytest.approx(halved.add_remove, rel=1e-9)
+    one, half = epsilons(0.8, 0.25, 1, 1e-5, sampling="fixed-size"), epsilons(0.4, 0.25, 1, 1e-5)
+    assert one.substitute == pytest.approx(half.add_remove, abs=2e-3)
 
 
 def test_group_privacy_is_a_valid_but_looser_bound_and_doubling_is_none():
@@ -233,8 +131,6 @@ def test_no_steps_spend_nothing_and_no_noise_spends_everything():
     ("values", "message"),
     [
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": math.inf}, "noise_multiplier"),
-        ({"noise_multiplier": "0.1"}, "noise_multiplier must be a number"),
         ({"sample_rate": 1.2}, "sample_rate"),
         ({"sample_rate": 0.0}, "with which every batch is empty"),
         ({"steps": 1.5}, "steps"),
@@ -242,14 +138,13 @@ def test_no_steps_spend_nothing_and_no_noise_spends_everything():
         ({"steps": 10**12 + 1}, "at most 1e.12"),
         ({"delta": 9e-13}, r"delta: expected a number in \[1e-12, 1\)"),
         ({"delta": 1.0}, "delta"),
-        ({"delta": True}, "delta must be a number"),
         ({"sampling": "poison"}, "sampling"),
         ({"sampling": "shuffle"}, "shuffled batches are not supported"),
         ({"sampling": "full-batch"}, "expected 1 with sampling=.full-batch., got 0.1"),
     ],
 )
 def test_impossible_values_are_refused_by_name(values, message):
-    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=message):
+    with pytest.raises(ConfigurationError, match=message):
         epsilons(**{"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 10, "delta": 1e-5, **values})
 
 

@@ -60,7 +60,7 @@ def test_no_gradients_in_the_ball_tell_more_than_the_pair(q, noise):
     assert worst == pytest.approx(pair.substitution(orders), abs=1e-3)
 
 
-@pytest.mark.parametrize(("records", "size"), [(4, 2), (6, 3), (3, 2)])
+@pytest.mark.parametrize(("records", "size"), [(4, 2), (3, 2)])
 def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records, size):
     """All subsets of a small data set; random gradients in the plane of the record, before and after, and of others.
 

@@ -1,13 +1,11 @@
-"""Renyi curves of the dominating pairs: closed forms, brute force, dp-accounting, and the epsilons that they bound."""
+"""Renyi curves of the dominating pairs: closed forms, brute force, and the epsilons that they bound."""
 
 from __future__ import annotations
 
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.rdp import RdpAccountant
 from scipy.integrate import quad
 from scipy.stats import norm
 
@@ -44,19 +42,6 @@ def test_substitution_is_the_integral_of_its_two_mixtures(q, noise, order):
     assert renyi(Steps(noise, q, 10), "substitute", [order])[0] == pytest.approx(10 * expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("q", "noise"), [(0.25, 1.0), (1e-3, 5.0)])
-def test_adding_and_removing_is_what_dp_accounting_says(q, noise):
-    """At whole orders; between them dp-accounting gives an upper bound."""
-    accountant = RdpAccountant(orders=ORDERS)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise)), 100)
-    found, whole = renyi(Steps(noise, q, 100), "add_remove", ORDERS), np.isin(ORDERS, [2.0, 8.0, 32.0, 64.0])
-    assert found[whole] == pytest.approx(accountant.rdp[whole], rel=1e-5)
-    assert (found[~whole] <= accountant.rdp[~whole] * (1 + 1e-9)).all()
-    p, r = log_mixture(q, 1, noise), lambda x: norm.logpdf(x, 0, noise)
-    both = [by_quadrature(*pair, 1.5, 4 + 12 * noise) for pair in ((p, r), (r, p))]
-    assert found[1] == pytest.approx(100 * max(both), rel=1e-5)
-
-
 def test_at_whole_orders_adding_and_removing_is_a_binomial_sum():
     """sum over k of C(a, k) (1 - q)^(a - k) q^k exp(k (k - 1) / (2 sigma^2)); small moments keep all their digits."""
     for noise, q in ((5.0, 1e-3), (0.8, 0.3), (0.5, 0.01)):
@@ -79,13 +64,6 @@ def test_orders_that_are_too_far_out_have_the_bound_of_a_batch_without_sampling(
     ):
         found = renyi(Steps(1e-3, 0.5, 3, sampling), adjacency, [200.0])
         assert found == pytest.approx([3 * 200 * factor * 1e6 / 2])
-
-
-def test_substitution_is_not_what_dp_accounting_says():
-    """google/differential-privacy issue 378: there, it is as if one record were added or removed."""
-    accountant = RdpAccountant(orders=[4.0], neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(dp_accounting.GaussianDpEvent(3.0))
-    assert renyi(Steps(3.0, 1.0, 1), "substitute", [4.0])[0] == pytest.approx(4 * float(accountant.rdp[0]))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +97,6 @@ def test_without_noise_nothing_holds_and_without_steps_nothing_is_spent():
     assert np.isfinite(renyi(Steps(1e-3, 0.5, 3), "substitute", [1.1, 200.0])).all()
 
 
-@pytest.mark.parametrize("orders", [[1.0], [math.nan]])
-def test_orders_are_above_one(orders):
+def test_orders_are_above_one():
     with pytest.raises(ConfigurationError, match="orders"):
-        renyi(Steps(1.0, 0.5, 3), "substitute", orders)
+        renyi(Steps(1.0, 0.5, 3), "substitute", [1.0])

@@ -80,25 +80,6 @@ def test_the_mean_is_one_more_release_with_the_noise_of_a_gradient_clipped_to_1(
     drawn = noisy_gd._noised_mean(features, np.full(4000, 500.0), sigma, np.random.default_rng(0))
     noised = drawn * (500**2 + 4 * sigma**2) / 500
     assert kstest(((noised - features.sum(axis=0)) / sigma).ravel(), "norm").pvalue > 0.01
-    assert (
-        np.linalg.norm(features, axis=1).max() <= 1 + 1e-12
-    )  # so that a record moves the sum by 1, a substitution by 2
-
-
-def test_gradients_of_centred_rows_are_clipped_to_the_same_bound():
-    features, labels, weights = problem()
-    far = 3 * np.stack([features - 0.5, features + 0.2])  # (runs, n, p), each run about a mean of its own
-    whole = clipped_gradient_sum(far, labels, weights, 0.3)
-    without = clipped_gradient_sum(far[:, 1:], labels[1:], weights, 0.3)
-    assert (np.linalg.norm((whole - without).reshape(2, -1), axis=1) <= 0.3 * (1 + 1e-9)).all()
-    for run in range(2):
-        np.testing.assert_allclose(whole[run], slow_sum(far[run], labels, weights[run], 0.3)[0], atol=1e-13)
-
-
-def test_few_records_have_no_mean_of_their_own():
-    rows = np.ones((3, 4)) / 2
-    drawn = noisy_gd._noised_mean(rows, np.full(1000, 3.0), 80.0, np.random.default_rng(0))
-    assert np.abs(drawn).max() < 0.1
 
 
 def test_noise_has_the_stated_size_on_every_weight():
@@ -136,15 +117,7 @@ def test_a_noised_number_of_records_is_at_least_one():
     assert told.min() == 1
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"steps": 2.5},
-        {"max_grad_norm": 0.0},
-        {"logit_noise": np.inf},
-        {"noise_multiplier": 0},
-    ],
-)
+@pytest.mark.parametrize("wrong", [{"steps": 2.5}, {"max_grad_norm": 0.0}, {"noise_multiplier": 0}])
 def test_parameters_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         NoisyGradientDescent(**{"noise_multiplier": 1.0, **wrong})

@@ -3,10 +3,6 @@
 He knows everything but which of the two it is. From half of the runs he takes the threshold of his score, from the
 other half an exact lower bound on epsilon (95%, Clopper-Pearson). The same attack proves more than the claim of every
 mechanism that is broken on purpose. For noisy gradient descent delta is .1: there the bound comes close to the claim.
-With 12,000 runs on each data set and a claim of 1 the bounds are
-
-    objective perturbation: 0-.38 right; 3.4 with c R where c R^2 is needed; 6.6 with the intercept not regularised
-    noisy gradient descent: .72 right; 2.3 with noise for half of the sensitivity; 5.7 with a hidden number used exactly
 """
 
 from __future__ import annotations
@@ -86,7 +82,7 @@ def linear_in_the_bound(records, logit_noise):
     return signed, rate, regularization, draw
 
 
-def objective_bound(mechanism, pair, logit_noise, runs=RUNS):
+def objective_bound(mechanism, pair, logit_noise):
     rng = np.random.default_rng(0)
     (first, rate, regularization, draw_first), (second, _, _, draw_second) = (
         mechanism(records, logit_noise) for records in PAIRS[pair]
@@ -97,18 +93,12 @@ def objective_bound(mechanism, pair, logit_noise, runs=RUNS):
         with np.errstate(invalid="ignore"):
             return np.nan_to_num(on_first - on_second, nan=0.0)  # infinity less infinity
 
-    return lower_bound(score(draw_first(rng, runs=runs)), score(draw_second(rng, runs=runs)))
+    return lower_bound(score(draw_first(rng, runs=RUNS)), score(draw_second(rng, runs=RUNS)))
 
 
 @pytest.mark.parametrize(("pair", "logit_noise"), [*zip(PAIRS, (1.0, 10.0, 10.0, 1.0), strict=True)])
 def test_objective_perturbation_keeps_its_epsilon(pair, logit_noise):
     assert objective_bound(right, pair, logit_noise) <= CLAIM
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS)
-def test_objective_perturbation_keeps_its_epsilon_over_a_million_fits(pair):
-    assert objective_bound(right, pair, 10.0, runs=500_000) <= CLAIM
 
 
 def test_the_attack_on_objective_perturbation_has_power():
@@ -135,9 +125,9 @@ def descend(rows, labels, runs, rng, *, accounted="substitute", hidden=False, lo
     return np.diff(weights, axis=1)[:, 0]  # (runs, p + 1): the second class against the first
 
 
-def flip_bound(runs=RUNS, **options):
+def flip_bound(**options):
     rng = np.random.default_rng(0)
-    first, second = (descend([[1.0]], [label], runs, rng, **options)[:, 0] for label in (1, 0))
+    first, second = (descend([[1.0]], [label], RUNS, rng, **options)[:, 0] for label in (1, 0))
     return lower_bound(first, second, DELTA)
 
 

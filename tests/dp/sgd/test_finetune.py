@@ -324,8 +324,8 @@ def test_the_checkpoints_folder_is_made_and_seen_to_be_writable_before_training(
 
 
 def test_a_seed_is_stated():
-    assert any("seed that the user gave" in line for line in tuner(seed=1).statement.assumptions)
-    assert not any("seed that the user gave" in line for line in tuner(seed=None).statement.assumptions)
+    assert any("seed set by the user" in line for line in tuner(seed=1).statement.assumptions)
+    assert not any("seed set by the user" in line for line in tuner(seed=None).statement.assumptions)
     assert "Warning" in tuner(seed=1).statement.rows()
 
 
