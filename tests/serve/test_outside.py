@@ -14,11 +14,7 @@ from served_digits import KEY, trained
 from servers import PREDICT, listening
 from torch import nn
 
-from safexplain.errors import (
-    BudgetExhausted,
-    InputError,
-    RefusedError,
-)
+from safexplain.errors import BudgetExhausted, InputError, RefusedError
 from safexplain.hardening.hardening import Hardening
 from safexplain.serve import Limits, Service, app
 from safexplain.serve.loading import Options
@@ -80,14 +76,15 @@ def test_a_method_that_samples_gives_one_answer_to_one_question(tmp_path, method
     assert np.abs(together).sum() > 0
 
 
-def test_labels_are_not_given_by_a_model_that_is_no_longer_the_certified_one(tmp_path):
+def test_nothing_is_given_by_a_model_that_is_no_longer_the_certified_one(tmp_path):
     net, x = trained(), np.zeros((2, 64), np.float32)
     with explained(tmp_path, net) as service:
         service.predict(x, client="a")
         with torch.no_grad():
             net[0].weight.mul_(-1)
-        with pytest.raises(RefusedError, match="the model has changed"):
-            service.predict(x + 1, client="a")
+        for ask in (service.predict, service.explain):
+            with pytest.raises(RefusedError, match="the model has changed"):
+                ask(x + 1, client="a")
     with explained(tmp_path, Odd("counts").eval()) as service, pytest.raises(RefusedError, match="model has changed"):
         [service.predict(x + i, client="a") for i in range(2)]
 

@@ -190,9 +190,8 @@ def test_processes_that_ask_at_the_limit_are_granted_exactly_the_limit(database,
         assert sum(done) == 60 == asked.counts()["ann"] == asked.verify()
 
 
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-def test_no_question_that_was_acknowledged_is_lost_to_kill_9(database, request):
-    url = request.getfixturevalue(f"{database}_url")
+def test_no_question_that_was_acknowledged_is_lost_to_kill_9(sqlite_url):  # noqa: F811
+    url = sqlite_url
     Questions(url).close()
     told = 0
     for _ in range(3):

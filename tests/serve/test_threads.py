@@ -19,7 +19,6 @@ from safexplain.serve import Limits, Service
 PLENTY = Limits(questions=10**9, looks=10**9)
 THREADS = 64
 HARDENINGS = {
-    "recommended": Hardening.recommended(),
     "ranks with noise": Hardening.ranked(),
     "noise alone": Hardening(clip=RankNorm(), noise=GaussianNoise(0.05), grid=2.0**-6),
 }
@@ -35,11 +34,7 @@ def loaded(model, folder, method, hardening):
 @quiet
 @pytest.mark.parametrize(
     ("method", "hardening"),
-    [
-        ("DeepLift", "ranks with noise"),
-        ("InputXGradient", "noise alone"),
-        pytest.param("GuidedBackprop", "recommended", marks=pytest.mark.slow),
-    ],
+    [("DeepLift", "ranks with noise"), ("InputXGradient", "noise alone")],
 )
 def test_sixty_four_threads_get_the_answers_of_one(made, tmp_path, method, hardening):
     """Requests of one to four rows, explanations and labels mixed, some of them equal at the same time."""

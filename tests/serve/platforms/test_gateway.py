@@ -55,17 +55,8 @@ def gateway(seen: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
             assert changes, given
         (folder / "nginx.conf").write_text(text)
         own = f"daemon off; user root; pid {folder}/pid; error_log {folder}/error.log;"
-        command = [
-            "nginx",
-            "-p",
-            str(folder),
-            "-e",
-            str(folder / "error.log"),
-            "-c",
-            str(folder / "nginx.conf"),
-            "-g",
-            own,
-        ]
+        files = ["-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+        command = ["nginx", "-p", str(folder), *files, "-g", own]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
         def answers() -> bool:

@@ -1,17 +1,12 @@
-"""Servers as they run in production: `safexplain serve` in processes of its own, and uvicorn in a thread."""
+"""Servers as they run in production: uvicorn in a thread."""
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -57,56 +52,3 @@ def listening(application: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(timeout=30)
-
-
-class Command:
-    """`safexplain serve` and what it says.
-
-    Args:
-        folder: for what it says.
-        arguments: of the command, but for the port.
-        environment: more variables.
-    """
-
-    def __init__(self, folder: Path, arguments: Sequence[Any], **environment: str) -> None:
-        self.port, self.log = free_port(), folder / "serve.log"
-        self.url = f"http://127.0.0.1:{self.port}"
-        program = [sys.executable, "-c", "import sys, safexplain.cli; sys.exit(safexplain.cli.main())", "serve"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*program, "--port", str(self.port), *map(str, arguments)],
-                stdout=log, stderr=log, cwd=folder, env=os.environ | environment,
-            )  # fmt: skip
-
-    def ready(self) -> Command:
-        """Once it answers."""
-        wait_until(lambda: self.process.poll() is not None or self._live(), what="safexplain serve did not start")
-        assert self.process.poll() is None, self.log.read_text()
-        return self
-
-    def _live(self) -> bool:
-        with suppress(httpx.HTTPError):
-            return httpx.get(self.url + "/health/live").status_code == 200
-        return False
-
-    def started(self) -> int:
-        """Workers that ever answered."""
-        return self.log.read_text().count("Application startup complete")
-
-    def workers(self) -> list[int]:
-        """Process numbers of the workers."""
-        pid, found = self.process.pid, []
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            with suppress(OSError):
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
-        return found
-
-    def stop(self) -> None:
-        """As a supervisor of processes does."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(10)
