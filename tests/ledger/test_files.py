@@ -79,7 +79,7 @@ def test_another_ledger_is_not_taken_for_the_one_that_was_opened(path, sqlite_ur
         child.start()
         child.join()
     for use in USES.values():
-        with pytest.raises(LedgerError, match="was replaced by another one"):
+        with pytest.raises(LedgerError, match="was replaced while it was in use"):
             use(given)
 
 
@@ -88,7 +88,7 @@ def test_a_server_whose_tables_were_made_anew_is_another_ledger(postgres_url):
         with ledger._storage.transaction() as execute:
             execute("UPDATE ledger_identity SET id = 'another'", ())
         ledger.close()
-        with pytest.raises(LedgerError, match="was replaced by another one"):
+        with pytest.raises(LedgerError, match="was replaced while it was in use"):
             ledger.charge("ann", epsilon=0.1)
 
 
