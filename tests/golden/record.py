@@ -86,8 +86,6 @@ def environment(**variables: str) -> Iterator[None]:
 @cache
 def kept_arrays() -> dict[str, np.ndarray]:
     """Every committed array: those under `given/`, and for each subject one vector of each type."""
-    if not ARRAYS.exists():
-        return {}
     with np.load(ARRAYS) as file:
         return {name: file[name] for name in file.files}
 
@@ -704,7 +702,7 @@ def joined(values: Any) -> Any:
 @cache
 def kept_values() -> dict[str, Any]:
     """The committed record of every subject, without its arrays."""
-    return json.loads(VALUES.read_text()) if VALUES.exists() else {}
+    return json.loads(VALUES.read_text())
 
 
 def kept(subject: str) -> dict[str, Any]:
@@ -743,7 +741,7 @@ def moved(recorded: dict[str, str], present: dict[str, str]) -> list[str]:
 
 def release_formats() -> dict[str, dict[str, str]]:
     """The committed digests by release format."""
-    return json.loads(FORMATS.read_text()) if FORMATS.exists() else {}
+    return json.loads(FORMATS.read_text())
 
 
 def record_format() -> None:
@@ -782,7 +780,6 @@ def main(subjects: list[str]) -> None:
     kept_values.cache_clear()
     kept_arrays.cache_clear()
     record_format()
-    print(f"{VALUES.name}: {VALUES.stat().st_size:,} bytes, {ARRAYS.name}: {ARRAYS.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

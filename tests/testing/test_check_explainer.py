@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import re
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import numpy as np
@@ -295,7 +294,7 @@ def test_explainers_are_made_by_any_of_the_usual_factories(name):
     assert report["clips_then_masks_then_noises"].state == "passed"
 
 
-def test_the_report_shows_every_clause_with_its_promise_and_cannot_be_changed():
+def test_the_report_shows_every_clause_with_its_promise():
     report = check_explainer(HardenedSaliency, image_net(), images(), 3, skip=["no_examples_no_answers"])
     assert isinstance(report, ContractReport)
     assert [outcome.clause for outcome in report.outcomes] == list(PROMISES)
@@ -304,8 +303,6 @@ def test_the_report_shows_every_clause_with_its_promise_and_cannot_be_changed():
         assert promise.endswith(".")
     assert str(report).startswith("HardenedSaliency: 12 passed, 1 skipped\n")
     assert report["no_examples_no_answers"].details == ("skipped by skip=",)
-    with pytest.raises(FrozenInstanceError):
-        report.explainer = "another"
 
 
 def test_a_name_that_is_no_clause_cannot_be_skipped():
