@@ -1,9 +1,7 @@
 """How much an explanation adds to the label, at one query, fast enough for a hundred trials.
 
-The attacks of `safexplain.audit.attacks.suite` are stacked on those on the label (or prediction), and attack many
-models: stacks are fitted to some models that play the target, all others are targets, and each model is scored with all
-others as references. Boosted trees and attacks that learn from maps are too slow for a trial and are left to the
-confirmation.
+Stacks of the suite are fitted to some models that play the target, all others are targets, and each model is scored
+with all others as references. Boosted trees and attacks that learn from maps are left to the confirmation.
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ class LeakMeter:
     """Attacks releases of the same models, the audited one first, for the same examples; (m, n) bool membership.
 
     `known` are signals without an explanation: "label" (m, n), and "loss" and "margin" if the policy releases
-    predictions. The policy's release and false-positive rate apply; one query is made, and every attack is run.
-    Examples of one of the (n,) `groups` are resampled together.
+    predictions. Examples of one of the (n,) `groups` are resampled together.
 
     Raises:
         InputError: too few models, or examples on one side only.

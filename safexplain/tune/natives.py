@@ -1,7 +1,6 @@
 """Native maps of every model, computed once for each set of explainer options, and their hardened versions.
 
-Groups of features (superpixels, windows) are hardened as one number each, as in the hardened classes. Hardening is
-exact and includes noise, under a key of the search that is not secret and is in no file.
+Hardening is exact and includes noise, under a key of the search that is not secret and is in no file.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from safexplain.audit.population import Population
 from safexplain.audit.question import Method, Question, Release
 from safexplain.audit.store import Store
 from safexplain.explain.feature_groups import find_groups, harden_groups
+from safexplain.explain.libraries import global_generators
 from safexplain.hardening.hardening import Hardening
 
 MOST_KEPT = 1 << 30
@@ -97,8 +97,7 @@ class Natives:
         return made
 
     def release(self, maps: Sequence[Maps], hardening: Hardening, models: Sequence[int] | None = None) -> list[Tensor]:
-        """Hardened native maps of these models (None: all), (models, n, ...) for each explainer; noise uses this
-        search's key and is independent between models."""
+        """Hardened native maps of these models (None: all), (models, n, ...) for each explainer."""
         hardening = hardening.with_key(self._key)
         chosen = range(len(self.models)) if models is None else models
         return [
@@ -134,11 +133,7 @@ class _Drawing:
     seed: int
 
     def __call__(self, model: nn.Module, x: Tensor, target: Tensor) -> Tensor | list[Tensor]:
-        with torch.random.fork_rng([]):
-            state = np.random.get_state()  # noqa: NPY002 - what explainers draw from
-            try:
-                torch.manual_seed(self.seed)
-                np.random.seed(self.seed % 2**32)  # noqa: NPY002
-                return self.release(model, x, target)
-            finally:
-                np.random.set_state(state)  # noqa: NPY002
+        with global_generators(()):
+            torch.manual_seed(self.seed)
+            np.random.seed(self.seed % 2**32)  # noqa: NPY002 - what explainers draw from
+            return self.release(model, x, target)

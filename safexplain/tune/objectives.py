@@ -38,8 +38,7 @@ class Objectives:
         options: dict[str, Any],
         beaten: Callable[[float, float], bool],
     ) -> Point | float:
-        """The point of a release, or only its utility if `beaten(utility, 0)`. The leak is the larger of two: with and
-        without the noise.
+        """The point of a release, or only its utility if `beaten(utility, 0)`; the larger leak, with and without noise.
 
         Raises:
             InputError: the explainer refuses the options, or returns maps of another shape than the native ones.
@@ -60,8 +59,7 @@ class Objectives:
         return range(min(m, max(1, ROWS // n)))
 
     def kept(self, released: Sequence[Tensor]) -> dict[str, float]:
-        """Agreement of maps of the first models with the native ones under the search's default options, as in `Point`;
-        means over explanations, then over explainers."""
+        """Agreement of maps of the first models with the native ones under default options, as in `Point`."""
         found = []
         for native, maps in zip(self.natives.maps({}), released, strict=True):
             values = native.values[: len(maps)]

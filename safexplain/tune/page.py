@@ -1,7 +1,4 @@
-"""`front.html`: the trials of a search, its choice and the reason, and the same examples under each named release.
-
-A self-contained page in the style of the audit's report; its only link is to the confirmation, `report.html`.
-"""
+"""`front.html`: the trials of a search, its choice and the reason, and the same examples under each named release."""
 
 from __future__ import annotations
 

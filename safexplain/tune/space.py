@@ -1,8 +1,4 @@
-"""The search space: kinds of steps for the slots of a `Hardening`, and options of the explainers.
-
-Each row of the table is a kind of step with the ranges of its numbers and its constructor. Options of explainers come
-from the catalog.
-"""
+"""The search space: kinds of steps for the slots of a `Hardening`, and options of the explainers from the catalog."""
 
 from __future__ import annotations
 
@@ -118,15 +114,13 @@ FIRST: Mapping[str, Hardening | Mapping[str, Any]] = {
     "top 10 % by magnitude": {"clip": "TopKSet", "TopKSet.fraction": 0.1, "TopKSet.positive": False, "noise": "none"},
     "balanced levels": {"clip": "Levels", "Levels.n": 3, "Levels.balanced": True, "noise": "none"},
 }
-"""The first trials: points for comparison, and the formats of the evidence table; a hardening, or the parameters of a
-trial."""
+"""The first trials: points for comparison, and known formats; a hardening, or the parameters of a trial."""
 
 OPTIONS_LEFT_OUT = {
     "interpolate_mode": "enlarging comes after hardening and reveals nothing more",
     "attribute_to_layer_input": "maps of another size cannot be compared with the native ones",
 }
-"""Options in the catalog that are not searched -> reason. Options of constructors are not searched either, as a
-certificate is about the arguments of `attribute`."""
+"""Options in the catalog that are not searched -> reason; those of constructors are not searched either."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +182,7 @@ def _draw(trial: Any, name: str, values: Range | tuple[Any, ...]) -> Any:
 
 
 def options_of(methods: Sequence[Method], x: Tensor) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """Options to search for each explainer: those in the catalog that fit inputs (n, ...) and are not given as
-    arguments."""
+    """Options to search for each explainer: those in the catalog that fit inputs (n, ...) and are not given."""
     rows = {method.name: (getattr(method.make, "row", None), method.arguments) for method in methods}
     return {name: _of_row(row, given, x) if isinstance(row, Row) else {} for name, (row, given) in rows.items()}
 

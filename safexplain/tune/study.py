@@ -2,8 +2,7 @@
 
     reference models --> native maps on the selection split --trials--> points --front--> chosen --audit--> confirmed
 
-Every trial is drawn by a sampler that is seeded with the study's seed and the trial's number and knows the trials
-before it. A resumed study therefore draws the same trials again, and reads their results from its file.
+Samplers are seeded with the study's seed and the trial's number, so a resumed study draws the same trials again.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ PUBLIC = "public models"  # name of the point whose explanations come from model
 
 COMPARED = {"native": "native", "recommended": "recommended", "DeepLeak's default": "DeepLeak's best"}
 """Names of the trials for comparison -> their names in `Study.reference`."""
-
-NOT_CONFIRMED = "The search was interrupted before the chosen point was confirmed, so nothing is proven about it."
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,11 +209,9 @@ def searched(question: Question, trials: int, folder: str | Path | None, public_
             interrupted = True
     notes = []
     if not within:
-        notes.append(
-            f"No point's leak is bounded by the allowance of {allowance:.1%}; the least leaking one was chosen."
-        )
+        notes = [f"No point's leak is bounded by the allowance of {allowance:.1%}; the least leaking one was chosen."]
     if interrupted:
-        notes.append(NOT_CONFIRMED)
+        notes += ["The search was interrupted before the chosen point was confirmed, so nothing is proven about it."]
     reference = {COMPARED[point.name]: point for point in search.points if point.name in COMPARED}
     measured = {p.number: p for p in (*reference.values(), *front)}
     study = Study(
@@ -240,11 +235,7 @@ def searched(question: Question, trials: int, folder: str | Path | None, public_
 
 def plan_tune(question: Question, *, trials: int = 100, budget: float = BUDGET) -> Plan:
     """The cost of `searched` for the same question, and what the audit of the chosen release can decide; takes about
-    `budget` seconds.
-
-    The first trials are timed with copies of the model as reference models. The number of pruned trials is unknown
-    beforehand, and so is the chosen release, which is planned as the recommended hardening.
-    """
+    `budget` seconds. The first trials are timed with copies of the model as reference models."""
     question = to_search(question)
     found = planned(replace(question, hardening=Hardening.recommended()), budget=0.6 * budget)
     policy, population, number = question.policy, question.population, found.references

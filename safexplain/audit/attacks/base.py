@@ -35,11 +35,7 @@ class Attack(Protocol):
 
 
 def check_signals(target: Floats, shadows: Floats, membership: Bools) -> tuple[Floats, Floats, Bools]:
-    """Return the three as arrays of agreeing shapes.
-
-    Raises:
-        InputError: shapes disagree, membership is not bool, or a value is not finite.
-    """
+    """The three as arrays; InputError: shapes disagree, membership is not bool, or a value is not finite."""
     target, shadows, membership = np.asarray(target), np.asarray(shadows), np.asarray(membership)
     if membership.dtype != np.bool_ or membership.ndim != 2:
         raise InputError(

@@ -32,24 +32,16 @@ class Boosted:
     with and without the example that gave the same one, and `LabelLikelihoodRatio`. Few and small trees find as much as
     many (docs/evidence/attack_table.md). They grow in one thread, as several are much slower on a busy machine.
 
-    Args:
-        trees: boosting steps.
-        leaves: most leaves of a tree.
-        rate: learning rate.
-        models: most reference models that play the target.
-        labels: number of leading columns that are class indices.
-        seed: chooses the models that play the target, and the halves of the examples.
-
     Raises:
         ConfigurationError: a value out of range.
     """
 
     trees: int = 40
-    leaves: int = 8
-    rate: float = 0.15
-    models: int = 8
-    labels: int = 0
-    seed: int = 0
+    leaves: int = 8  # most leaves of a tree
+    rate: float = 0.15  # learning rate
+    models: int = 8  # most reference models that play the target
+    labels: int = 0  # number of leading columns that are class indices
+    seed: int = 0  # chooses the models that play the target, and the halves of the examples
 
     def __post_init__(self) -> None:
         for name, low in (("trees", 1), ("leaves", 2), ("models", 2), ("labels", 0), ("seed", 0)):

@@ -40,17 +40,15 @@ class JointLikelihoodRatio:
     W_i the squared deviations L^-1 (t - mu) summed over the reference models of both sides, and dof_i their degrees of
     freedom. The in- and out-mean of an example get a joint normal prior that is fitted to those of all examples.
 
-    Few references cannot estimate each example's covariance of more than 32 numbers. One linear map for all examples,
-    learned from the reference models alone, maps these to uncorrelated directions v, ordered by the gaps between in-
-    and out-means relative to the spread,
+    More than 32 numbers are first mapped to uncorrelated directions v, the same for all examples, ordered by the gaps
+    between in- and out-means relative to the spread,
 
         B v = lambda P v,    B = mean of gap_i gap_i^T - (P_in mean(1 / c_in) + P_out mean(1 / c_out)),
 
     P the pooled covariance and c the numbers of references on a side; the subtracted term is the noise of the gaps.
     This is Fisher's discriminant (Fisher, 1936; Rao, 1948, for several directions), between the sides of every example.
     The ratio above uses the first 32 directions. Ratios of the other directions are added one by one, with gaps shrunk
-    towards 0 by a normal prior whose variance is their mean lambda. Invertible linear maps of the columns do not change
-    scores.
+    towards 0 by a normal prior whose variance is their mean lambda.
 
     Args:
         transform: "log", "identity", or "auto": the logarithm of every column that is never negative.

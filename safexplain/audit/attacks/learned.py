@@ -141,13 +141,9 @@ class Learned:
     def fit(
         self, maps: Floats, membership: Bools, models: ArrayLike | None = None, examples: ArrayLike | None = None
     ) -> FittedLearned:
-        """Train on the maps of reference models; for maps on disk, only the drawn ones are read.
+        """Train on (m, n, d) maps of reference models with (m, n) membership; on disk, only the drawn ones are read.
 
-        Args:
-            maps: (m, n, d) finite maps.
-            membership: (m, n) bool.
-            models: indices of the reference models, at least 2; None: all.
-            examples: indices of the training examples; None: all.
+        `models` are indices of at least 2 reference models, `examples` of the training examples (None: all).
 
         Raises:
             InputError: maps of another shape, fewer than 2 reference models, no members or no non-members among the

@@ -39,16 +39,14 @@ class LikelihoodRatio:
 
     With few references, an example's change of mean by training on it is poorly known. So it is shrunk towards that of
     examples with a similar centre (empirical Bayes: Efron & Morris, 1973), which are cut into ten strata by the mean of
-    all their references. In each, with gap_i = mu_in - mu_out, pooled variances
-    p_in and p_out of the two sides (their ratio says how much less models vary on what they were trained on), and SS_i
-    the squared deviations from either mean divided by its side's p,
+    all their references. In each, with gap_i = mu_in - mu_out, pooled variances p_in and p_out of the two sides, and
+    SS_i the squared deviations from either mean divided by its side's p,
 
         u_i = (SS_i + 16) / (dof_i + 16),    v_in = u_i p_in,    v_out = u_i p_out,
         e_i = v_in / k_in + v_out / k_out,    tau = max(0, mean (gap_i - G)^2 - mean e_i),    G = mean gap_i,
         g_i = G + tau / (tau + e_i) (gap_i - G),
 
-    and the means are the most likely two that lie g_i apart. With 8 references this finds as much as separate averages
-    with 16 or more (docs/statistics.md, "References"). For vectors the log ratios of the features are summed (a
+    and the means are the most likely two that lie g_i apart. For vectors the log ratios of the features are summed (a
     diagonal Gaussian), with plain means and one variance per feature for both sides, shrunk towards its mean over
     examples.
 
@@ -207,8 +205,7 @@ def _ratios_of_vectors(
 
         mean' = mean - (x - mean) / (c - 1),    SS' = SS - (x - mean)^2 c / (c - 1),    c models on the side of x,
 
-    so that p models cost O(p n d) on top of the O(m n d) for one. Values are centred first, so rounding errors of a
-    variance are far below the floor that is added to all.
+    so that p models cost O(p n d) on top of the O(m n d) for one.
     """
     (_, n, d), m = values.shape, len(references)
     models = np.array([*references, *(read for read in reads if read not in references)], dtype=np.int64)
@@ -396,9 +393,7 @@ def check_transform(transform: str) -> None:
 
 
 def transformed(transform: Transform, target: Floats, shadows: Floats) -> tuple[Floats, Floats]:
-    """Signals (n,) and (m, n) on the chosen scale; "auto" takes the logarithm of signals that are never negative.
-
-    Zeros are first raised to half of the smallest positive value.
+    """Signals (n,) and (m, n) on the scale that `LikelihoodRatio` describes.
 
     Raises:
         InputError: transform "log" for a negative signal.

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from safexplain.audit.attacks.base import Floats
 from safexplain.audit.store import parts
 
-SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")
-"""Numbers that `unit_maps` returns with each map."""
-
+SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")  # of `unit_maps`
 CLIP = 10.0  # largest standardised scalar
 
 

@@ -39,10 +39,9 @@ class CounterfactualLRT:
 
         z = (log d - mu_out) / (sd_out sqrt(1 + 1 / k)),
 
-    with k such reference models; a large z says "member". (Algorithm 1 as printed in "Accurate, Explainable, and
-    Private Models" calls these non-members.) Members and non-members alike are compared only with references that were
-    not trained on them: references trained on the scored non-members alone, as in the released code of arXiv
-    2211.05427, find "members" where there are none.
+    with k such reference models; a large z says "member". Members and non-members alike are compared only with
+    references that were not trained on them: references trained on the scored non-members alone, as in the released
+    code of arXiv 2211.05427, find "members" where there are none.
 
     Args:
         variance: "global" is one variance for all examples. "local" is one per example; z then follows Student's t with

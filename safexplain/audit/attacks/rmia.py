@@ -26,9 +26,8 @@ class RMIA:
         online    (mean over models with x + mean over models without x) / 2              (eq. 10)
         offline   ((1 + a) * mean over models without x + (1 - a)) / 2                    (eq. 11)
 
-    Logarithms are used throughout, so that probabilities below the smallest float count. Ties in the share are broken
-    by the ratio, by less than one step of the share. The share never falls with the ratio, so this ranking holds for
-    every gamma, and a threshold on the paper's score is a threshold here.
+    Ties in the share are broken by the ratio, by less than one step. The share never falls with the ratio, so this
+    ranking holds for every gamma, and a threshold on the paper's score is a threshold here.
 
     Args:
         a: of the offline average, in [0, 1], about the slope of mean-with against mean-without; a lower value assumes

@@ -67,16 +67,9 @@ class Scorer:
     trees are trained on the other half, so that stacks are fitted to scores of held-out models. Stacks are fitted on
     examples that no classifier was trained on.
 
-    Args:
-        signals: the released signals.
-        rows: of the suite, as `fitting` gives them.
-        target: the attacked model; it is no reference.
-        training: (n,) bool, the examples for training classifiers of maps; if none is set, all are used.
-        seed: of the choice of pseudo-targets and of learning attacks.
-        also: further models that will be scored, so that large maps are read only once.
-        known: the scorer of another release of the same models for the same queries, with the same target and seed; its
-            scores of rows on labels and losses are reused.
-        progress: called after each row.
+    `training` (n,) are the examples for classifiers of maps (none set: all), and `also` further models that will be
+    scored, so that large maps are read once. `known` is the scorer of another release of the same models for the same
+    queries, with the same target and seed; its scores of rows on labels and losses are reused.
 
     Raises:
         InputError: a row has too few references, its attack fails, or `known` has another target or seed.
@@ -120,8 +113,7 @@ class Scorer:
             progress("fitting attacks", i + 1, len(self.rows))
 
     def scores(self, read: int) -> list[Array]:
-        """(n,) scores of every row for the target, higher says "member"; or, for the null control, for another model,
-        which is then no reference."""
+        """(n,) scores of every row, higher says "member", for the target or, in the null control, another model."""
         known = dict(self._of_target if read == self.target else self._of_also.get(read, {}))
         return [self._score(row, read, known) for row in self.rows]
 

@@ -51,9 +51,7 @@ class Stacked:
         return self.fit(shadows, membership).scores(target)
 
     def fit(self, shadows: Floats, membership: Bools, *, always: bool = False) -> FittedStack:
-        """Weights from the (p, n, k) log ratios of pseudo-targets and their (p, n) membership.
-
-        With `always`, all columns are used, whether or not they add to the first.
+        """Weights from pseudo-targets' (p, n, k) log ratios and (p, n) membership; `always` uses all columns.
 
         Raises:
             InputError: shapes disagree, or fewer than 2 pseudo-targets.

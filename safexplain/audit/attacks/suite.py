@@ -117,8 +117,7 @@ ANY_SIGNAL: tuple[Line, ...] = (
     Line("LikelihoodRatio", LikelihoodRatio(), "", "explanation"),
     Line("JointLikelihoodRatio", JointLikelihoodRatio(), "", "explanation", widest=MAX_COLUMNS),
 )
-"""For any signal that no line names, as a user's file may leak there alone. The second is for vectors, on a logarithmic
-scale."""
+"""For any signal that no line names, as a user's file may leak there alone; the second is for vectors."""
 
 ANY_SIGNAL_ALONE = (Line("Threshold", Threshold(), "", "explanation", references=0, widest=1, once=True),)
 """The same for fewer than two references."""
@@ -183,26 +182,15 @@ NAMES = frozenset({*STACKS, *(line.name for line in SUITE)} - {"OwnLabelRatio"})
 
 @dataclass(frozen=True)
 class SuiteRow:
-    """One attack on one signal, or on several read together.
-
-    Args:
-        name: of the attack.
-        attack: computes the scores; a stack combines those of its columns.
-        signal: name in the file; several joined by "+" are columns of one vector; "attributions:sign" is a view. A
-            stack has no signal of its own: its name describes its columns'.
-        role: the kind of signal.
-        level: queries per example.
-        columns: the attacks that a stack combines; the first is the one that it must beat.
-        baseline: whether this is the attack without an explanation, at this level, that others are compared with.
-    """
+    """One attack on one signal, or on several read together."""
 
     name: str
     attack: Attack
-    signal: str
+    signal: str  # as in `Line`; for a stack, a description of its columns' signals
     role: Role
-    level: int = 1
-    columns: tuple[SuiteRow, ...] = ()
-    baseline: bool = False
+    level: int = 1  # queries per example
+    columns: tuple[SuiteRow, ...] = ()  # the attacks that a stack combines; the first is the one that it must beat
+    baseline: bool = False  # whether others at this level are compared with this attack without an explanation
 
     @cached_property
     def reads(self) -> tuple[Signal, ...]:
@@ -241,11 +229,7 @@ def check_suite(policy: Policy) -> None:
 
 
 def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
-    """The rows that suit the signals and the number of reference models, level by level.
-
-    Args:
-        signals: the collected signals.
-        policy: its patience, release and suite are used; default `Policy()`.
+    """The rows that suit signals, the number of reference models and the policy (None: `Policy()`), level by level.
 
     Raises:
         ConfigurationError: the policy's suite names an unknown attack.

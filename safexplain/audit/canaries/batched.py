@@ -45,8 +45,7 @@ Array = NDArray[np.float64]
 class LinearHead:
     """Linear heads, many as the rows of one flat tensor.
 
-    theta has the shape (runs, P). A run's parameters are a matrix (out, in + 1) in row-major order whose last column is
-    the bias, or (out, in) without one.
+    A run's parameters, in theta (runs, P), are a row-major matrix (out, in + 1) whose last column is the bias.
     """
 
     features: int
@@ -256,7 +255,7 @@ def train_blocks(
 
 
 TRAINERS = ("safexplain.audit.canaries.batched",)
-"""Modules that train blocks; stored blocks are discarded when their code, or code that they import, has changed."""
+"""Modules whose code, with the code that they import, stored blocks depend on."""
 
 
 def train_runs(

@@ -53,8 +53,7 @@ def far_record(x: Tensor, y: Tensor, target: int) -> tuple[Tensor, int]:
 
 
 def from_mean(x: Tensor, direction: Tensor, distance: float) -> Tensor:
-    """The real input at this distance from the mean of x (n, ...), in units of their root-mean-square distance; equal
-    in all features if the direction is 0."""
+    """The input at this distance from the mean of x (n, ...), in units of their root-mean-square distance."""
     mean = x.double().mean(0)
     size = (x.double() - mean).flatten(1).norm(dim=1).square().mean().sqrt().clamp(min=1e-6)
     away = direction if float(direction.norm()) else torch.ones_like(mean)

@@ -163,9 +163,8 @@ class Watched:
 class WhiteBox:
     """Watches the steps of a training, and checks whether they follow the claimed mechanism.
 
-    In seconds it finds bugs that models trained with canaries do not show: a bias without noise, layers that are each
-    clipped to the whole bound, batches that are not sampled, moments of clean gradients. If every check passes, the
-    verdict is "as claimed": this training, as far as it was run, follows the claimed mechanism.
+    It finds bugs that models trained with canaries do not show: a bias without noise, layers that are each clipped to
+    the whole bound, batches that are not sampled, moments of clean gradients.
 
     Args:
         train: `train(dataset, generator)` trains with an optimizer of Opacus or `safexplain.dp` and fetches each batch
@@ -355,8 +354,7 @@ class WhiteBox:
             yield Check("accounting", spent, claim.epsilon * SLACK, says)
 
     def _sensitivity(self, changed: Sequence[Sequence[Watched]], copies: Sequence[Watched], clip: float) -> Check:
-        """The contribution of one record to a sum, in C: half of the change by a substitution, or its share of a sum of
-        equal records."""
+        """One record's part of a sum, in C: half of the change by a substitution, or its share among equal records."""
         most = 0.0
         for runs in changed:
             for one, other in combinations(runs, 2):

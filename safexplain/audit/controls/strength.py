@@ -79,14 +79,12 @@ def recipe_fit(
                   difference between members and non-members, example by example; per signal, and for all together
 
     Each is one number per model. The control fails if the target's differs from the references' by more than a t-test
-    allows, at a risk of `RISK` for all, and by more than `MATTERS`. A found leak still counts, but a certificate would
-    rest on attackers who know less than they could. Numbers enter by their ranks among the models, example by example
-    (van der Waerden's normal scores), so that heavy tails and scales do not matter. For whole maps and vectors, the
-    length, the mean entry and the log likelihood ratio of membership are compared.
+    allows, at a risk of `RISK` for all, and by more than `MATTERS`. Numbers enter by their ranks among the models,
+    example by example (van der Waerden's normal scores), so that heavy tails and scales do not matter. For whole maps
+    and vectors, the length, the mean entry and the log likelihood ratio of membership are compared.
 
     `target` and `references` are rows of the signals, `scored` is (n,) bool, and `names` are of the signals that are
-    judged, as in the rows of a suite ("l1+mean", "attributions:sign"); None: all. Labels and losses, which distinguish
-    recipes best, are always compared; explanations of levels above 1 never, see `PREDICTED`.
+    judged, as in the rows of a suite (None: all); labels and losses are always compared.
     """
     name, models = "recipe", np.array([target, *references], dtype=np.int64)
     if len(models) <= FEWEST_TO_COMPARE:

@@ -31,21 +31,13 @@ Unit = Literal["rate", "difference", "auc"]
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis.
+    """An axis."""
 
-    Args:
-        unit: "rate" is drawn on a square-root scale from 0, which still separates 1 % from 3 %; "difference" of rates
-            and "auc" on a linear one.
-        low, high: its ends.
-        chance: the value that guessing reaches.
-        limit: what the policy allows; None if these numbers are not compared with it.
-    """
-
-    unit: Unit
+    unit: Unit  # "rate" is drawn on a square-root scale from 0, which still separates 1 % from 3 %
     low: float
     high: float
-    chance: float
-    limit: float | None = None
+    chance: float  # the value that guessing reaches
+    limit: float | None = None  # what the policy allows; None if these numbers are not compared with it
 
     @classmethod
     def rates(cls, highest: float, chance: float, limit: float | None) -> Scale:
@@ -272,11 +264,6 @@ class AttackTable:
     def result(self) -> AuditResult:
         """The result of the configuration."""
         return self.configuration.result
-
-    @property
-    def rows(self) -> tuple[AttackRow, ...]:
-        """All rows, shown and folded."""
-        return tuple(row for g in self.groups for row in (*g.shown, *g.folded))
 
     @property
     def folded_sentence(self) -> str:

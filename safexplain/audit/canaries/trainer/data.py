@@ -108,11 +108,8 @@ def _unpickled(pickled: NDArray[np.uint8]) -> _OnDemand:
 
 
 class Fetched:
-    """Numbers of the records that were fetched for the next step, in order.
-
-    Single records count only if no batch of a `torch.utils.data.DataLoader` was fetched. Records fetched without
-    gradients, as for an evaluation, do not count.
-    """
+    """Numbers of the records that were fetched for the next step, in order; those fetched without gradients, as for an
+    evaluation, do not count, and single ones only if no batch of a `torch.utils.data.DataLoader` was fetched."""
 
     def __init__(self) -> None:
         self._batches: list[int] | None = None

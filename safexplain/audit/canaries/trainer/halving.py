@@ -46,11 +46,8 @@ def audit_within(
 ) -> tuple[list[CanaryResult], dict[str, str]]:
     """Audit one training function by several scenarios, in about so many minutes.
 
-    Args:
-        probes: name -> probe of a scenario, all of the same function, data and claim; their `runs` are not used, and
-            the first one's `confidence` is that of the whole.
-        minutes: time for the runs.
-        progress: called after each run.
+    Probes are by the name of their scenario, all of the same function, data and claim; their `runs` are not used, and
+    the first one's `confidence` is that of the whole.
 
     Returns:
         The last judgement of each scenario that was tried, at confidences with which all hold together; and the reasons

@@ -62,9 +62,9 @@ class CanaryProbe:
     """Trains many models with a user's function, half of them with a canary in a record's place, and judges its claim.
 
     `train` is called once per run with a map-style data set of (x, y) tensors, D or D', of equal length, and a
-    `torch.Generator` seeded for the run. The global generators of torch, NumPy and Python are seeded too, and restored
-    afterwards. It must start from scratch each time and return the model. First, two models are trained on the same
-    data with different seeds: if they are identical, the function seeds its noise itself, and the audit stops.
+    `torch.Generator` seeded for the run, as are the global ones of torch, NumPy and Python. It must start from scratch
+    each time and return the model. If two trainings on the same data with different seeds are identical, the function
+    seeds its noise itself, and the audit stops.
 
     Args:
         train: (dataset, generator) -> model.
@@ -176,10 +176,7 @@ class CanaryProbe:
         return len(class_targets(None, self.data)) if self._classes else 1
 
     def each(self, progress: Progress | None = None) -> tuple[CanaryResult, ...]:
-        """The result of `run` for every target: one, or with "classes" one per class, the rarest first.
-
-        Bounds share the risk, so that all of them hold at `confidence`.
-        """
+        """The result for every target, with "classes" the rarest first; all bounds together hold at `confidence`."""
         if not self._classes:
             return (self.run(progress),)
         model = None if self.scenario in FIRST else self._reference
@@ -212,7 +209,7 @@ class CanaryProbe:
             store = self._store
             report("canary", 0, 1)
             if store.load(0) is None:
-                _ = self.plain_model
+                _ = self._plain
             canary = self.canary
             report("canary", 1, 1)
             run = Run(self.train, self.data, canary, self.score, self.seed)
@@ -254,7 +251,7 @@ class CanaryProbe:
     @cached_property
     def _reference(self) -> nn.Module:
         """The model for crafting record canaries."""
-        model = self.plain_model if self.model is None else self.model
+        model = self._plain[0] if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"train: expected a torch.nn.Module to craft a canary, got {type(model).__name__}; give model="
@@ -266,17 +263,13 @@ class CanaryProbe:
         return FinishedRuns(self.folder, "run")
 
     @property
-    def plain_model(self) -> Any:
-        """The result of `train` on D; InputError if another seed gives the same."""
-        return self._plain[0]
-
-    @property
     def seconds_each(self) -> float:
         """Seconds of one training, measured on the second one."""
         return self._plain[1]
 
     @cached_property
     def _plain(self) -> tuple[Any, float]:
+        """The result of `train` on D, and its seconds; InputError if another seed gives the same."""
         first = self.reference_model()
         began = time.perf_counter()
         second = self.reference_model(number=1)
@@ -324,8 +317,7 @@ class CanaryProbe:
 
 
 def name_of(what: str, function: Callable[..., Any] | None, version: str | None) -> str:
-    """A function in the cache: the digest of its source and of everything that it refers to, or its name if that fails
-    and there is a `version`.
+    """The digest of a function's source and all that it refers to, or, with a `version`, its name if that fails.
 
     Raises:
         ConfigurationError: it cannot be digested, and there is no version.

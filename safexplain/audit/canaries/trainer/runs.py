@@ -43,10 +43,7 @@ Train = Callable[[Any, torch.Generator], Any]  # (dataset, generator) -> model
 
 
 class Run:
-    """Trains one model with the user's function, with or without the canary, and scores it.
-
-    Scores come from `score`, from logits, or from the parameter of a gradient canary.
-    """
+    """Trains one model with the user's function and scores it, by `score`, logits or a gradient canary's parameter."""
 
     def __init__(self, train: Train, data: Any, canary: Canary, score: Callable[[Any], Any] | None, seed: int) -> None:
         self.train, self.data, self.score, self.canary, self.seed = train, data, score, canary, seed
@@ -192,11 +189,11 @@ def run_all(run: Run, runs: int, store: FinishedRuns, *, workers: int, progress:
     """
     found = {number: values for number in range(runs) if (values := store.load(number)) is not None}
     missing = [number for number in range(runs) if number not in found]
-    tasks = [(number,) for number in missing]
     before = len(found)
     progress("training", before, runs)
     try:
         with parallel_config("loky", n_jobs=workers) if workers > 1 else nullcontext():
+            tasks = [(number,) for number in missing]
             for i, values in each(run, tasks, stage="training", progress=progress, before=before, total=runs):
                 found[missing[i]] = values
                 store.save(missing[i], values)
