@@ -1,10 +1,6 @@
 """The command line: `safexplain audit | attack | tune | canaries | ...`; `safexplain-audit` is `safexplain audit`.
 
-`app` lists the commands, one function each: options in, exit code out. A command imports its part of `run`, and with it
-PyTorch, only when it runs: `--help` and usage errors do not need it.
-
-Exit codes: 0 certified, 1 leak proven, 3 inconclusive, 2 wrong usage or unusable input, 130 interrupted (143 by
-SIGTERM). `verify` exits with 0 or 1.
+A command imports its part of `run`, and with it PyTorch, only when it runs: `--help` and usage errors do not need it.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve an
 
 
 def app() -> typer.Typer:
-    """The command line with all commands."""
+    """The command line; a command is a function from options to an exit code."""
     from safexplain.cli import audit
     from safexplain.cli.ledger import ledger_app
     from safexplain.cli.serve import serve_command
@@ -84,8 +80,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _keep_memory() -> None:
-    """Let glibc keep freed memory: returning arrays of over 32 MiB at once and fetching them again page by page took
-    40 % of the time of integrated gradients of a small CNN. Does nothing with other C libraries."""
+    """Let glibc keep freed memory: paging arrays of over 32 MiB in again took 40 % of the time of IG of a small CNN."""
     m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
     with suppress(AttributeError, OSError, TypeError):
         for option, value in ((m_mmap_max, 0), (m_trim_threshold, 2**31 - 1)):

@@ -1,9 +1,5 @@
 """The commands `audit`, `tune`, `attack` and `demo`, which judge a release; `canaries`, which judges a training; and
-`verify` and `sign`, for the deployment of a certificate.
-
-Exit codes of verify: 0 if the certificate is intact, about this file, certified or by construction, and can be served
-by the installed versions; 1 if not; 2 for wrong usage.
-"""
+`verify` and `sign`, for the deployment of a certificate."""
 
 from __future__ import annotations
 
@@ -13,31 +9,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from safexplain.cli import options as shared
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
-from safexplain.cli.options import (
-    ATTACKS,
-    DATA,
-    EXPLANATION,
-    JSON,
-    MAX_TPR,
-    MODEL,
-    ON_CPU,
-    POLICY,
-    POLICY_FILE,
-    POLICY_FPR,
-    QUIET,
-    REFERENCES,
-    RESUME,
-    RUN,
-    RUN_DIR,
-    SEED,
-    CanaryOptions,
-    Options,
-    VerifyOptions,
-    option,
-    policy_of,
-    with_options,
-)
+from safexplain.cli.options import option, with_options
 from safexplain.errors import CertificateError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,19 +23,19 @@ SEARCH = "Search"
 
 @with_options
 def audit_command(
-    given: Options,
+    given: shared.Options,
     hardening: str = option(
-        "recommended", "HARDENING", "recommended, none, deepleak, or JSON (or its file).", EXPLANATION
+        "recommended", "HARDENING", "recommended, none, deepleak, or JSON (or its file).", shared.EXPLANATION
     ),
-    pretraining_pool: Path | None = option(None, "PATH", "Audit membership in this pre-training data.", DATA),
-    endpoint: str | None = option(None, "URL", "Explanation service to audit, in place of MODEL.", MODEL),
+    pretraining_pool: Path | None = option(None, "PATH", "Audit membership in this pre-training data.", shared.DATA),
+    endpoint: str | None = option(None, "URL", "Explanation service to audit, in place of MODEL.", shared.MODEL),
     format_: str | None = option(
-        None, "FORMAT", "Its format: kserve-v1, v2, json, or a TOML file.  \\[default: json]", MODEL, "--format"
+        None, "FORMAT", "Its format: kserve-v1, v2, json, or a TOML file.  \\[default: json]", shared.MODEL, "--format"
     ),
-    public: Path | None = option(None, "PATH", "Public rows, for explainers such as LimeTabular.", EXPLANATION),
-    quick: bool = option(False, "", "Take a first look in two minutes; it decides nothing.", RUN, "--quick"),
+    public: Path | None = option(None, "PATH", "Public rows, for explainers such as LimeTabular.", shared.EXPLANATION),
+    quick: bool = option(False, "", "Take a first look in two minutes; it decides nothing.", shared.RUN, "--quick"),
     scored: int | None = option(
-        None, "N", "Examples to score.  \\[default: as many as the policy needs]", REFERENCES, min=2
+        None, "N", "Examples to score.  \\[default: as many as the policy needs]", shared.REFERENCES, min=2
     ),
 ) -> int:
     """Attack the explanations of a model (native and hardened) or of a running service, and give a verdict."""
@@ -98,7 +72,7 @@ def audit_command(
 
 @with_options
 def tune_command(
-    given: Options,
+    given: shared.Options,
     trials: int = option(100, "N", "Number of releases to try.", SEARCH, min=1),
     public: Path | None = option(None, "FILE", "Public examples (x, y): compare with models of them.", SEARCH),
 ) -> int:
@@ -112,21 +86,21 @@ def attack_command(
     signals: Annotated[
         Path, typer.Argument(metavar="SIGNALS", help=".npz file with membership and arrays such as l1 or attributions.")
     ],
-    policy: Path | None = POLICY_FILE,
-    policy_fpr: float | None = POLICY_FPR,
-    max_tpr: float | None = MAX_TPR,
-    attacks: str | None = ATTACKS,
-    split: str = option("certification", "NAME", "certification, or selection (which decides nothing).", POLICY),
-    seed: int = SEED,
-    json_: bool = JSON,
-    quiet: bool = QUIET,
+    policy: Path | None = shared.POLICY_FILE,
+    policy_fpr: float | None = shared.POLICY_FPR,
+    max_tpr: float | None = shared.MAX_TPR,
+    attacks: str | None = shared.ATTACKS,
+    split: str = option("certification", "NAME", "certification, or selection (which decides nothing).", shared.POLICY),
+    seed: int = shared.SEED,
+    json_: bool = shared.JSON,
+    quiet: bool = shared.QUIET,
 ) -> int:
     """Run only the attacks, on signals from any pipeline, and give a verdict."""
     from safexplain._progress import show_progress
     from safexplain.audit import Signals, certify
     from safexplain.cli.run.tables import show_attacks
 
-    judged_by = policy_of(policy, policy_fpr, max_tpr, attacks)
+    judged_by = shared.policy_of(policy, policy_fpr, max_tpr, attacks)
     if split not in ("certification", "selection"):
         raise ConfigurationError(f"--split: expected certification or selection, got {split!r}")
     loaded = Signals.load(signals)
@@ -136,12 +110,12 @@ def attack_command(
 
 
 def demo_command(
-    seed: int = SEED,
-    device: str = ON_CPU,
-    run_dir: Path | None = RUN_DIR,
-    resume: bool = RESUME,
-    json_: bool = JSON,
-    quiet: bool = QUIET,
+    seed: int = shared.SEED,
+    device: str = shared.ON_CPU,
+    run_dir: Path | None = shared.RUN_DIR,
+    resume: bool = shared.RESUME,
+    json_: bool = shared.JSON,
+    quiet: bool = shared.QUIET,
 ) -> int:
     """Attack a model of handwritten digits, harden its explanations, and attack again. Takes about a minute."""
     from safexplain._progress import show_progress
@@ -161,7 +135,7 @@ def demo_command(
 
 
 @with_options
-def canaries_command(given: CanaryOptions) -> int:
+def canaries_command(given: shared.CanaryOptions) -> int:
     """Audit training with DP by canaries: a lower bound on epsilon, compared with the claimed epsilons."""
     from safexplain.cli.run.canaries import audit_by_canaries
 
@@ -169,7 +143,7 @@ def canaries_command(given: CanaryOptions) -> int:
 
 
 @with_options
-def verify_command(given: VerifyOptions) -> int:
+def verify_command(given: shared.VerifyOptions) -> int:
     """Check that a certificate is intact, about this model file, and certified or by construction."""
     from safexplain.cli.run.verify import verify
 

@@ -1,7 +1,4 @@
-"""Shared by all commands: the run directory, interruptions, and errors in one line.
-
-Nothing here imports PyTorch before a command runs.
-"""
+"""Shared by all commands: the run directory, interruptions, and errors in one line."""
 
 from __future__ import annotations
 
@@ -30,18 +27,17 @@ USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM during a run that can be resumed: `kept` names what its folder has, and `found` is part of the
-    JSON object."""
+    """Ctrl-C or SIGTERM during a run that can be resumed; `kept` names what its folder has."""
 
     def __init__(self, folder: Path, kept: str, found: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"interrupted; {kept} are kept in {folder}")
-        self.folder, self.kept, self.found = folder, kept, dict(found or {})
+        self.content = {**(found or {}), "run_dir": str(folder), "kept": kept}
 
     def resume(self, arguments: list[str]) -> str:
         """The command that continues the run."""
         words = ["safexplain", *arguments]
         if not any(word.partition("=")[0] == "--run-dir" for word in words):
-            words += ["--run-dir", str(self.folder)]
+            words += ["--run-dir", self.content["run_dir"]]
         return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
@@ -72,9 +68,7 @@ def choose_folder(run_dir: Path | None, resume: bool) -> Path:
     if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"--run-dir: expected a directory, got the file {run_dir}")
     if not resume and run_dir.is_dir() and any(run_dir.iterdir()):
-        raise InputError(
-            f"--run-dir: {run_dir} is not empty; pass --resume to continue its run, or choose another directory"
-        )
+        raise InputError(f"--run-dir: {run_dir} is not empty; pass --resume to continue, or choose another directory")
     return run_dir
 
 
@@ -102,11 +96,10 @@ def device_of(name: str) -> torch.device:
 
 
 def run(app: typer.Typer, arguments: list[str]) -> int:
-    """Run the command line (`arguments` without the program's name) and return its exit code; errors become one line.
+    """Run the command line (`arguments` without the program's name) and return its exit code.
 
-    With --json, an error is also an object {"error", "exit_code"} on standard output; that of an interrupted run has
-    "run_dir", "kept" and "resume", the command that continues, as well. SIGTERM interrupts as Ctrl-C does. With
-    SAFEXPLAIN_DEBUG, unexpected errors keep their tracebacks. A closed pipe does not change the exit code.
+    Errors become one line, and with --json an object {"error", "exit_code"}; that of an interrupted run has "run_dir",
+    "kept" and "resume", the command that continues, as well. With SAFEXPLAIN_DEBUG, unexpected errors are raised.
     """
     warnings.filterwarnings("ignore", module=r"captum\..*")
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
@@ -117,15 +110,10 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
             code = typer.main.get_command(app).main(args=arguments, prog_name="safexplain", standalone_mode=False)
             message = "interrupted" if code == INTERRUPTED else ""
         except Interrupted as error:
-            command = error.resume(arguments)
-            message, code = f"{error}. To continue: {command}", INTERRUPTED
-            content = {**error.found, "run_dir": str(error.folder), "kept": error.kept, "resume": command}
-        except KeyboardInterrupt:
-            message, code = "interrupted", INTERRUPTED
-        except Exception as error:
-            message, code = (
-                ("interrupted", INTERRUPTED) if _is_interruption(error) else _message_and_code(error, arguments)
-            )
+            content = {**error.content, "resume": error.resume(arguments)}
+            message, code = f"{error}. To continue: {content['resume']}", INTERRUPTED
+        except (Exception, KeyboardInterrupt) as error:
+            message, code = _message_and_code(error, arguments)
             if os.environ.get("SAFEXPLAIN_DEBUG") and message.endswith(DEBUG):
                 raise
         if code == INTERRUPTED and terminated:
@@ -183,20 +171,19 @@ class _Pipe:
         try:
             call(*arguments)
         except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # what is still in the stream's buffer goes there at exit
-            os.close(nowhere)
+            with open(os.devnull, "w") as nowhere:  # what is still in the stream's buffer goes there at exit
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def _message_and_code(error: Exception, arguments: list[str]) -> tuple[str, int]:
+def _message_and_code(error: BaseException, arguments: list[str]) -> tuple[str, int]:
     """The message of an error, and its exit code."""
+    if _is_interruption(error) or isinstance(error, typer.Abort):
+        return "interrupted", INTERRUPTED
     if isinstance(error, SafexplainError):
         return str(error), USAGE
-    if isinstance(error, typer.Abort):
-        return "interrupted", INTERRUPTED
     if type(error).__name__ == "OutOfMemoryError":  # of torch.cuda
         return "out of GPU memory; use --device cpu, or in Python a smaller AuditOptions(batch_size=...)", USAGE
     if isinstance(error, MemoryError):

@@ -62,8 +62,6 @@ def show_command(
         content["trainings"] = [{**charge_as_json(c), "statement": s.to_dict()} for c, s in trainings]
         if principal is not None:
             content["charges"] = [charge_as_json(c) for c in charges]
-        if checked is not None:
-            content["verified"] = checked
         for charge, statement in trainings:
             what = f"{charge.time:%Y-%m-%d %H:%M:%S} UTC  {charge.release}  {statement.mechanism}"
             weights = f"weights {statement.weights[:16]}..."
@@ -71,6 +69,7 @@ def show_command(
         about += ["This principal has no charges and no grants."] if unknown else []
         about += [f"{c.time:%Y-%m-%d %H:%M:%S} UTC  {c.release}  {c.mechanism}".rstrip() for c in charges]
         if checked is not None:
+            content["verified"] = checked
             about.append(f"{checked:,} records add up to the sums of the accounts.")
     if json_:
         typer.echo(json.dumps(content, allow_nan=False))
@@ -80,7 +79,8 @@ def show_command(
         table = result_table("Privacy budgets (epsilon)", ("principal", "period", "renews"), sums)
         for a in accounts if principal is not None else [*accounts, total]:
             left, limit = (f"{a.remaining:.4f}", f"{a.epsilon:g}") if math.isfinite(a.epsilon) else NO_LIMIT
-            table.add_row(*_account_cells(a), f"{a.spent:.4f}", left, limit, f"{a.delta:g}", f"{a.charges:,}")
+            cells = a.principal or "all together", a.period, f"{a.renews:%Y-%m-%d %H:%M} UTC" if a.renews else "never"
+            table.add_row(*cells, f"{a.spent:.4f}", left, limit, f"{a.delta:g}", f"{a.charges:,}")
         console.print(table)
     if asked or granted or services or budgets is None:
         table = result_table("Distinct questions", ("principal",), ("asked", "granted a period"))
@@ -117,9 +117,7 @@ def grant_command(
 ) -> int:
     """Set the budget of a principal, and record the time and the note."""
     if (principal is not None) + total + everybody != 1:
-        raise ConfigurationError(
-            "give either a principal, or --total for the joint budget, or --everybody with --questions"
-        )
+        raise ConfigurationError("give a principal, or --total for the joint budget, or --everybody with --questions")
     if (total and questions is not None) or (everybody and epsilon is not None):
         raise ConfigurationError("--total needs --epsilon, and --everybody needs --questions; leave the other out")
     if epsilon is None and (questions is None or delta is not None):
@@ -176,7 +174,7 @@ def export_command(
 ) -> int:
     """Export every charge. Answers stay in the ledger; only their digests are exported."""
     with _open_budgets(ledger) as opened:
-        opened.export(sys.stdout if out is None else out, format=format_)
+        opened.export(out or sys.stdout, format=format_)
     return 0
 
 
@@ -226,14 +224,5 @@ def _url(ledger: str) -> str:
 
 def _account_dict(account: Account) -> dict[str, Any]:
     """The account in JSON types; None where there is no limit."""
-    numbers = {name: getattr(account, name) for name in ("spent", "remaining", "epsilon", "delta")}
-    return {
-        **asdict(account),
-        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
-        "renews": account.renews.isoformat() if account.renews else None,
-    }
-
-
-def _account_cells(account: Account) -> tuple[str, str, str]:
-    renews = f"{account.renews:%Y-%m-%d %H:%M} UTC" if account.renews else "never"
-    return account.principal or "all together", account.period, renews
+    fields = asdict(account) | {"remaining": account.remaining, "renews": account.renews and account.renews.isoformat()}
+    return {name: None if value in (math.inf, -math.inf) else value for name, value in fields.items()}

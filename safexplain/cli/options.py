@@ -1,7 +1,4 @@
-"""Options of the commands: how one is declared, those that several commands share, and classes of them.
-
-Nothing here imports PyTorch; `cli.run.question` reads the files that options name.
-"""
+"""Options of the commands: how one is declared, those that several commands share, and classes of them."""
 
 from __future__ import annotations
 
@@ -25,9 +22,7 @@ REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
 
 
 def option(default: Any, metavar: str, text: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    """An option of a command (default ...: required). In `--help`, `metavar` stands for its value ("" for a switch) and
-    `panel` is its heading; `names` are its spellings, by default that of the parameter; `more` goes to `typer.Option`.
-    """
+    """An option of a command. In `--help`, `metavar` stands for its value ("" for a switch) under the heading `panel`."""
     return typer.Option(default, *names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
 

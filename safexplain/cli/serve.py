@@ -22,8 +22,7 @@ LIMITS = "Limits"
 """Heading of the options that limit questions."""
 
 STARTS_WITHIN = 60
-"""Seconds after which a silent worker is restarted. With 5, the default of uvicorn, a worker that is still importing
-PyTorch and reading the model would be restarted for ever."""
+"""Seconds after which a silent worker is restarted; with uvicorn's 5, one that still imports PyTorch would be."""
 
 CONNECTIONS = 1000
 """Simultaneous connections; further ones are answered with 503, so that open connections do not fill the memory."""
@@ -78,9 +77,7 @@ class ServeOptions:
             try:
                 low, high = map(float, self.input_range.split(":"))
             except ValueError:
-                raise ConfigurationError(
-                    f"--input-range: expected LOW:HIGH, as 0:1; got {self.input_range!r}"
-                ) from None
+                raise ConfigurationError(f"--input-range: expected LOW:HIGH, as 0:1; got {self.input_range}") from None
             given["input_range"] = [low, high]
         named = {name: value for name, value in given.items() if value not in (None, [])}
         return json.dumps(named, default=lambda path: str(path.absolute()))
@@ -108,17 +105,9 @@ def serve_command(given: ServeOptions) -> int:
     os.environ[SETTINGS] = given.settings()
     service = Service.from_environment()  # raises before anything listens if it cannot be served
     typer.echo(given.sentence(service.ready()), err=True)
-    listening: dict[str, Any] = {
-        "host": given.host,
-        "port": given.port,
-        "log_config": _logging(given.audit_log),
-        "server_header": False,
-        "timeout_keep_alive": 30,
-        "timeout_worker_healthcheck": STARTS_WITHIN,
-        "access_log": False,
-        "http": Connection,
-        "limit_concurrency": CONNECTIONS,
-    }
+    listening: dict[str, Any] = {"host": given.host, "port": given.port, "log_config": _logging(given.audit_log)}
+    listening |= {"server_header": False, "access_log": False, "http": Connection, "timeout_keep_alive": 30}
+    listening |= {"timeout_worker_healthcheck": STARTS_WITHIN, "limit_concurrency": CONNECTIONS}
     if given.workers == 1:
         uvicorn.run(app(service), **listening)
         return 0
@@ -130,11 +119,8 @@ def serve_command(given: ServeOptions) -> int:
 
 
 def _check_extras(given: ServeOptions) -> None:
-    """Report all missing extras in one message, before a model is read.
-
-    Raises:
-        MissingExtraError: the options, or the certificate's method, need libraries that are not installed.
-    """
+    """Raise MissingExtraError for all libraries that the options and the certificate's method need and that are not
+    installed, before a model is read."""
     from safexplain.explain.catalog import CATALOG, EXTRAS
 
     names = ("cachetools", "fastapi", "fastapi_offline", "orjson", "prometheus_client", "pydantic", "uvicorn")

@@ -77,7 +77,7 @@ def test_all_scenarios_share_the_confidence(config, tmp_path, capfd):
     out = capfd.readouterr().out
     for name in ("worst-case", "gradient", "crafted", "mislabelled", "natural"):
         assert name in out
-    assert "Each bound holds at 98.8%, so that all hold together at 95%." in out
+    assert "Each bound holds at 98.8%, and all together at 95%." in out
     assert "simulated, not trained" in out
     content = json.loads((tmp_path / "run" / "canaries.json").read_text())
     assert {s["confidence"] for s in content["scenarios"].values()} == {0.9875}

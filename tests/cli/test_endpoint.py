@@ -235,7 +235,7 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
     [
         (lambda a: ["audit", "m.pt2", *a[1:]], "got both (m.pt2 and --endpoint)"),
         (lambda a: ["audit", *a[5:]], "expected a MODEL file (or, for audit, --endpoint URL), got neither"),
-        (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool only works with the file of a network"),
+        (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool only works with a network"),
         (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or an existing TOML file"),
         (lambda a: [*a, "--endpoint", "localhost/x"], "expected the URL of a service"),
         (lambda a: [*a, "--explainer", "IG,Saliency"], "pass one explainer"),

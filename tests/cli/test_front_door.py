@@ -63,12 +63,9 @@ def run_python(*arguments: str, folder: Path | None = None, **environment: str) 
 def test_help_version_and_usage_errors_import_neither_torch_nor_what_commands_run() -> None:
     calls = [[*command, "--help"] for command in COMMANDS] + [["--version"], ["--help"], ["adit"], ["audit", "--dta"]]
     code = (
-        "import sys, contextlib, io, os\n"
-        "from safexplain.cli import _run\n"
-        f"for arguments in {calls!r}:\n"
-        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n"
-        "        _run(arguments)\n"
-        f"print(*[name for name in {HEAVY!r} if name in sys.modules])\n"
+        f"import sys, contextlib, io, os\nfrom safexplain.cli import _run\nfor arguments in {calls!r}:\n    with"
+        " contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):\n       "
+        f" _run(arguments)\nprint(*[name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     done = run_python("-c", code)
     assert (done.stdout, done.stderr, done.returncode) == ("\n", "", 0)
@@ -77,15 +74,10 @@ def test_help_version_and_usage_errors_import_neither_torch_nor_what_commands_ru
 def test_importing_the_package_or_its_command_line_imports_no_torch_and_nothing_that_only_posix_has() -> None:
     posix = ("fcntl", "resource", "termios", "pty", "pwd", "grp")
     code = (
-        "import sys, os, signal\n"
-        f"for name in {posix!r}: sys.modules[name] = None\n"
-        "for name in ('fork', 'getuid', 'geteuid', 'mkfifo'): delattr(os, name)\n"
-        "for name in ('SIGALRM', 'SIGHUP', 'SIGUSR1', 'alarm', 'setitimer'): delattr(signal, name)\n"
-        "import safexplain\n"
-        "assert 'numpy' not in sys.modules\n"
-        "import safexplain.cli\n"
-        "safexplain.cli.app()\n"
-        "assert 'torch' not in sys.modules\n"
+        f"import sys, os, signal\nfor name in {posix!r}: sys.modules[name] = None\nfor name in ('fork', 'getuid',"
+        " 'geteuid', 'mkfifo'): delattr(os, name)\nfor name in ('SIGALRM', 'SIGHUP', 'SIGUSR1', 'alarm', 'setitimer'):"
+        " delattr(signal, name)\nimport safexplain\nassert 'numpy' not in sys.modules\nimport safexplain.cli\n"
+        "safexplain.cli.app()\nassert 'torch' not in sys.modules\n"
     )
     done = run_python("-c", code)
     assert (done.stderr, done.returncode) == ("", 0)

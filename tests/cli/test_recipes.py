@@ -167,7 +167,7 @@ def test_a_function_that_cannot_be_called_is_refused(here: Path, text: str, mess
 
 
 def test_a_function_is_for_one_stage(here: Path) -> None:
-    with pytest.raises(ConfigurationError, match="describes one stage"):
+    with pytest.raises(ConfigurationError, match="cannot name a function"):
         read_recipe(written(here, 'function = "recipe_training:train"'), here / "pool.npz", 0)
 
 

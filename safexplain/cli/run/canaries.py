@@ -1,7 +1,4 @@
-"""`safexplain canaries`: a training with DP is audited, one scenario after another, and the findings are shown.
-
-The training is a preset or described in dp.toml, with a table each for the data, the training and the claim.
-"""
+"""`safexplain canaries`: a training with DP, a preset or that of dp.toml, is audited one scenario after another."""
 
 from __future__ import annotations
 
@@ -184,7 +181,7 @@ COLUMNS = ("at\nleast", "would be\nfound from", "claimed,\nsubst.", "claimed,\na
 
 
 def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: CanaryOptions) -> int:
-    """Write the files, print the findings about one claim, and return the exit code of the one that decides."""
+    """Write the file, print the findings about one claim, and return the exit code of the one that decides."""
     judged = [one for one in found if one.scenario != "worst-case"] or found
     strongest = decisive(judged)
     content: dict[str, Any] = strongest.to_dict()
@@ -192,25 +189,19 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
         content["scenarios"] = {_name(one): one.to_dict() for one in found}
     if skipped:
         content["skipped"] = dict(skipped)
-    files = {"result": "canaries.json"}
-    write_json(folder / files["result"], content)
-    content |= {"run_dir": str(folder), "files": files}
+    write_json(folder / "canaries.json", content)
+    content |= {"run_dir": str(folder), "files": {"result": "canaries.json"}}
     if console := console_for(content, strongest.verdict, o.json_, o.quiet):
         console.print(_table(found, o.confidence))
         console.print(f"{_name(strongest)}: {strongest.sentence}", highlight=False)
         notes = [f"Skipped {', '.join(skipped)}: {reason}" for reason in set(skipped.values())]
         if len(judged) < len(found):
-            notes.append(
-                "The worst case is simulated, not trained: it shows what this number of runs can prove, and"
-                " decides nothing."
-            )
+            notes.append("The worst case is simulated: it shows what so many runs can prove, and decides nothing.")
         if len(bounds := [one for one in judged if isinstance(one, CanaryResult)]) > 1:
-            notes.append(
-                f"Each bound holds at {bounds[0].confidence:.1%}, so that all hold together at {o.confidence:.0%}."
-            )
+            notes.append(f"Each bound holds at {bounds[0].confidence:.1%}, and all together at {o.confidence:.0%}.")
         for note in notes:
             console.print(note, style="dim", highlight=False)
-        show_files(console, (), folder, files.values())
+        show_files(console, (), folder, ["canaries.json"])
     return strongest.exit_code
 
 
@@ -253,9 +244,7 @@ class Training:
     """Table [training]: how the model is trained."""
 
     steps: int
-    batch_size: (
-        float  # expected size, which sums are divided by; divided by the number of records, it is the sample rate
-    )
+    batch_size: float  # expected size, which sums are divided by; its share of the records is the sample rate
     clip: float = 0.0  # bound C on the norm of an example's gradient; 0: 1, or that of the function's optimizer
     clipping: str = "flat"  # or "auto-s"
     noise_multiplier: float = 0.0  # standard deviation of the noise divided by C; 0: calibrated to the claimed epsilon
@@ -306,7 +295,7 @@ class CanaryConfig:
 
 
 def load_canary_config(path: Path) -> CanaryConfig:
-    """Read a configuration and its data."""
+    """Read a configuration (dp.toml: tables for the data, the training and the claim) and its data."""
     content = read_toml(path, "configuration")
     if unknown := content.keys() - {"claim", "data", "training"}:
         raise ConfigurationError(f"{path}: expected the tables claim, data and training, got {sorted(unknown)}")

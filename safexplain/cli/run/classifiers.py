@@ -51,9 +51,7 @@ class Tabular:
         """The classifier that the options name, and its data; SafexplainError if they do not fit each other."""
         assert given.model is not None
         if given.output == "logit":
-            raise ConfigurationError(
-                "--output logit: only the probability of a classifier can be explained; leave --output out"
-            )
+            raise ConfigurationError("--output logit: of a classifier, only probabilities can be explained")
         types = given.trust_type or ()
         found = load_model(given.model, arch=given.arch, trust_pickle=given.trust_pickle, trust_types=types).classifier
         assert found is not None
@@ -74,16 +72,12 @@ class Tabular:
             except MixedColumnsError as error:
                 why = str(error)
             except MissingExtraError:
-                why = (
-                    "shap, which is exact for trees and linear models, is not installed; install the extra:"
-                    ' pip install "safexplain[shap]"'
-                )
+                why = 'shap, exact for trees and linear models, is not installed: pip install "safexplain[shap]"'
             except Exception:  # any error of a library that cannot read this kind of model
                 continue
         return (
             name,
-            f"No --explainer: {name} is used ({why}). Name the explainer that you serve: the verdict only covers that"
-            " one.",
+            f"No --explainer: {name} is used ({why}). Name the one you serve: the verdict only covers that.",
         )
 
     def notes(self, training: EstimatorTraining | TrainingFunction | None) -> tuple[str, ...]:
@@ -128,8 +122,7 @@ class Tabular:
             plain = sorted(name for name, value in known.items() if not hasattr(value, "get_params"))
             raise ConfigurationError(
                 f"{file.label}: {type(found.template).__name__} has no hyper-parameter {', '.join(unknown)}; expected"
-                " among"
-                f" {', '.join(plain[:40])}{', ...' if len(plain) > 40 else ''}, or function"
+                f" among {', '.join(plain[:40])}{', ...' if len(plain) > 40 else ''}, or function"
             )
         try:
             training = EstimatorTraining(found.template, labels, columns, SkopsSerializer.of(found.trusted), given)
@@ -140,17 +133,13 @@ class Tabular:
 
     def check(self, makers: Sequence[Any]) -> None:
         """Raise ConfigurationError for a method that needs gradients, and list those that do not."""
-        fitting = [
-            row.name
-            for row in CATALOG.values()
-            if row.name in TABLE_METHODS or (row.of == "input" and row.family in ("perturbation", "approximation"))
-        ]
+        queries = {row.name for row in CATALOG.values() if row.family in ("perturbation", "approximation")}
+        fitting = [n for n, row in CATALOG.items() if n in TABLE_METHODS or (row.of == "input" and n in queries)]
         names = [make.method if isinstance(make, TableExplainerFactory) else make._row.name for make in makers]
         if refused := [name for name in names if name not in fitting]:
             raise ConfigurationError(
                 f"{refused[0]} needs gradients, which a {type(self.found.estimator).__name__} does not have; expected"
-                " one of"
-                f" {', '.join(fitting)}"
+                f" one of {', '.join(fitting)}"
             )
 
 
@@ -160,8 +149,7 @@ def is_classifier_file(path: Path | None) -> bool:
 
 
 def adds_up(name: str, model: nn.Module, x: NDArray[np.float32]) -> bool:
-    """Whether a method that reads the model is right: on a few rows of x (n, d), the attributions of the two most
-    likely classes differ as the outputs do, up to a constant. Raises if it cannot read the model at all."""
+    """Whether, on rows x (n, d), a method's attributions of two classes differ as the outputs do, up to a constant."""
     explainer = TABLE_METHODS[name].catalogued()
     hardened, rows = explainer(model, hardening=Hardening.none()), torch.from_numpy(x[:64])
     p = model(rows).double()

@@ -42,31 +42,14 @@ def run_demo(cache: Path, *, seed: int, device: str, progress: Progress) -> Audi
     """Train a network on half of the digits, and audit its native explanations and the recommended release."""
     population, models = digits(), ModelCache(cache)
     target = train_shadows(
-        population,
-        RECIPE,
-        build=build,
-        models=1,
-        seed=seed,
-        device=device,
-        cache=models,
+        population, RECIPE, build=build, models=1, seed=seed, device=device, cache=models,
         progress=as_stage(progress, "training the model"),
-    )
+    )  # fmt: skip
+    notes = ("Demonstration: one network, overfitted to half of the digits.",)
     return audit(
-        target.models[0],
-        population,
-        RECIPE,
-        build=build,
-        member=target.membership[0],
-        explainer=HardenedInputXGradient,
-        hardening=Hardening.recommended(),
-        references=REFERENCES,
-        policy=POLICY,
-        options=AuditOptions(
-            scored=len(population),
-            title="Handwritten digits, small network",
-            notes=("Demonstration: one network, overfitted to half of the digits.",),
-        ),
+        target.models[0], population, RECIPE, build=build, member=target.membership[0],
+        explainer=HardenedInputXGradient, hardening=Hardening.recommended(), references=REFERENCES, policy=POLICY,
+        options=AuditOptions(scored=len(population), title="Handwritten digits, small network", notes=notes),
         seed=seed + 1,  # other coin flips than those of the target
-        cache=models,
-        progress=progress,
-    )
+        cache=models, progress=progress,
+    )  # fmt: skip

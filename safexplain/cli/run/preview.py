@@ -1,7 +1,5 @@
-"""The plan of an audit (`--plan`, and the first lines of every audit), and a first look (`--quick`).
-
-A first look is an ordinary audit that is small enough for two minutes. It decides nothing.
-"""
+"""The plan of an audit (`--plan`, and the first lines of every audit), and a first look (`--quick`): an ordinary audit,
+small enough for two minutes, which decides nothing."""
 
 from __future__ import annotations
 
@@ -42,26 +40,10 @@ FEWEST, MOST = 100, 1_000
 ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
 """The attacks of a first look."""
 
-EXIT_CODE = 3
-"""Always inconclusive: a first look proves no leak and certifies nothing."""
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
-
 
 def announce(plan: Plan, warnings: Sequence[str], *, gradients: bool, gpu: bool) -> None:
     """Print the plan in one line, and `warnings`, on standard error. Above an hour, first print what would be faster
-    and, in a terminal, ask for confirmation.
-
-    Args:
-        plan: of the audit.
-        warnings: printed after it.
-        gradients: whether the model has them; methods that need few of them are then suggested.
-        gpu: whether models run on a GPU.
-
-    Raises:
-        typer.Abort: the person does not want to continue.
-    """
+    and, in a terminal, ask for confirmation (typer.Abort if it is refused)."""
     long = plan.seconds > HOUR
     if long and (ways := shortcuts(plan, gradients=gradients, gpu=gpu)):
         typer.echo(f"This takes {duration_text(plan.seconds)} here. Faster: {'; '.join(ways)}.", err=True)
@@ -151,8 +133,7 @@ def best_verdict(plan: Plan) -> str:
     reach = "within reach" if plan.best_certifiable <= plan.limit else "out of reach"
     text = (
         f"Best verdict: if nothing leaks, scoring {plan.members:,} members and {plan.non_members:,} non-members"
-        " probably"
-        f" certifies {what} of {best}; the policy's limit of {limit} is {reach}."
+        f" probably certifies {what} of {best}; the policy's limit of {limit} is {reach}."
     )
     if plan.needed:
         text += f" Scoring {plan.needed:,} examples, half of them members, would be enough."
@@ -161,21 +142,11 @@ def best_verdict(plan: Plan) -> str:
 
 def shortages(plan: Plan, memory: int, disk: int) -> list[str]:
     """Warnings where memory or disk space will not do."""
-    found = []
-    if plan.memory_bytes > memory:
-        found.append(
-            f"the audit needs about {decimal(plan.memory_bytes)} of memory, and this machine has {decimal(memory)}: use"
-            " fewer --references or fewer examples"
-        )
-    if plan.disk_bytes > disk:
-        found.append(
-            f"the audit writes about {decimal(plan.disk_bytes)}, and {decimal(disk)} are free: choose a --run-dir on"
-            " another disk"
-        )
-    return found
-
-
-# --- a first look -----------------------------------------------------------------------------------------------------
+    needs, writes = decimal(plan.memory_bytes), decimal(plan.disk_bytes)
+    few = f"the audit needs about {needs} of memory, and this machine has {decimal(memory)}: use fewer --references"
+    full = f"the audit writes about {writes}, and {decimal(disk)} are free: choose a --run-dir on another disk"
+    short = (few + " or fewer examples", plan.memory_bytes > memory), (full, plan.disk_bytes > disk)
+    return [text for text, holds in short if holds]
 
 
 def quick_changes(plan: Plan, question: Question) -> dict[str, Any]:
@@ -228,10 +199,8 @@ def strongest_attacks(found: AuditRun) -> tuple[list[StrongestAttack], Strongest
     for what, attacks in groups.items():
         if attacks:
             best = max(attacks, key=lambda a: a.auc)
-            rate = best.at(fpr)
-            seen.append(
-                StrongestAttack(what, rate.low, rate.high, best.auc, *auc_interval(best.curve, 1 - 0.05 / tried))
-            )
+            rate, interval = best.at(fpr), auc_interval(best.curve, 1 - 0.05 / tried)
+            seen.append(StrongestAttack(what, rate.low, rate.high, best.auc, *interval))
     losses = next((one for one in seen if one.what == "the loss"), None)
     hidden = found.result.policy.release == "explanation"
     return sorted((one for one in seen if not (hidden and one is losses)), key=lambda one: -one.auc), losses
@@ -246,34 +215,23 @@ def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet:
     else:
         sentence = f"No leak seen by a weak attack, which finds {seen[0].share} of members at {fpr}."
         if losses is not None and losses.beats_guessing:
-            sentence += (
-                f" But the model memorised its members: its losses identify them with an AUC of {losses.auc:.2f}."
-            )
-    again = full_command(sys.argv)
-    content = {
-        "quick": True,
-        "likely": seen[0].beats_guessing,
-        "sentence": sentence,
-        "seen": [vars(s) for s in seen],
-        "losses": losses and vars(losses),
-        "scored": result.members + result.non_members,
-        "references": result.references,
-        "run_dir": str(folder),
-        "whole_seconds": plan.seconds,
-        "whole_command": again,
-    }
+            sentence += f" But the model memorised its members: an attack on its losses has an AUC of {losses.auc:.2f}."
+    again, scored = full_command(sys.argv), result.members + result.non_members
+    content = {"quick": True, "likely": seen[0].beats_guessing, "sentence": sentence, "seen": [vars(s) for s in seen]}
+    content |= {"losses": losses and vars(losses), "scored": scored, "references": result.references}
+    content |= {"run_dir": str(folder), "whole_seconds": plan.seconds, "whole_command": again}
     if console_for(content, sentence, json_, quiet):
         typer.echo(sentence)
         for one in [*seen, *([losses] if losses and losses not in seen else [])]:
             area = f"AUC {one.auc:.2f} ({one.auc_low:.2f} to {one.auc_high:.2f})"
             typer.echo(f"  {one.what}: {one.share} of members found, {area}")
         few = f"{result.references} reference models" if result.references else "no reference models"
-        number = f"{result.members + result.non_members:,} examples asked once"
-        typer.echo(f"A first look with {few} and {number}: it proves nothing, and does not count as a use of them.")
+        what = f"{few} and {scored:,} examples asked once"
+        typer.echo(f"A first look with {what}: it proves nothing, and does not count as a use of them.")
         typer.echo(f"Report: {folder / found.files['report']}")
         typer.echo(f"The full audit takes about {duration_text(plan.seconds)}:")
         typer.echo(again)
-    return EXIT_CODE
+    return 3  # always inconclusive: a first look proves no leak and certifies nothing
 
 
 def full_command(argv: list[str]) -> str:

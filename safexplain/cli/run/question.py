@@ -120,13 +120,9 @@ class Request:
         if self.service is None and model is None:
             raise ConfigurationError("expected a MODEL file (or, for audit, --endpoint URL), got neither")
         if self.service is not None and model is not None:
-            raise ConfigurationError(
-                f"expected a model file or --endpoint, got both ({model} and --endpoint); leave one out"
-            )
+            raise ConfigurationError(f"expected a model file or --endpoint, got both (the file is {model})")
         if self.pool is not None and (self.service is not None or self.of_tables):
-            raise ConfigurationError(
-                "--pretraining-pool only works with the file of a network that was trained in stages: leave it out"
-            )
+            raise ConfigurationError("--pretraining-pool only works with a network that was trained in stages")
 
     @property
     def of_tables(self) -> bool:
@@ -199,11 +195,9 @@ class PreparedRun:
             if not self.request.given.quiet:
                 number = target.plan(len(question.scored_rows), question.policy.patience)
                 typer.echo(f"{target.url} will be asked {number}.", err=True)
-        return (
-            question
-            if self.two_stages is None or not question.references
-            else self.two_stages.with_references(question)
-        )
+        if self.two_stages is None or not question.references:
+            return question
+        return self.two_stages.with_references(question)
 
 
 @contextmanager
@@ -220,10 +214,8 @@ def prepared_run(request: Request, kept: str = "finished models") -> Iterator[Pr
         try:
             yield _prepare(request, inputs, folder, progress, endpoints)
         except EndpointError as error:
-            raise InputError(
-                f"{error}. Its answers so far are kept: to continue, repeat the command with --run-dir {folder}"
-                " --resume"
-            ) from None
+            again = f"to continue, repeat the command with --run-dir {folder} --resume"
+            raise InputError(f"{error}. Its answers so far are kept: {again}") from None
 
 
 def _read_tabular(request: Request, file: RecipeFile, statement: PrivacyStatement | None) -> Inputs:
@@ -298,10 +290,8 @@ def _prepare(
     else:
         checked = check_data(data, num_classes=inputs.outputs)
     population = Population.of(data.x, data.y, data.groups)
-    name, subject, target = "", dict[str, dict[str, str]](), loaded.model.to(place)
-    if given.model is not None:
-        name = given.model.name
-        subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(target).hex()}}
+    target, name = loaded.model.to(place), "" if given.model is None else given.model.name
+    subject = {name: {"sha256": loaded.sha256, MODEL_DIGEST: model_digest(target).hex()}} if name else {}
     if request.service is not None:
         target = endpoints.enter_context(closing(request.service.as_endpoint(inputs.outputs, folder)))
     elif two_stages is None:
@@ -313,36 +303,22 @@ def _prepare(
     explainers, arguments = explainers_of(names, calls, rows, inputs.data.feature_names, columns)
     if tabular is not None:
         tabular.check(explainers)
+    options = AuditOptions(
+        slices=data.slices, accuracy=inputs.file.accuracy, title=name, subject=subject, materials=materials,
+        notes=(*inputs.notes, *dropped, *checked, *about), privacy=inputs.statement,
+        canaries=None if given.canaries is None else load_finding(given.canaries),
+        subject_data="training" if stages is None else stages.subject,
+        scored=request.scored, seconds=math.inf if given.references else HOUR,
+    )  # fmt: skip
     question = Question(
-        target,
-        population,
-        recipe,
-        member=data.member,
+        target, population, recipe, member=data.member,
         explainer=explainers[0] if len(explainers) == 1 else explainers,
         hardening=_with_form_columns(request.hardening, inputs.data.feature_names, explainers, loaded.model, form),
-        output=cast("Output", given.output),
-        arguments=arguments,
-        build=build,
+        output=cast("Output", given.output), arguments=arguments, build=build,
         references=request.looks if references and request.grows and two_stages is None else references,
-        policy=policy_of(given.policy, given.policy_fpr, given.max_tpr, given.attacks),
-        options=AuditOptions(
-            slices=data.slices,
-            accuracy=inputs.file.accuracy,
-            title=name,
-            subject=subject,
-            materials=materials,
-            notes=(*inputs.notes, *dropped, *checked, *about),
-            privacy=inputs.statement,
-            canaries=None if given.canaries is None else load_finding(given.canaries),
-            subject_data="training" if stages is None else stages.subject,
-            scored=request.scored,
-            seconds=math.inf if given.references else HOUR,
-        ),
-        seed=given.seed,
-        cache=folder / "models",
-        device=place,
-        progress=progress,
-    )
+        policy=policy_of(given.policy, given.policy_fpr, given.max_tpr, given.attacks), options=options,
+        seed=given.seed, cache=folder / "models", device=place, progress=progress,
+    )  # fmt: skip
     return PreparedRun(
         request=request, inputs=inputs, folder=folder, question=question, warnings=warnings,
         two_stages=two_stages, progress=progress, endpoints=endpoints,
@@ -350,8 +326,7 @@ def _prepare(
 
 
 def _audited_data(request: Request, inputs: Inputs) -> tuple[AuditData, tuple[str, ...]]:
-    """The examples whose membership is attacked, and a note if --drop-copies removed members that are exact copies of
-    non-members, and these."""
+    """The examples whose membership is attacked, and a note if --drop-copies removed any."""
     given, data = request.given, inputs.data
     if request.pool is not None:
         pool = load_data(request.pool, group=given.group_column, slices=given.slice_by or [])
@@ -366,8 +341,7 @@ def _audited_data(request: Request, inputs: Inputs) -> tuple[AuditData, tuple[st
 
 
 def _reference_notes(request: Request, inputs: Inputs, references: int) -> tuple[list[str], list[str]]:
-    """Caveats about reference models, and warnings to show before they are trained; InputError if they would train on
-    fewer rows than the model did."""
+    """Caveats about reference models, and warnings to show before they are trained; InputError for too few rows."""
     file, recipe, member, staged = inputs.file, inputs.recipe, inputs.data.member, inputs.stages is not None
     dp, members = recipe.dp if isinstance(recipe, Recipe) else None, int(member.sum())
     if not inputs.trains:
@@ -387,8 +361,7 @@ def _reference_notes(request: Request, inputs: Inputs, references: int) -> tuple
     if file.examples is None and not like_target:
         warnings.append(
             f"References train on {len(member) // 2:,} rows, half of --data; the model was trained on {members:,} of"
-            " them."
-            " If it was trained on more, include them all."
+            " them. If it was trained on more, include them all."
         )
     if request.service is not None and request.given.arch is None:
         notes.append(PERCEPTRONS)
@@ -402,11 +375,8 @@ def explainers_of(
     features: Sequence[str] | None = None,
     columns: Columns | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The hardened classes that --explainer names, and the options of their calls, from --option NAME=VALUE.
-
-    Explainers of rows are made with the public rows (n, d), the names of features and categories, and the options
-    that their constructor takes.
-    """
+    """The hardened classes that --explainer names, and the options of their calls, from --option NAME=VALUE; those of
+    rows are made with the public rows (n, d) and the options that their constructor takes."""
     listed = [name.strip() for name in names.split(",") if name.strip()] or [""]
     values: dict[str, dict[str, Any]] = {name: {} for name in listed}
     for text in options:
@@ -414,9 +384,8 @@ def explainers_of(
         owner, _, name = key.rpartition(".") if len(listed) > 1 else (listed[0], "", key)
         if not equals or not name.isidentifier() or owner not in values:
             raise ConfigurationError(
-                "--option: expected NAME=VALUE, such as n_steps=25, and with several explainers METHOD.NAME=VALUE,"
-                " such as"
-                f" IG.n_steps=25; got {text!r}"
+                "--option: expected NAME=VALUE, such as n_steps=25, and with several explainers METHOD.NAME=VALUE, such"
+                f" as IG.n_steps=25; got {text!r}"
             )
         try:
             parsed = json.loads(value)
@@ -447,9 +416,7 @@ def explainers_of(
         makers.append(kind.catalogued(public=public, **made))
         calls[row.name] = {key: value for key, value in own.items() if key not in kind._init_options}
     if public is not None and not of_rows:
-        raise ConfigurationError(
-            f"--public only works with explainers made from public rows ({', '.join(TABLE_METHODS)}); leave it out"
-        )
+        raise ConfigurationError(f"--public only works with {', '.join(TABLE_METHODS)}, made from public rows")
     (only, *others) = calls.values()
     return makers, {name: own for name, own in calls.items() if own} if others else only
 
@@ -476,8 +443,7 @@ def _with_form_columns(
 ) -> Hardening:
     """The hardening, with the columns of the form if the release names reasons of a table.
 
-    One-hot columns, which `load_data` names `column=value`, are added up into their column. For None see
-    `default_hardening`.
+    One-hot columns, which `load_data` names `column=value`, are added up into their column.
     """
     kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
     maps = all(kind._row.of == "input" and not getattr(kind, "_has_answers", False) for kind in kinds)
@@ -503,8 +469,7 @@ def _with_form_columns(
 
 
 def parse_hardening(text: str) -> Hardening | None:
-    """The hardening that "none", "deepleak", JSON or the path of a JSON file (such as hardening.json of a search)
-    describes; None for "recommended", which depends on the explainer."""
+    """The hardening that a name, JSON or the path of a JSON file describes; None for "recommended"."""
     named = {"recommended": lambda: None, "none": Hardening.none, "deepleak": Hardening.deepleak}
     if text.strip() in named:
         return named[text.strip()]()
@@ -513,10 +478,7 @@ def parse_hardening(text: str) -> Hardening | None:
     try:
         return Hardening.from_json(Path(text).read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise ConfigurationError(
-            f"--hardening: expected a hardening as JSON in {text}, which is not a text file"
-        ) from None
+        raise ConfigurationError(f"--hardening: expected JSON in {text}, which is not a text file") from None
     except OSError:
-        raise ConfigurationError(
-            f"--hardening: expected {', '.join(named)}, JSON, or a JSON file; got {text!r}{did_you_mean(text, named)}"
-        ) from None
+        got = f"{text!r}{did_you_mean(text, named)}"
+        raise ConfigurationError(f"--hardening: expected {', '.join(named)}, JSON, or its file; got {got}") from None

@@ -1,9 +1,5 @@
-"""How reference models repeat a training: recipe.toml of `audit` and `tune`.
-
-A recipe describes one training, with differential privacy or without, or two stages (pre-training and fine-tuning), or
-names a function. An audit of the pre-training data has two datasets: the pool, part of which was in the pre-training,
-and the data of the fine-tuning. Its reference models are pre-trained on random halves of the pool, then fine-tuned.
-"""
+"""How reference models repeat a training: recipe.toml of `audit` and `tune`, which describes one training or two
+stages, or names a function."""
 
 from __future__ import annotations
 
@@ -125,39 +121,26 @@ class RecipeFile:
         """The training function that the recipe names, imported from the current directory; None if it names none."""
         if (name := self.values.get("function")) is None:
             return None
-        if others := sorted(self.values.keys() - {"function", "examples"}):
-            raise ConfigurationError(
-                f"{self.label}: a function replaces the rest of the recipe; leave out {', '.join(others)}, or leave"
-                " out function"
-            )
+        if others := ", ".join(sorted(self.values.keys() - {"function", "examples"})):
+            raise ConfigurationError(f"{self.label}: a function replaces the rest of the recipe; leave out {others}")
         if not isinstance(name, str):
-            raise ConfigurationError(
-                f'{self.label}: function: expected a text such as "module:train", got {name!r:.60}'
-            )
+            raise ConfigurationError(f'{self.label}: function: expected text such as "module:train", got {name!r:.60}')
         train = imported(name, f"{self.label}: function", '"package.module:function"')
         try:
             inspect.signature(train).bind(None, None, None)
         except TypeError:
             raise InputError(
                 f"{self.label}: function {name} must take three arguments, train(x, y, generator): the inputs and"
-                " labels of"
-                " the members, and a torch.Generator. It returns a trained model"
+                " labels of the members, and a torch.Generator. It returns a trained model"
             ) from None
         return TrainingFunction(name, train)
 
     def training(self, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> ParsedRecipe:
-        """How a network was trained.
-
-        Args:
-            pool: data of the pre-training, if membership in that is audited.
-            seed: of the default recipe.
-            statement: fills in `[dp]`.
-        """
+        """How a network was trained: `pool` is the data of the pre-training, if membership in that is audited, `seed`
+        that of the default recipe, and `statement` fills in `[dp]`."""
         if (function := self.function()) is not None:
             if pool is not None:
-                raise ConfigurationError(
-                    f"{self.label}: a function describes one stage of training; leave it out with --pretraining-pool"
-                )
+                raise ConfigurationError(f"{self.label}: with --pretraining-pool, a recipe cannot name a function")
             return ParsedRecipe(function, None)
         values: dict[str, Any] = {"seed": seed} if self.path is None else dict(self.values)
         part, before = values.pop("trainable", None), values.pop("pretraining", None)
@@ -171,9 +154,7 @@ class RecipeFile:
         trained = None if recipe.dp is None else recipe.dp.trainable
         if part is not None and trained is not None and (trained != part if part in SHARED_PARTS else trained == "all"):
             raise ConfigurationError(
-                f"{self.label}: trainable = {part!r} contradicts [dp], where it is {trained!r}: state it once, in"
-                " [dp], such"
-                ' as trainable = "last-block"'
+                f"{self.label}: trainable = {part!r} contradicts [dp], where it is {trained!r}: state it once, in [dp]"
             )
         if before is not None and not isinstance(before, dict):
             raise ConfigurationError(f"{self.label}: pretraining must be a table, got {before!r:.60}")
@@ -226,7 +207,10 @@ def dp_notes(dp: DPTraining, statement: PrivacyStatement, members: int) -> tuple
 
 @dataclass(frozen=True)
 class TwoStages:
-    """An audit of the pre-training data. The constructor raises InputError if the data or the model cannot be used."""
+    """An audit of the pre-training data: references are pre-trained on random halves of the pool, then fine-tuned.
+
+    The constructor raises InputError if the data or the model cannot be used.
+    """
 
     stages: Stages
     downstream: AuditData  # of the fine-tuning; the model was fine-tuned on its members
@@ -257,13 +241,8 @@ class TwoStages:
     @cached_property
     def fine_tuning(self) -> FineTune:
         """The fine-tuning, on as many rows as that of the model."""
-        return FineTune(
-            Population.of(self.downstream.x, self.downstream.y),
-            self.tuning,
-            self.stages.trainable,
-            sample=float(self.downstream.member.mean()),
-            outputs=self.outputs,
-        )
+        data, share = Population.of(self.downstream.x, self.downstream.y), float(self.downstream.member.mean())
+        return FineTune(data, self.tuning, self.stages.trainable, sample=share, outputs=self.outputs)
 
     def notes(self) -> tuple[str, ...]:
         """Caveats, and facts about the fine-tuning."""

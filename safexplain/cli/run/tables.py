@@ -37,8 +37,7 @@ def console_for(content: Mapping[str, Any], word: str, json_: bool, quiet: bool)
 
 
 def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print the result of an audit and the paths of its files (`json_`: one JSON object; `quiet`: the verdict alone),
-    and return its exit code."""
+    """Print the result of an audit and the paths of its files, and return its exit code."""
     content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
     if console := console_for(content, WORDS[found.verdict], json_, quiet):
         show_verdict(console, found.result, verdict_table(found.configurations))

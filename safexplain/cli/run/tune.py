@@ -57,16 +57,12 @@ def public_models(path: Path, question: Question) -> list[nn.Module]:
     x, y, _ = load_records(path)
     population, build, recipe, progress = question.population, question.build, question.recipe, question.progress
     if build is None:
-        raise InputError(
-            "--public: an untrained model cannot be built from this model file; give a state_dict with --arch"
-        )
+        raise InputError("--public: no untrained model can be built from this file; give a state_dict with --arch")
     if x.shape[1:] != tuple(population.x.shape[1:]):
         raise InputError(f"--public: expected examples of shape {tuple(population.x.shape[1:])}, got {x.shape[1:]}")
     private = hash_examples(population.x.cpu().numpy())
     if shared := int(np.isin(hash_examples(x), private).sum()):
-        raise InputError(
-            f"--public: expected examples outside --data, but {shared} of {len(x)} are in it; leave them out"
-        )
+        raise InputError(f"--public: {shared} of {len(x)} examples are also in --data; leave them out")
     trained = []
     for i in range(PUBLIC_MODELS):
         progress("training public models", i, PUBLIC_MODELS)
@@ -113,16 +109,11 @@ def release_table(found: Tuned) -> Table:
     for row in [*fixed, *rest[:: max(1, -(-len(rest) // SHOWN))]]:
         p, style = row.point, "bold" if row.chosen else None
         marks = [mark for mark, holds in (("chosen", row.chosen), ("front", row.on_front)) if holds]
-        table.add_row(
-            escape(row.name) + (f"\n[dim]{', '.join(marks)}[/]" if marks else ""),
-            f"{row.leak}\n[dim]{row.interval}[/]",
-            f"{p.utility:.2f}",
-            f"{p.overlap:.0%}",
-            f"{p.rank_correlation:.2f}",
-            *("" if change is None else f"{change:.2f}" for change in (p.deletion, p.insertion)),
-            f"{p.sign_errors:.1%}",
-            style=style,
-        )
+        name = escape(row.name) + (f"\n[dim]{', '.join(marks)}[/]" if marks else "")
+        kept = f"{p.utility:.2f}", f"{p.overlap:.0%}", f"{p.rank_correlation:.2f}"
+        changed = ("" if change is None else f"{change:.2f}" for change in (p.deletion, p.insertion))
+        leak = f"{row.leak}\n[dim]{row.interval}[/]"
+        table.add_row(name, leak, *kept, *changed, f"{p.sign_errors:.1%}", style=style)
     table.caption, table.caption_justify = (
         "Leak: members found beyond the label, averaged over 0.5, 1, 2 and 5% false positives, with 95% bounds, on the"
         " selection split. Utility: the mean of the next two columns and the cosine. Deletion, insertion: change of the"

@@ -1,7 +1,4 @@
-"""`safexplain verify`: check a certificate, and print its contents.
-
-The first line says whether it is a certificate by audit or by construction.
-"""
+"""`safexplain verify`: check a certificate, and print its contents."""
 
 from __future__ import annotations
 
@@ -37,11 +34,8 @@ BY_CONSTRUCTION = "by construction: no attacks were run; it rests on the assumpt
 
 
 def verify(given: VerifyOptions) -> int:
-    """Check that a certificate is intact, about this model file, and certified or by construction; print the result.
-
-    Returns:
-        Exit code 0; 1 if the certificate, the model or the versions installed here do not hold.
-    """
+    """Check that a certificate is intact, about this model file, and certified or by construction; print the result
+    and return 0, or 1 if the certificate, the model or the versions installed here do not hold."""
     try:
         lines, content = _check_certificate(given)
     except CertificateError as error:
@@ -80,10 +74,8 @@ def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
     if found.endpoint is None:
         here = compatibility(found.environment, found.libraries)
         if here.problems and not given.any_version:
-            raise CertificateError(
-                f"{path} is intact, but cannot be served here: {'; '.join(here.problems)}. Pass --any-version to"
-                " read it all the same."
-            )
+            reasons = "; ".join(here.problems)
+            raise CertificateError(f"{path} is intact, but cannot be served here (see --any-version): {reasons}")
         problems = [f"no: {problem}" for problem in here.problems]
         lines["serves_here"] = [*(problems or ["yes: the installed versions release what was audited"]), *here.notes]
         content["serves_here"] = {"serves": not here.problems, **asdict(here)}
@@ -100,9 +92,7 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
         raise InputError(f"the model file {model} cannot be read: {error.strerror or error}") from None
     known = certificate.digests("sha256")
     if not known:
-        raise CertificateError(
-            f"{path} names no model file (it has no SHA-256): it is about models that were never stored"
-        )
+        raise CertificateError(f"{path} names no model file (no SHA-256): it is about models that were never stored")
     if digest not in known:
         raise CertificateError(
             f"{model} is not the certified file: expected {', '.join(certificate.subject)} with SHA-256"
