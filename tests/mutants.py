@@ -32,6 +32,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 PATHS = tuple(
     f"safexplain/{folder}"
@@ -41,26 +42,14 @@ PATHS = tuple(
     )
 )  # fmt: skip
 ARITHMETIC = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "*"),
-    ast.Pow: ("**", "*"),
-}
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "*"), ast.Pow: ("**", "*"),
+}  # fmt: skip
 COMPARISONS = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-}
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,12 +126,8 @@ def find_mutants(root: Path, path: str) -> list[Mutant]:
             case ast.JoinedStr():
                 return  # positions inside f-strings are wrong before Python 3.12
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                for child in [
-                    *node.decorator_list,
-                    *node.args.defaults,
-                    *filter(None, node.args.kw_defaults),
-                    *node.body,
-                ]:
+                defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+                for child in [*node.decorator_list, *defaults, *node.body]:
                     visit(child)
                 return
         for child in ast.iter_child_nodes(node):
@@ -202,17 +187,14 @@ class Coverage:
         if not data.exists() or not report.exists():
             settings = data.with_suffix(".rc")
             settings.write_text(f"[run]\nsource = safexplain\ndata_file = {data}\n")
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "--cov=safexplain",
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--cov=safexplain"]
+            command += [
                 "--cov-report=",
+                f"--cov-config={settings}",
+                "--cov-context=test",
+                f"--junitxml={report}",
+                *tests,
             ]
-            command += [f"--cov-config={settings}", "--cov-context=test", f"--junitxml={report}", *tests]
             subprocess.run(command, cwd=root, env=environment(root), stdout=subprocess.DEVNULL, check=False)
         import coverage
 
@@ -220,9 +202,8 @@ class Coverage:
         for case in ElementTree.parse(report).iter("testcase"):
             if not {child.tag for child in case} & {"failure", "error", "skipped"}:
                 parts = case.get("classname", "").split(".")
-                stem = next(
-                    k for k in range(len(parts), -1, -1) if (root / f"{'/'.join(parts[:k])}.py").is_file() or not k
-                )
+                files = (k for k in range(len(parts), 0, -1) if (root / f"{'/'.join(parts[:k])}.py").is_file())
+                stem = next(files, 0)
                 name = "::".join(["/".join(parts[:stem]) + ".py", *parts[stem:], case.get("name", "")])
                 seconds[name] = float(case.get("time", 0))
         by_file: dict[str, set[str]] = defaultdict(set)
@@ -273,13 +254,9 @@ def environment(root: Path) -> dict[str, str]:
 
 def copy_tree(root: Path, to: Path) -> None:
     """The files of a checkout that git knows, and the stubs."""
-    names = subprocess.run(
-        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root, capture_output=True, check=True
-    )
-    for name in [
-        *names.stdout.decode().split("\0"),
-        *(str(p.relative_to(root)) for p in (root / "safexplain").glob("*.pyi")),
-    ]:
+    listing = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=root, capture_output=True, check=True).stdout.decode().split("\0")
+    for name in [*names, *(str(p.relative_to(root)) for p in (root / "safexplain").glob("*.pyi"))]:
         if name and (root / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
@@ -303,11 +280,8 @@ def run_tests(root: Path, names: list[str], limit: float, log: Path) -> tuple[st
         try:
             import pytest
 
-            code = int(
-                pytest.main(
-                    ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov", "--tb=line", *names]
-                )
-            )
+            without = [word for plugin in ("cacheprovider", "xdist", "cov") for word in ("-p", f"no:{plugin}")]
+            code = int(pytest.main(["-x", "-q", *without, "--tb=line", *names]))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -353,16 +327,11 @@ def judge(root: Path, mutant: Mutant, coverage: Coverage, log: Path, limit: floa
     try:
         executing = coverage.executing(mutant)
         first = take_most(executing, coverage.seconds, 15, 40)
-        second = (
-            take_most(executing[len(first) :], coverage.seconds, limit, 1000) if len(executing) > len(first) else []
-        )
+        second = take_most(executing[len(first) :], coverage.seconds, limit, 1000)
         tried = {*first, *second}
         folder = [name for name in coverage.seconds if name.startswith(mirror(mutant.path) + "/") and name not in tried]
-        third = (
-            take_most(sorted(folder, key=lambda n: (coverage.seconds[n], n)), coverage.seconds, limit, 1000)
-            if folder
-            else []
-        )
+        folder.sort(key=lambda name: (coverage.seconds[name], name))
+        third = take_most(folder, coverage.seconds, limit, 1000)
         for names in filter(None, (first, second, third)):
             expected = sum(coverage.seconds[name] for name in names)
             outcome, failed = run_tests(root, names, 5 * expected + 120, log)
@@ -374,22 +343,11 @@ def judge(root: Path, mutant: Mutant, coverage: Coverage, log: Path, limit: floa
         file.write_bytes(original)
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     status = "survived" if outcome == "passed" else "killed"
-    return {
-        **asdict(mutant),
-        "status": status,
-        "by": failed or outcome,
-        "tests": len(tried),
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    seconds = round(time.monotonic() - began, 1)
+    return {**asdict(mutant), "status": status, "by": failed or outcome, "tests": len(tried), "seconds": seconds}
 
 
-def work(
-    root: Path,
-    coverage: Coverage,
-    tasks: "multiprocessing.Queue[Mutant]",
-    results: "multiprocessing.Queue",
-    limit: float,
-) -> None:
+def work(root: Path, coverage: Coverage, tasks: Any, results: Any, limit: float) -> None:
     """A process that takes mutants until none is left."""
     os.environ.update(environment(root))
     sys.dont_write_bytecode = True
@@ -456,9 +414,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def save(out: Path, arguments: argparse.Namespace, records: list[dict[str, object]]) -> None:
     """Write what is known, all or nothing."""
-    text = json.dumps(
-        {"seed": arguments.seed, "paths": list(arguments.paths), "tests": arguments.tests, "mutants": records}, indent=1
-    )
+    about = {"seed": arguments.seed, "paths": list(arguments.paths), "tests": arguments.tests}
+    text = json.dumps(about | {"mutants": records}, indent=1)
     partial = out.with_suffix(".partial")
     partial.write_text(text + "\n")
     partial.replace(out)
@@ -499,17 +456,12 @@ def main() -> None:
     running.add_argument("--seed", type=int, default=0)
     running.add_argument("--jobs", type=int, default=1)
     running.add_argument("--limit", type=float, default=120, help="seconds of tests for a mutant in each later stage")
-    running.add_argument(
-        "--coverage", type=Path, help="coverage data with contexts, and beside it an .xml report, of one run"
-    )
+    running.add_argument("--coverage", type=Path, help="coverage data with contexts, and an .xml report, of one run")
     running.add_argument("--out", type=Path, required=True)
     showing = commands.add_parser("show")
     showing.add_argument("out", type=Path)
     arguments = parser.parse_args()
-    if arguments.command == "run":
-        run(arguments)
-    else:
-        show(arguments.out)
+    run(arguments) if arguments.command == "run" else show(arguments.out)
 
 
 if __name__ == "__main__":

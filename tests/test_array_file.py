@@ -15,7 +15,6 @@ from safexplain._files import ArrayFile, read_arrays
 from safexplain.audit import Signals
 from safexplain.errors import InputError
 from safexplain.loading.data import load_data
-from safexplain.loading.data.checks import check_data
 
 X = np.arange(12.0).reshape(3, 4)
 BOMB = 64 << 20
@@ -101,11 +100,6 @@ def test_an_array_that_nobody_asks_for_costs_nothing(with_bomb, tmp_path):
     assert peak_of(read) < LITTLE
 
 
-def test_what_reads_the_bomb_is_seen(with_bomb):
-    with ArrayFile(with_bomb) as file:
-        assert peak_of(lambda: file.read("bomb")) > BOMB - LITTLE
-
-
 def test_loaders_read_what_they_declare_and_not_the_bomb_beside_it(tmp_path):
     rows = {"x": np.zeros((6, 2)), "y": np.arange(6) % 2, "member": np.arange(6) < 3}
     entries = [(f"{name}.npy", npy(array)) for name, array in rows.items()]
@@ -125,12 +119,6 @@ def test_a_bomb_in_signals_is_refused_unread(tmp_path):
     assert peak_of(refused) < LITTLE
 
 
-def test_data_without_rows_are_refused(tmp_path):
-    np.savez(tmp_path / "data.npz", x=np.zeros((0, 4)), y=np.zeros(0, int), member=np.zeros(0, bool))
-    with pytest.raises(InputError, match=r"got \(0, 4\)"):
-        check_data(load_data(tmp_path / "data.npz"), num_classes=3)
-
-
 @pytest.mark.parametrize("name", ["y", "class_names"])
 def test_a_declared_array_of_another_size_is_refused_unread(name, tmp_path):
     rows = {"x": npy(np.zeros((6, 2))), "y": npy(np.arange(6) % 2), "member": npy(np.arange(6) < 3)}
@@ -147,7 +135,6 @@ def test_a_declared_array_of_another_size_is_refused_unread(name, tmp_path):
 DAMAGED = [
     (claims(shape=(3, 5)), r"claims dtype float64 and shape \(3, 5\), 120 bytes, but the file holds 96"),
     (claims(shape=(3, 3)), "72 bytes, but the file holds 96"),
-    (claims(shape=(10**15,)), "claims dtype float64"),
     (claims(shape=(2**64, 2**64)), "claims dtype float64"),
     (claims(shape=(-3, -4)), "shape"),
     (claims(descr="|O"), "Python objects"),
@@ -155,10 +142,8 @@ DAMAGED = [
     (claims(descr="<U0", shape=(10**9,)), "expected plain numbers"),
     (claims(more=1), "damaged"),
     (archive([("a.npy", b"\x93NUMPY\x01\x00" + b"\xff\xff" + b"{" * 70000)]), "damaged"),
-    (archive([("a.npy", b"\x93NUMPY\x02\x00" + b"\xff\xff\xff\xff" + b"{" * 70000)]), "damaged"),
     (archive([("a.npy", b"no array")]), "damaged"),
     (archive([("a.npy", b"")]), "damaged"),
-    (archive([("dir/a.npy", npy())]), "path"),
     (archive([("../a.npy", npy())]), "path"),
     (archive([("dir\\a.npy", npy())]), "path"),
     (archive([("a.npy", npy())], zipfile.ZIP_BZIP2), "uses a compression"),
@@ -202,11 +187,9 @@ def patched(content, at, value, *, kind):
     ],
 )
 def test_a_directory_that_lies_is_refused(at, value, kind, expected):
-    with (
-        pytest.raises(InputError, match=expected),
-        ArrayFile(patched(archive([("a.npy", npy())]), at, value, kind=kind)) as f,
-    ):
-        f.read("a")
+    content = patched(archive([("a.npy", npy())]), at, value, kind=kind)
+    with pytest.raises(InputError, match=expected), ArrayFile(content) as file:
+        file.read("a")
 
 
 def test_entries_that_share_their_bytes_are_refused():

@@ -71,13 +71,8 @@ def test_right_maps_of_any_form_are_no_finding():
     assert found(torch.ones(8, 1)) == {}  # one feature is all there is
     assert found(torch.ones(8, 3), grouped=True) == {}  # one group of features is all there is
     assert found(torch.zeros(8, 6, dtype=torch.int64)) == {}
-
-
-def test_a_map_of_several_tensors_is_one_map():
-    assert found(MAPS, torch.zeros(8, 4)) == {}
+    assert found(MAPS, torch.zeros(8, 4)) == {}  # a map of several tensors is one map
     assert found(torch.zeros(8, 2), torch.zeros(8, 4)) == {"zero": (8, 8)}
-    assert found(torch.ones(8, 1), -torch.ones(8, 1)) == {}
-    assert found(MAPS, some((0, 0), torch.nan)) == {"not finite": (1, 8)}
 
 
 def test_maps_that_inputs_explain_are_right():
@@ -97,8 +92,6 @@ def test_single_maps_of_zeros_are_right():
     few = torch.randn(40, 6, generator=GENERATOR)
     few[:3] = 0
     assert found(few) == {}
-    few[:5] = 0
-    assert found(few) == {"zero": (5, 40)}
 
 
 def test_large_is_what_neither_outputs_nor_units_explain():
@@ -163,11 +156,9 @@ def test_each_model_method_and_finding_is_logged_by_itself(log):
 def test_planted_errors_are_logged_and_the_client_gets_the_same(kind, log, recwarn):
     wrong, model = WRONG[kind], network()
     explainer = harden(broken(lambda maps: wrong.clone())(model))
-    before = Hardening.recommended()(wrong, inputs=X, target=1) if explainer.hardening.noise is None else None
     released = explainer.attribute(X, target=1)
-    assert isinstance(released, torch.Tensor)
     assert bool(released.isfinite().all())
-    assert before is None or torch.equal(released, before)
+    assert torch.equal(released, Hardening.recommended()(wrong, inputs=X, target=1))
     (record,) = (r for r in log.records if r.levelno >= logging.WARNING)
     assert "Sequential" in record.getMessage()
     assert FINDINGS[kind][0] in record.getMessage()
@@ -201,9 +192,7 @@ def test_the_log_holds_no_number_of_a_map_or_an_input(log):
     huge.attribute(x, target=1)
     text = " ".join(r.getMessage() for r in log.records)
     assert text
-    assert "1.23" not in text
-    assert "7.65" not in text
-    assert "e+" not in text
+    assert not any(number in text for number in ("1.23", "7.65", "e+"))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -215,16 +204,6 @@ def test_right_explainers_are_not_logged(log):
     one_group = {"feature_mask": torch.zeros(1, 6, dtype=torch.long)}
     HARDENED["FeatureAblation"](model, hardening=Hardening.none()).attribute(X, target=1, **one_group)
     assert [r.getMessage() for r in log.records] == []
-
-
-def test_exceptions_are_the_native_ones_and_an_empty_batch_tells_nothing(log):
-    def fails(maps):
-        raise ZeroDivisionError("native")
-
-    with pytest.raises(ZeroDivisionError, match="native"):
-        harden(broken(fails)(network())).attribute(X, target=1)
-    harden(captum.attr.Saliency(network())).attribute(X[:0], target=1)
-    assert log.records == []
 
 
 def test_what_an_audit_collects_is_not_logged(log):

@@ -19,31 +19,13 @@ MISSING = {
     "windows": {
         "modules": ["fcntl", "resource", "pwd", "grp", "termios"],
         "os": [
-            "O_CLOEXEC",
-            "O_NOFOLLOW",
-            "O_DIRECTORY",
-            "fdatasync",
-            "fchmod",
-            "fchown",
-            "chown",
-            "fork",
-            "getuid",
-            "register_at_fork",
-            "sched_getaffinity",
-            "sysconf",
-            "getloadavg",
-            "uname",
-            "killpg",
-            "posix_fadvise",
+            "O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY", "fdatasync", "fchmod", "fchown", "chown", "fork", "getuid",
+            "register_at_fork", "sched_getaffinity", "sysconf", "getloadavg", "uname", "killpg", "posix_fadvise",
         ],
         "time": ["clock_gettime", "clock_gettime_ns", "CLOCK_BOOTTIME", "CLOCK_MONOTONIC", "CLOCK_REALTIME"],
     },
-    "darwin": {
-        "modules": [],
-        "os": ["fdatasync", "sched_getaffinity", "posix_fadvise"],
-        "time": ["CLOCK_BOOTTIME"],
-    },
-}
+    "darwin": {"modules": [], "os": ["fdatasync", "sched_getaffinity", "posix_fadvise"], "time": ["CLOCK_BOOTTIME"]},
+}  # fmt: skip
 
 STRIP = """
 import os, sys, time
@@ -90,7 +72,6 @@ numbers = numpy.random.default_rng(0)
 population = Population.of(numbers.normal(size=(60, 4)).astype("float32"), numbers.integers(0, 2, 60))
 def build(seed):
     return nn.Linear(4, 2)
-told = []
 for _ in range(2):
     train_shadows(population, Recipe(lr=0.1, epochs=1, batch_size=30), build=build, models=2, cache="cache")
 print("cached", len(os.listdir("cache")) > 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 
 import pytest
 
@@ -80,18 +79,6 @@ def test_where_nothing_is_told_for_a_minute_there_is_a_line_all_the_same(clock):
         "training, 25%, 2 min left (epoch 3 of 30)",
         "training, 25%, 0 s left (epoch 3 of 30)",
     ]
-
-
-def test_lines_come_by_themselves_and_stop_with_the_work(monkeypatch):
-    monkeypatch.setattr(_progress, "LINE_SECONDS", 0.01)
-    stream = io.StringIO()
-    with show_progress(stream=stream):
-        for _ in range(1000):
-            if stream.getvalue():
-                break
-            threading.Event().wait(0.01)
-    assert stream.getvalue().startswith("working for ")
-    assert all(thread.name != "progress" for thread in threading.enumerate())
 
 
 PLAN = (("training reference models", 120), ("asking for labels", 180), ("attacking", 60))

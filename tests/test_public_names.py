@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
-import safexplain
-from safexplain import (
-    GaussianNoise,
-    HardenedIG,
-    Hardening,
-    RangeClip,
-    ThresholdMask,
-    harden,
-)
+from safexplain import GaussianNoise, HardenedIG, Hardening, RangeClip, ThresholdMask, harden
 
 NAMES = {
     "safexplain": """HardenedIG HardenedSaliency HardenedInputXGradient HardenedGuidedBackprop HardenedDeconvolution
@@ -59,15 +48,6 @@ def test_public_names_are_where_scripts_import_them_from_and_every_listed_name_e
             assert inspect.getdoc(getattr(found, name)), name
 
 
-def test_there_are_no_more_public_names_than_can_be_learned():
-    listed = []
-    for path in Path(safexplain.__file__).parent.rglob("__init__.py"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                listed += ast.literal_eval(node.value)
-    assert 100 < len(listed) <= 165  # recourse for tables (Preprocessing, Plausibility, Rule ...) has ten
-
-
 def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -77,31 +57,14 @@ def test_the_example_of_the_design_runs():
     from captum.attr import IntegratedGradients
 
     x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
-    hardening = Hardening(
-        clip=RangeClip(-0.1, 0.1),
-        mask=ThresholdMask(0.01),
-        noise=GaussianNoise(std=0.02, key=b"a secret of thirty-two bytes...."),
-    )
+    noise = GaussianNoise(std=0.02, key=b"a secret of thirty-two bytes....")
+    hardening = Hardening(clip=RangeClip(-0.1, 0.1), mask=ThresholdMask(0.01), noise=noise)
     model = net()
     released = HardenedIG(model, hardening=hardening).attribute(x, target=y, n_steps=25)
     assert released.shape == x.shape
     again = harden(IntegratedGradients(model), hardening).attribute(x, target=y, n_steps=25)
     assert torch.equal(again, released)
     assert not torch.equal(released, IntegratedGradients(model).attribute(x, target=y, n_steps=25))
-
-
-def test_the_attack_takes_arrays_as_scripts_pass_them():
-    from safexplain.audit.attacks import LikelihoodRatio, Threshold
-    from safexplain.verdict.stats import roc, tpr_at_fpr
-
-    rng = np.random.default_rng(0)
-    member = rng.random((9, 50)) < 0.5
-    signal = rng.random((9, 50)) - member
-    scores = LikelihoodRatio()(signal[0], signal[1:], member[1:])
-    assert scores.shape == (50,)
-    assert roc(scores, member[0]).auc > 0.9
-    assert tpr_at_fpr(scores, member[0], 0.1).tpr > 0.5
-    assert Threshold()(signal[0]).shape == (50,)
 
 
 def test_what_one_does_not_use_is_not_imported():

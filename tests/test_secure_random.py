@@ -105,12 +105,6 @@ def test_whole_numbers_are_equally_likely(ends):
     assert drawn.max() < ends
 
 
-def test_the_remainder_of_a_division_would_be_told():
-    """What rejection is for: remainders of bytes by 100 are not equally likely."""
-    biased = np.bincount((fixed().words(N) & 255) % 100, minlength=100)
-    assert stats.chisquare(biased).pvalue < 1e-9
-
-
 def test_each_whole_number_may_have_an_end_of_its_own():
     ends = np.tile([1, 2, 3, 7, 2**62 + 1, 2**63 - 1], N // 6)
     drawn = fixed().integers(0, ends)
@@ -119,12 +113,6 @@ def test_each_whole_number_may_have_an_end_of_its_own():
     for column, end in enumerate(ends[:6].tolist()):
         mean, spread = (end - 1) / 2, math.sqrt(max(end**2 - 1, 0) / 12 / (N // 6))
         assert abs(drawn[column::6].astype(float).mean() - mean) <= 5 * spread
-
-
-def test_an_empty_range_is_an_error():
-    for wrong in (0, [3, 0]):
-        with pytest.raises(ValueError, match="low < high"):
-            SecureGenerator().integers(0, wrong)
 
 
 def test_coins_and_discrete_laplace_noise_have_their_exact_probabilities():
@@ -147,16 +135,8 @@ def test_a_choice_is_a_uniformly_random_subset():
     assert stats.chisquare(np.bincount(chosen[:, 0] // 10)).pvalue > 1e-3
     with pytest.raises(ValueError, match="without replacement"):
         SecureGenerator().choice([1, 2], 3)
-
-
-def test_shapes_are_those_of_numpy():
-    name = "standard_normal"
-    for size in (0, 1, 5, (), (2, 3), (2**14 + 3,), (0, 4)):
-        drawn = getattr(SecureGenerator(), name)(size)
-        assert np.shape(drawn) == np.shape(getattr(np.random.default_rng(), name)(size))
-    assert isinstance(getattr(SecureGenerator(), name)(), float)
-    assert isinstance(SecureGenerator().integers(0, 5), int)
-    assert SecureGenerator().integers(0, 5, (2, 2)).shape == (2, 2)
+    with pytest.raises(ValueError, match="low < high"):
+        SecureGenerator().integers(0, [3, 0])
 
 
 # Where the bits come from
@@ -221,7 +201,6 @@ def test_no_generator_of_numpy_is_touched_or_followed():
     assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
     np.random.seed(0)  # noqa: NPY002
     assert not np.array_equal(one, noise_generator(None).standard_normal(10))
-    assert isinstance(noise_generator(None), SecureGenerator)
     assert isinstance(noise_generator(0), np.random.Generator)
 
 

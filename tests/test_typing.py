@@ -43,14 +43,9 @@ def installed() -> Path:
 
 
 def of_mypy(site: Path, script: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *OPTIONS, f"--cache-dir={CACHE}", script.name],
-        cwd=script.parent,
-        env={**os.environ, "PYTHONPATH": str(site), "MYPYPATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "mypy", *OPTIONS, f"--cache-dir={CACHE}", script.name]
+    env = {**os.environ, "PYTHONPATH": str(site), "MYPYPATH": ""}
+    done = subprocess.run(command, cwd=script.parent, env=env, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if ": note: " not in line]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import captum
@@ -101,12 +100,6 @@ def test_another_torch_is_noted_and_stops_nothing():
     assert found.notes[0].startswith("made with torch 2.5.1, but ")
     same = HERE["torch"].partition("+")[0]
     assert not compatibility(made(torch=f"{same}+cpu")).notes, "a build for another device is no other version"
-
-
-def test_the_version_stands_in_one_place():
-    about = tomllib.loads((Path(safexplain.__file__).parents[1] / "pyproject.toml").read_text())
-    assert about["project"]["dynamic"] == ["version"]
-    assert about["tool"]["hatch"]["version"]["path"] == "safexplain/_versions/__init__.py"
 
 
 def test_the_citation_names_this_version():

@@ -22,7 +22,7 @@ REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
 
 
 def option(default: Any, metavar: str, text: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    """An option of a command. In `--help`, `metavar` stands for its value ("" for a switch) under the heading `panel`."""
+    """An option of a command. In `--help`, `metavar` stands for its value ("" for a switch), under `panel`."""
     return typer.Option(default, *names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
 

@@ -6,23 +6,21 @@ import inspect
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from cases import digits, export, write_case
 from torch import nn
 
-from safexplain.audit import Population, Recipe, Signals
+from safexplain.audit import Recipe, Signals
 from safexplain.audit.controls import holdout_uses
-from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
 from safexplain.cli.audit import audit_command, tune_command
 from safexplain.cli.options import Options
@@ -50,21 +48,9 @@ def network() -> nn.Module:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an overfitted digits network in every format, its data and its recipe."""
     folder = tmp_path_factory.mktemp("case")
-    digits = load_digits()
-    x, y = (digits.images[:400, None] / 16).astype(np.float32), digits.target[:400]
-    member = np.random.default_rng(0).random(400) < 0.5
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    net = train_one(RECIPE, network(), torch.from_numpy(x[member]), torch.from_numpy(y[member]), generator)
-    np.savez(folder / "data.npz", x=x, y=y, member=member)
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(net, (torch.from_numpy(x[:2]),), dynamic_shapes=({0: batch},))
-    torch.export.save(program, folder / "model.pt2")
-    torch.save(net.state_dict(), folder / "state.pt")
-    torch.save(net, folder / "pickled.pt")
+    torch.save(write_case(folder, network, *digits(400), RECIPE, POLICY), folder / "pickled.pt")
     source = "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64),"
     (folder / "digits_arch.py").write_text(source + " nn.ReLU(), nn.Linear(64, 10))\n")
-    (folder / "recipe.toml").write_text(RECIPE.to_toml())
     return folder
 
 
@@ -72,17 +58,11 @@ POLICY = "fpr = 0.05\nmax_tpr = 0.25\npatience = [1]\nreferences = 8\nuncounted 
 """Small enough to decide with a few hundred members."""
 
 
-def synthetic(path: Path, *, shift: float, examples: int = 1200, models: int = 9, levels: tuple[int, ...] = ()) -> Path:
-    """Signals of explanations that move members by `shift` standard deviations; with labels where levels are given."""
+def synthetic(path: Path, *, shift: float, examples: int = 1200) -> Path:
+    """Signals of explanations that move members by `shift` standard deviations."""
     rng = np.random.default_rng(0)
-    membership = rng.random((models, examples)) < 0.5
+    membership = rng.random((9, examples)) < 0.5
     values = {"l1": np.exp(rng.normal(size=membership.shape) - shift * membership)}
-    if levels:
-        values["label"] = (rng.random(membership.shape) < 0.5).astype(np.float64)
-    for level in levels:
-        if level > 1:
-            values[f"l1@{level}"] = np.exp(rng.normal(size=membership.shape) - shift * membership)
-            values[f"kept@{level}"] = np.clip(0.5 + 0.2 * rng.normal(size=membership.shape), 0, 1)
     Signals(membership, values, meta={"targets": [0]}).save(path)
     (path.parent / "small.toml").write_text(POLICY)
     return path
@@ -96,49 +76,19 @@ def synthetic(path: Path, *, shift: float, examples: int = 1200, models: int = 9
     (0.0, 1200, "certified", 0),
     (0.0, 60, "inconclusive", 3),
 ])  # fmt: skip
-def test_attack_prints_one_json_object_and_the_exit_code_is_the_verdict(
-    cli: Cli, tmp_path: Path, shift: float, examples: int, verdict: str, code: int
-) -> None:
+def test_attack_prints_one_json_object_and_the_exit_code_is_the_verdict(cli, tmp_path, shift, examples, verdict, code):
     path = synthetic(tmp_path / "signals.npz", shift=shift, examples=examples)
     got, out, err = cli("attack", path, "--json", "--policy", tmp_path / "small.toml")
     content = json.loads(out)
     assert (got, content["verdict"], err) == (code, verdict, "")
     assert content["sentence"].startswith({0: "Certified", 1: "Leak proven", 3: "Inconclusive"}[code])
     assert {a["attack"] for a in content["attacks"]} >= {"LikelihoodRatio"}
-    for attack in content["attacks"]:
-        assert 0 <= attack["auc"] <= 1
-        for rate in attack["tpr"]:
-            assert rate["realised_fpr"] <= rate["fpr"]
-            assert rate["low"] <= rate["tpr"] <= rate["high"]
-    for one in content["evidence"]:
-        assert 0 <= one["low"] <= one["high"] <= 1
-        assert one["judged"] is True  # there are no labels to compare with: the whole is judged
+    assert all(one["judged"] for one in content["evidence"])  # there are no labels to compare with
     (level,) = content["levels"]
     assert (level["patience"], level["labels"], level["added"]) == (1, None, None)
-    assert level["whole"]["low"] <= level["whole"]["high"]
 
 
-def test_at_every_level_labels_what_is_added_and_both_stand_side_by_side(cli: Cli, tmp_path: Path) -> None:
-    path = synthetic(tmp_path / "signals.npz", shift=3.0, levels=(1, 5))
-    (tmp_path / "small.toml").write_text(POLICY.replace("[1]", "[1, 5]"))
-    code, out, err = cli("attack", path, "--json", "--policy", tmp_path / "small.toml")
-    content = json.loads(out)
-    assert (code, content["claim"], err) == (1, "excess", "")
-    assert [line["patience"] for line in content["levels"]] == [1, 5]
-    for line in content["levels"]:
-        assert line["labels"]["tpr"] < 0.15  # these labels tell nothing
-        assert line["added"]["low"] > 0.2
-        assert line["added"]["low"] <= line["added"]["high"]
-        assert line["whole"]["low"] > line["labels"]["tpr"]
-    judged = {(e["attack"], e["role"], e["judged"]) for e in content["evidence"]}
-    assert ("Stacked", "explanation+label", True) in judged
-    assert ("LikelihoodRatio", "explanation", False) in judged
-    assert ("LabelPatience", "label", False) in judged
-
-
-def test_a_level_that_the_file_lacks_decides_nothing_unless_the_policy_names_a_weaker_attacker(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_level_that_the_file_lacks_decides_nothing_unless_the_policy_names_a_weaker_attacker(cli, tmp_path):
     path = synthetic(tmp_path / "signals.npz", shift=0.0)
     (tmp_path / "patient.toml").write_text(POLICY.replace("[1]", "[1, 200]"))
     code, out, _ = cli("attack", path, "--policy", tmp_path / "patient.toml")
@@ -147,18 +97,6 @@ def test_a_level_that_the_file_lacks_decides_nothing_unless_the_policy_names_a_w
     assert "patience = [1]" in text
     assert "200 times nothing judged" in text
     assert cli("attack", path, "--policy", tmp_path / "small.toml", "--quiet")[:2] == (0, "CERTIFIED\n")
-
-
-def test_the_tables_name_every_attack_by_level(cli: Cli, tmp_path: Path) -> None:
-    path = synthetic(tmp_path / "signals.npz", shift=3.0, levels=(1, 5))
-    (tmp_path / "small.toml").write_text(POLICY.replace("[1]", "[1, 5]"))
-    code, out, _ = cli("attack", path, "--policy", tmp_path / "small.toml")
-    text = " ".join(out.split())
-    assert code == 1
-    for said in ("Likelihood ratio", "Stacked", "asked once", "asked 5 times", "explanations add"):
-        assert said in text
-    assert "Leak proven: asking " in text
-    assert "blind baseline (the inputs are not in the signals" in text  # not run, and why
 
 
 def test_a_policy_file_is_read_and_options_go_before_it(cli: Cli, tmp_path: Path) -> None:
@@ -174,66 +112,8 @@ def test_a_policy_file_is_read_and_options_go_before_it(cli: Cli, tmp_path: Path
     code, out, _ = cli("attack", path, "--policy", tmp_path / "policy.toml", "--split", "selection", "--json")
     assert code == 3
     assert json.loads(out)["split"] == "selection"
-    (tmp_path / "release.toml").write_text('release = "everything"\n')
-    (tmp_path / "excess.toml").write_text('claim = "excess"\n')
-    for arguments, words in (
-        (("--policy", tmp_path / "none.toml"), "cannot read the policy"),
-        (("--attacks", ","), "separated by commas"),
-        (("--policy", tmp_path / "release.toml"), "release: expected one of"),
-        (("--policy", tmp_path / "excess.toml", "--max-tpr", 0.01), "max_excess"),
-    ):
-        code, _, error = cli("attack", path, *arguments)
-        assert (code, words in error) == (2, True), error
-
-
-def test_what_the_prediction_tells_is_judged_when_it_is_released(cli: Cli, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    member = rng.random((9, 1200)) < 0.5
-    values = {
-        "l1": np.exp(rng.normal(size=member.shape)),
-        "loss": np.exp(rng.normal(size=member.shape) - 3.0 * member),
-        "label": (rng.random(member.shape) < 0.5).astype(np.float64),
-    }
-    Signals(member, values, meta={"targets": [0]}).save(tmp_path / "signals.npz")
-    for name, more in (("whole", 'claim = "whole"\n'), ("excess", "")):
-        (tmp_path / f"{name}.toml").write_text(f'{POLICY}release = "explanation+prediction"\n{more}')
-    assert cli("attack", tmp_path / "signals.npz", "--policy", tmp_path / "whole.toml", "--json")[0] == 1
-    code, out, _ = cli("attack", tmp_path / "signals.npz", "--policy", tmp_path / "excess.toml", "--json")
-    content = json.loads(out)
-    assert code in (0, 3)  # no leak: the explanation adds nothing
-    assert {e["role"] for e in content["evidence"] if e["judged"]} == {"explanation+loss"}
-    assert "beyond predictions alone" in content["sentence"]
-
-
-@pytest.mark.parametrize(("leak", "level", "code"), [(2.0, (), 1), (0.0, (), 3), (0.0, (2,), 0)])
-def test_predictions_alone_are_enough_to_be_attacked(
-    cli: Cli, tmp_path: Path, leak: float, level: tuple[int, ...], code: int
-) -> None:
-    rng = np.random.default_rng(0)
-    member = rng.random((9, 800)) < 0.5
-    base, way = rng.normal(size=(2, 1, 800, 3))
-
-    def asked() -> np.ndarray:
-        scores = base + leak * member[..., None] * way + rng.normal(size=(9, 800, 3))
-        return np.exp(scores) / np.exp(scores).sum(2, keepdims=True)
-
-    values = {"prediction": asked()}
-    for many in level:
-        values[f"predictions@{many}"] = np.concatenate([asked() for _ in range(many)], axis=2)
-        values[f"prediction@{many}"] = values[f"predictions@{many}"].reshape(9, 800, many, 3).mean(2)
-    Signals(member, values, meta={"targets": [0]}).save(tmp_path / "predictions.npz")
-    (tmp_path / "policy.toml").write_text(f"{POLICY}patience = [1, 2]\n".replace("patience = [1]\n", ""))
-    found, out, _ = cli("attack", tmp_path / "predictions.npz", "--policy", tmp_path / "policy.toml", "--json")
-    content = json.loads(out)
-    assert found == code, content["sentence"]
-    assert (content["policy"]["release"], content["claim"]) == ("prediction", "whole")
-    assert {e["role"] for e in content["evidence"]} == {"loss"}
-    assert {e["attack"] for e in content["evidence"]} == {
-        "JointLikelihoodRatio", "PredictionPatience"
-    }  # fmt: skip
-    assert all(e["judged"] for e in content["evidence"])
-    told = cli("attack", tmp_path / "predictions.npz", "--policy", tmp_path / "policy.toml")[1]
-    assert "explanation" not in told.replace("predictions.npz", "").lower()
+    code, _, error = cli("attack", path, "--attacks", ",")
+    assert (code, "separated by commas" in error) == (2, True), error
 
 
 # --- audit ----------------------------------------------------------------------------------------------------------
@@ -296,28 +176,12 @@ def test_a_state_dict_with_its_architecture_and_an_unhardened_release(cli: Cli, 
     assert code in (1, 3)
 
 
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_numbers(cli: Cli, tmp_path: Path) -> None:
-    command = ("audit", "model.pt2", "--data", "data.npz", "--references", 4, "--explainer", "Saliency", "--json")
-    command = (*command, "--recipe", "recipe.toml")
-    first = json.loads(cli(*command, "--run-dir", tmp_path / "a", "--seed", 1)[1])
-    again = json.loads(cli(*command, "--run-dir", tmp_path / "b", "--seed", 1)[1])
-    other = json.loads(cli(*command, "--run-dir", tmp_path / "c", "--seed", 2)[1])
-    assert first["attacks"] == again["attacks"]
-    assert first["attacks"] != other["attacks"]
-
-
 BAD = {
     "a pickle": (["audit", "pickled.pt", "--data", "data.npz"], "--trust-pickle"),
     "a state dict without arch": (["audit", "state.pt", "--data", "data.npz"], "--arch"),
-    "no ReLU to guide": (["audit", "model.pt2", "--data", "data.npz", "--explainer", "GuidedBackprop",
-                          "--references", "0"], "ReLU"),
     "unknown explainer option": (["audit", "model.pt2", "--data", "data.npz", "--option", "steps=3",
                                   "--references", "0"], "steps"),
-    "broken hardening": (["audit", "model.pt2", "--data", "data.npz", "--hardening", '{"clip": 3}'], "clip"),
     "CUDA that is not there": (["audit", "model.pt2", "--data", "data.npz", "--device", "cuda:77"], "CUDA"),
-    "too few references": (["audit", "model.pt2", "--data", "data.npz", "--references", "1"], "at least 2"),
-    "policy below chance": (["audit", "model.pt2", "--data", "data.npz", "--max-tpr", "0.001"], "guessing"),
 }  # fmt: skip
 
 
@@ -340,11 +204,6 @@ def test_a_used_run_directory_needs_resume(cli: Cli, tmp_path: Path) -> None:
     assert "--resume" in err
 
 
-def test_bad_input_leaves_no_run_directory(cli: Cli, tmp_path: Path) -> None:
-    cli("audit", "nope.pt", "--data", "data.npz", "--run-dir", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table whose rows belong to persons and regions, a model of its other columns, and its recipe."""
@@ -357,17 +216,13 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "rows.csv").write_text("\n".join([",".join([*names, "person", "region", "label", "member"]), *lines]))
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
-    shapes = ({0: torch.export.Dim("batch")},)
-    example = (torch.zeros(2, 3),)
-    torch.export.save(torch.export.export(model, example, dynamic_shapes=shapes), folder / "model.pt2")
+    export(model, np.zeros((2, 3), np.float32), folder / "model.pt2")
     (folder / "recipe.toml").write_text("epochs = 2\n")
     (folder / "policy.toml").write_text('patience = [1, 2]\nfpr = 0.1\nmax_tpr = 0.3\nsuite = ["LikelihoodRatio"]\n')
     return folder
 
 
-def test_several_explainers_groups_and_slices_come_from_the_command_line(
-    cli: Cli, columns: Path, tmp_path: Path
-) -> None:
+def test_several_explainers_groups_and_slices_come_from_the_command_line(cli, columns, tmp_path):
     command = ("audit", columns / "model.pt2", "--data", columns / "rows.csv", "--recipe", columns / "recipe.toml")
     asked = ("--explainer", "IG,Saliency", "--option", "IG.n_steps=4", "--policy", columns / "policy.toml")
     beside = ("--group-column", "person", "--slice-by", "region", "--references", 4, "--hardening", "none")
@@ -402,7 +257,7 @@ def test_explainers_that_cannot_be_asked_together_are_refused(explainers: str, o
 def test_explainers_of_public_rows_are_refused_without_such_and_public_rows_without_these() -> None:
     with pytest.raises(ConfigurationError, match="ProtoDash is made from public rows: give --public FILE"):
         explainers_of("IG,ProtoDash", [])
-    with pytest.raises(ConfigurationError, match="leave it out"):
+    with pytest.raises(ConfigurationError, match="--public only works with Anchors"):
         explainers_of("IG", [], np.zeros((2, 3), dtype=np.float32))
 
 
@@ -434,57 +289,9 @@ def test_audit_and_tune_share_their_options_and_audit_has_at_most_32() -> None:
 # --- interruptions --------------------------------------------------------------------------------------------------
 
 
-def start(case: Path, run: Path, *extra: str) -> subprocess.Popen[str]:
-    """The audit with plain-loop training (augmentation), slow enough to be interrupted."""
-    slow = RECIPE.to_toml().replace('augmentation = "none"', 'augmentation = "flip"').replace("= 40", "= 60")
-    (case / "slow.toml").write_text(slow)
-    (case / "once.toml").write_text("patience = [1]\n")
-    command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "slow.toml", "--references", "6", "--quiet"]
-    command += ["--policy", "once.toml"]
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in background jobs
-    code = f"{heard}; from safexplain.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", code, *command, "--explainer", "Saliency", "--run-dir", str(run), *extra]
-    return subprocess.Popen(
-        arguments, cwd=case, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_audit_keeps_what_was_trained_and_says_how_to_resume(
-    case: Path, tmp_path: Path, sent: signal.Signals, code: int
-) -> None:
-    run = tmp_path / "run"
-    process = start(case, run, "--json")
-    deadline = time.monotonic() + 120
-    while not list(run.glob("models/*.pt")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(sent)
-    out, err = process.communicate(timeout=60)
-    kept = {path.name: path.stat().st_mtime_ns for path in run.glob("models/*.pt")}
-    assert process.returncode == code, err
-    assert err.count("\n") == 1
-    assert err.startswith(f"interrupted; finished models are kept in {run}. To continue: safexplain audit model.pt2 ")
-    assert 1 <= len(kept) < 6
-    said = json.loads(out)
-    assert (said["exit_code"], said["run_dir"], said["error"]) == (code, str(run), err.strip())
-
-    program, *arguments = shlex.split(said["resume"])
-    assert program == "safexplain"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    again = [sys.executable, "-m", "safexplain", *arguments]
-    done = subprocess.run(again, cwd=case, env=environment, capture_output=True, text=True, timeout=180)
-    assert done.returncode in (0, 1, 3), done.stderr
-    after = {path.name: path.stat().st_mtime_ns for path in run.glob("models/*.pt")}
-    assert len(after) == 6
-    assert kept.items() <= after.items()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [["demo"], ["canaries", "--preset", "logit-768"]], ids=lambda c: c[0])
-def test_every_long_command_that_is_terminated_says_so(tmp_path: Path, command: list[str]) -> None:
-    run = tmp_path / "run"
+def test_a_command_that_is_terminated_says_how_to_continue(tmp_path: Path) -> None:
+    command, run = ["canaries", "--preset", "logit-768"], tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "safexplain", *command, "--json", "--run-dir", str(run)],
@@ -501,45 +308,7 @@ def test_every_long_command_that_is_terminated_says_so(tmp_path: Path, command: 
     assert shlex.split(said["resume"]) == ["safexplain", *command, "--json", "--run-dir", str(run), "--resume"]
 
 
-@pytest.mark.slow
-def test_a_full_disk_is_one_line_and_keeps_what_was_stored(case: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));"
-    command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", "6", "--quiet"]
-    command += ["--policy", "once.toml"]
-    code = f"{limit} from safexplain.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, "-c", code, *command, "--explainer", "Saliency", "--run-dir", str(run)]
-    done = subprocess.run(arguments, cwd=case, env=environment, text=True, capture_output=True, timeout=180)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "cannot write" in done.stderr
-    assert len(list(run.glob("models/*.pt"))) == 6
-    assert not list(run.rglob("*.partial*"))
-
-
 # --- demo -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_small_demo_writes_all_files_and_says_its_verdict(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = Population.of(demo.digits().x[:599], demo.digits().y[:599])
-    monkeypatch.setattr(demo, "digits", lambda: few)
-    monkeypatch.setattr(demo, "REFERENCES", 6)
-    monkeypatch.setattr(demo, "POLICY", replace(demo.POLICY, patience=(1, 5)))
-    code, out, _ = cli("demo", "--run-dir", tmp_path / "demo", "--json")
-    content = json.loads(out)
-    native, hardened = (
-        max(a["auc"] for a in found["attacks"] if a["role"] == "explanation")
-        for found in (content["compared"]["native"], content)
-    )
-    assert native > hardened + 0.02
-    assert code == 0  # whatever it finds
-    assert content["verdict"] in EXIT_CODES
-    for name in ("report.html", "certificate.json", "signals.npz", "native-signals.npz"):
-        assert (tmp_path / "demo" / name).stat().st_size > 1000
 
 
 @pytest.mark.slow
@@ -554,9 +323,7 @@ def test_the_demo_shows_a_leak_and_takes_it_away(cli: Cli, tmp_path: Path, monke
         assert (tmp_path / "demo" / name).stat().st_size > 1000
 
 
-def test_the_demo_counts_its_uses_apart_from_other_audits_of_the_same_digits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_demo_counts_its_uses_apart_from_other_audits_of_the_same_digits(monkeypatch, tmp_path):
     counted: list[Path] = []
 
     def run_demo(cache: Path, **options: object) -> None:

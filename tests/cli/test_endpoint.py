@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import uvicorn
-from sklearn.datasets import load_digits
+from cases import digits, write_case
 from torch import nn
 
 from safexplain.audit import Recipe, Signals
-from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
 from safexplain.cli.run.question import ANSWERS
 from safexplain.errors import CertificateError
@@ -31,9 +27,6 @@ from safexplain.serve import Service, app
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
-ROOT = Path(__file__).parents[2]
-RECIPE = Recipe(lr=3e-3, epochs=20, batch_size=32)
-EXAMPLES = 120
 POLICY = 'fpr = 0.1\nmax_tpr = 0.6\npatience = [1, 3]\nreferences = 4\nsuite = ["Threshold", "LikelihoodRatio"]\n'
 PAYLOAD = '[request]\nheaders = { X-Client-Id = "auditor" }\n[asking]\nrate = 1000\nretries = 0\n'
 Cli = Callable[..., tuple[int, str, str]]
@@ -43,22 +36,11 @@ Cli = Callable[..., tuple[int, str, str]]
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a digits network, its architecture, data, recipe, policy, and payloads of two formats."""
     folder = tmp_path_factory.mktemp("case")
-    digits = load_digits()
-    x, y = (digits.data[:EXAMPLES] / 16).astype(np.float32), digits.target[:EXAMPLES]
-    member = np.random.default_rng(0).random(EXAMPLES) < 0.5
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    generator = torch.Generator().manual_seed(0)
-    net = train_one(RECIPE, net, torch.from_numpy(x[member]), torch.from_numpy(y[member]), generator)
-    batch = torch.export.Dim("batch")
-    torch.export.save(
-        torch.export.export(net, (torch.from_numpy(x[:2]),), dynamic_shapes=({0: batch},)), folder / "m.pt2"
-    )
-    np.savez(folder / "data.npz", x=x, y=y, member=member)
+    x, y = digits(120)
+    network = partial(nn.Sequential, nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    write_case(folder, network, x.reshape(120, 64), y, Recipe(lr=3e-3, epochs=20, batch_size=32), POLICY)
     source = "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Linear(64, 16),"
     (folder / "small_arch.py").write_text(f"{source} nn.ReLU(), nn.Linear(16, 10))\n")
-    (folder / "recipe.toml").write_text(RECIPE.to_toml())
-    (folder / "policy.toml").write_text(POLICY)
     for form in ("kserve-v1", "v2"):
         (folder / f"{form}.toml").write_text(f'format = "{form}"\n{PAYLOAD}')
     return folder
@@ -83,13 +65,9 @@ def running(application: Any) -> Iterator[str]:
 def served(case: Path) -> Iterator[SimpleNamespace]:
     """This package's own service, with a limit for each client that an audit needs; and how often it was asked."""
     made = Service.load(
-        case / "m.pt2",
-        None,
-        uncertified=True,
-        explainer="Saliency",
-        hardening=Hardening.recommended(),
+        case / "model.pt2", None, uncertified=True, explainer="Saliency", hardening=Hardening.recommended(),
         limits={"questions": 10**6, "looks": 10**6},
-    )
+    )  # fmt: skip
     asked: list[str] = []
     inner = app(made)
 
@@ -141,7 +119,7 @@ def test_our_own_service_is_audited_by_both_protocols_and_gets_the_verdict_of_it
     one, another = (Signals.load(folder / "signals.npz") for folder in (finished, tmp_path / "run"))
     for name, values in one.values.items():
         np.testing.assert_array_equal(values, another.values[name], err_msg=name)
-    other = cli("audit", "m.pt2", *command(served.url)[5:], "--run-dir", tmp_path / "model", "--json")
+    other = cli("audit", "model.pt2", *command(served.url)[5:], "--run-dir", tmp_path / "model", "--json")
     of_model = json.loads(other[1])
     assert of_model["verdict"] == content["verdict"]
     shared = aucs(of_model).keys() & aucs(content).keys()
@@ -151,9 +129,7 @@ def test_our_own_service_is_audited_by_both_protocols_and_gets_the_verdict_of_it
     )
 
 
-def test_a_certificate_of_an_endpoint_says_so_and_is_taken_for_no_model(
-    cli: Cli, served: SimpleNamespace, finished: Path, case: Path
-) -> None:
+def test_a_certificate_of_an_endpoint_says_so_and_is_taken_for_no_model(cli, served, finished, case):
     path = finished / "certificate.json"
     code, out, err = cli("verify", path, "--any-verdict")
     said = " ".join(out.split())
@@ -162,54 +138,21 @@ def test_a_certificate_of_an_endpoint_says_so_and_is_taken_for_no_model(
     assert "model not seen: this certificate can neither check a model file nor load an explainer" in said
     assert "the answers of the endpoint; explainer and hardening are those declared for it" in said
     assert json.loads(cli("verify", path, "--any-verdict", "--json")[1])["endpoint"].startswith(served.url)
-    code, out, err = cli("verify", path, "--any-verdict", "--model", "m.pt2")
+    code, out, err = cli("verify", path, "--any-verdict", "--model", "model.pt2")
     assert (code, out) == (1, "")
     assert "whose model was not seen, so it cannot be about this model" in err
     with pytest.raises(CertificateError, match="whose model was not seen"):
-        Service.load(case / "m.pt2", path, uncertified=True)
+        Service.load(case / "model.pt2", path, uncertified=True)
 
 
-@pytest.mark.slow
-def test_killed_in_the_middle_it_goes_on_and_asks_nothing_twice(
-    cli: Cli, served: SimpleNamespace, case: Path, tmp_path: Path
-) -> None:
-    run, slow = tmp_path / "run", tmp_path / "slow.toml"
-    slow.write_text((case / "v2.toml").read_text().replace("rate = 1000", "rate = 8\nbatch = 16"))
-    arguments = [*command(served.url, "v2.toml"), "--run-dir", str(run), "--quiet"]
-    arguments[arguments.index("v2.toml")] = str(slow)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    served.asked.clear()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from safexplain.cli import main; main()", *arguments],
-        cwd=case,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while len(served.asked) < 3:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()  # SIGKILL: nothing is tidied up
-    process.wait()
-    slow.write_text((case / "v2.toml").read_text().replace("rate = 1000", "rate = 1000\nbatch = 16"))
-    code, out, err = cli(*arguments, "--resume")
-    assert (code, out.strip(), err) == (3, "INCONCLUSIVE", "")
-    each = 4 * -(-EXAMPLES // 16)
-    assert each + 1 <= len(served.asked) <= each + 2  # one request may have been under way
-
-
-def test_without_an_architecture_a_perceptron_stands_for_it_and_a_note_says_so(
-    cli: Cli, served: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_without_an_architecture_a_perceptron_stands_for_it_and_a_note_says_so(cli, served, tmp_path):
     arguments = [a for a in command(served.url) if a not in ("--arch", "small_arch:build")]
     code, out, _ = cli(*arguments, "--run-dir", tmp_path / "run", "--json")
     assert code in (0, 1, 3)
     assert any("No --arch: the reference models are perceptrons with 256" in note for note in json.loads(out)["notes"])
 
 
-def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
-    cli: Cli, served: SimpleNamespace, case: Path, tmp_path: Path
-) -> None:
+def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(cli, served, case, tmp_path):
     run = tmp_path / "run"
     code, _, err = cli(*command("http://127.0.0.1:9"), "--run-dir", run)
     said = " ".join(err.split())
@@ -233,17 +176,13 @@ def test_what_is_asked_is_said_before_it_begins_and_an_error_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda a: ["audit", "m.pt2", *a[1:]], "got both (m.pt2 and --endpoint)"),
+        (lambda a: ["audit", "model.pt2", *a[1:]], "got both (the file is model.pt2)"),
         (lambda a: ["audit", *a[5:]], "expected a MODEL file (or, for audit, --endpoint URL), got neither"),
         (lambda a: [*a, "--pretraining-pool", "data.npz"], "--pretraining-pool only works with a network"),
         (lambda a: [*a, "--format", "kserve"], "json, kserve-v1, v2 or an existing TOML file"),
-        (lambda a: [*a, "--endpoint", "localhost/x"], "expected the URL of a service"),
-        (lambda a: [*a, "--explainer", "IG,Saliency"], "pass one explainer"),
     ],
 )
-def test_what_does_not_go_together_is_said(
-    cli: Cli, tmp_path: Path, change: Callable[[list[str]], list[str]], said: str
-) -> None:
+def test_what_does_not_go_together_is_said(cli, tmp_path, change, said):
     code, out, err = cli(*change(command("http://127.0.0.1:9")), "--run-dir", tmp_path / "run")
     assert (code, out) == (2, "")
     assert said in err

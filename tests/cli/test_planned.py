@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +10,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
+from cases import write_case
 from torch import nn
 
 from safexplain.audit import AuditOptions, Policy, Recipe
 from safexplain.audit.planning import Plan, Stage
 from safexplain.audit.planning.plan import Rates
-from safexplain.audit.references.training import train_one
 from safexplain.cli.run import preview
 from safexplain.cli.run.preview import FEWEST, quick_changes
 
@@ -44,17 +38,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planned")
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(ROWS, 12)).astype(np.float32), rng.integers(0, 3, ROWS)
-    member = rng.random(ROWS) < 0.5
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    net = train_one(RECIPE, network(), torch.from_numpy(x[member]), torch.from_numpy(y[member]), generator)
-    np.savez(folder / "data.npz", x=x, y=y, member=member)
-    torch.save(net.state_dict(), folder / "state.pt")
+    suite = '["Threshold", "LikelihoodRatio", "Stacked"]'
+    policy = f"fpr = 0.1\nmax_tpr = 0.2\npatience = [1, 20]\nsuite = {suite}\n"
+    write_case(folder, network, x, y, RECIPE, policy)
     source = "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(),"
     (folder / "plan_arch.py").write_text(source + " nn.Linear(32, 3))\n")
-    (folder / "recipe.toml").write_text(RECIPE.to_toml())
-    suite = '["Threshold", "LikelihoodRatio", "Stacked"]'
-    (folder / "policy.toml").write_text(f"fpr = 0.1\nmax_tpr = 0.2\npatience = [1, 20]\nsuite = {suite}\n")
     return folder
 
 
@@ -81,27 +69,6 @@ def test_a_plan_writes_nothing_and_is_an_object_or_a_table_of_stages(cli: Cli, c
     assert files(case) == before
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [("1", "expected 0 or at least 2"), ("8,4", "increasing ones such as"), ("many", "a number such as 16")],
-)
-def test_errors_while_planning_are_one_line(cli: Cli, given: str, said: str) -> None:
-    code, out, err = cli(*ASKED, "--references", given, "--plan")
-    assert (code, out) == (2, "")
-    assert said in err
-
-
-def test_an_interrupted_plan_has_nothing_to_take_up(cli: Cli, case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("safexplain.audit.planning.plan.planned", interrupted)
-    before = files(case)
-    code, out, err = cli(*ASKED, "--plan")
-    assert (code, out, err) == (130, "", "interrupted\n")
-    assert files(case) == before
-
-
 def with_files(data: str = "data.npz", recipe: str = "recipe.toml") -> tuple[str, ...]:
     """The audit with other data, or another recipe."""
     return ("audit", "state.pt", "--arch", "plan_arch:build", "--data", data, "--recipe", recipe, *ASKED[8:])
@@ -119,25 +86,6 @@ def test_an_audit_says_first_what_it_will_do_and_how_long_that_takes(cli: Cli, c
     assert (case / "whole" / "certificate.json").exists()
 
 
-@pytest.mark.slow
-def test_a_screen_says_whether_a_leak_is_likely_and_ends_with_the_command_of_the_audit(case: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "safexplain", *ASKED, "--quick", "--run-dir", "quick"],
-        cwd=case, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    code, out, err = done.returncode, done.stdout, done.stderr
-    assert (code, "examples scored" in err) == (3, False)
-    likely = r"A leak is likely: \d+ to \d+ % of members found at 10 % false positives, from the "
-    unseen = r"No leak seen by a weak attack, which finds \d+ to \d+ % of members at 10 % false positives"
-    assert re.match(f"{likely}|{unseen}", out)  # how many examples there is time for depends on the machine
-    assert "proves nothing" in out
-    command = shlex.join(["python", "-m", "safexplain", *ASKED, "--run-dir", "quick", "--resume"])
-    assert out.splitlines()[-1] == command
-    assert "certificate.json" not in {path.name for path in (case / "quick").iterdir()}
-    assert "Quick look." in (case / "quick" / "report.html").read_text()
-    assert not Path(os.environ["SAFEXPLAIN_USES"]).exists()  # it is no use of these examples
-
-
 def test_a_screen_of_a_model_that_saw_nobody_sees_nothing(cli: Cli, case: Path) -> None:
     with np.load(case / "data.npz") as data:
         x, y = np.random.default_rng(5).normal(size=data["x"].shape), data["y"]
@@ -148,6 +96,8 @@ def test_a_screen_of_a_model_that_saw_nobody_sees_nothing(cli: Cli, case: Path) 
     assert (code, found["quick"], found["likely"], found["references"]) == (3, True, False, 2)
     assert found["sentence"].startswith("No leak seen by a weak attack, which finds ")
     assert {one["what"] for one in found["seen"]} > {"the label alone", "the native explanation"}
+    words = ["/bin/safexplain", "audit", "--quick", "--run-dir", "a b"]
+    assert preview.full_command(words) == "safexplain audit --run-dir 'a b' --resume"
 
 
 def test_a_screen_takes_references_only_where_training_them_is_short() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cases import export
 from torch import nn
 
 from safexplain.audit import Recipe
@@ -87,9 +87,7 @@ def read_recipe(
 
 
 def exported(model: nn.Module, path: Path, *shape: int) -> Path:
-    dynamic, file = ({0: torch.export.Dim("batch")},), io.BytesIO()
-    torch.export.save(torch.export.export(model.eval(), (torch.randn(4, *shape),), dynamic_shapes=dynamic), file)
-    path.write_bytes(file.getvalue())
+    export(model, np.ones((4, *shape), np.float32), path)
     return path
 
 
@@ -157,7 +155,7 @@ def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here: Path) -
         ('function = "nowhere:train"', "No module named 'nowhere'"),
         ('function = "train"', 'expected "package.module:function"'),
         ('function = "recipe_training:two"', r"three arguments, train\(x, y, generator\)"),
-        ("function = 3", "function: expected a text"),
+        ("function = 3", "function: expected text"),
         ('function = "recipe_training:train"\nepochs = 3', "leave out epochs"),
     ],
 )

@@ -72,16 +72,7 @@ def serving(folder: Path, *options: str):
 @pytest.mark.slow
 def test_a_model_and_its_certificate_are_served_until_the_budget_is_spent(folder, tmp_path):
     url = f"sqlite:///{tmp_path}/ledger.db"
-    options = (
-        "--ledger",
-        url,
-        "--questions",
-        "20",
-        "--public-data",
-        "public.npz",
-        "--audit-log",
-        str(tmp_path / "asked"),
-    )
+    options = ("--ledger", url, "--questions", "20", "--public-data", "public.npz", "--audit-log", f"{tmp_path}/asked")
     with serving(folder, *options) as (address, _, log), httpx.Client(base_url=address) as client:
         mine = {"X-Client-Id": "clinic-7"}
         answer = client.post(EXPLAIN, json={"instances": ROWS[:20]}, headers=mine)
@@ -96,30 +87,6 @@ def test_a_model_and_its_certificate_are_served_until_the_budget_is_spent(folder
         assert asked.counts() == {"clinic-7": 20}
     lines = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
     assert [line["status"] for line in lines] == [200, 429]
-
-
-@pytest.mark.slow
-def test_near_duplicates_are_turned_away_where_the_certificate_judged_one_query_an_input(folder, tmp_path):
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    options = ("--ledger", url, "--public-data", "public.npz")
-    with serving(folder, *options) as (address, _, _), httpx.Client(base_url=address) as client:
-        draw = np.random.default_rng(0)
-        near = [(np.array(ROWS[0]) * (1 + 1e-3 * draw.standard_normal(64))).tolist() for _ in range(5)]
-        answers = [client.post(EXPLAIN, json={"instances": [row]}) for row in near]
-        assert [answer.status_code for answer in answers] == [200, 429, 429, 429, 429]
-        assert answers[1].json()["renews"] is None
-        assert client.post(EXPLAIN, json={"instances": [ROWS[7]]}).status_code == 200
-
-
-@pytest.mark.slow
-def test_several_workers_share_one_budget(folder, tmp_path):
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    with serving(folder, "--ledger", url, "--questions", "30", "--workers", "2") as (address, _, _):
-        statuses = []
-        for row in ROWS[:40]:  # a connection each, so that both workers are asked
-            statuses.append(httpx.post(address + EXPLAIN, json={"instances": [row]}).status_code)
-        assert statuses == [200] * 30 + [429] * 10
-        assert 'status="429"' in httpx.get(address + "/metrics").text
 
 
 def refused(capfd, folder, *options: object) -> str:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
@@ -18,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from cases import digits, write_case
 from torch import nn
 
 from safexplain import HardenedIG, Hardening
 from safexplain.audit import Recipe
-from safexplain.audit.references.training import train_one
 from safexplain.cli import _run
 from safexplain.cli.run import tune
 from safexplain.loading.models.load import load_model
@@ -32,8 +27,6 @@ from safexplain.verdict.evidence import EXIT_CODES
 
 pytest.importorskip("optuna")
 
-ROOT = Path(__file__).parents[2]
-RECIPE = Recipe(lr=3e-3, epochs=30, batch_size=32)
 COMMAND = ("tune", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--policy", "policy.toml",
            "--explainer", "InputXGradient", "--references", 6)  # fmt: skip
 """With a policy under which attacks are few and quick."""
@@ -41,24 +34,18 @@ COMMAND = ("tune", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml",
 Cli = Callable[..., tuple[int, str, str]]
 
 
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an overfitted digits network, its data and recipe, and public digits."""
     folder = tmp_path_factory.mktemp("case")
-    digits = load_digits()
-    x, y = (digits.images[:, None] / 16).astype(np.float32), digits.target
-    member = np.random.default_rng(0).random(300) < 0.5
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    own, labels = torch.from_numpy(x[:300][member]), torch.from_numpy(y[:300][member])
-    net = train_one(RECIPE, net, own, labels, torch.Generator().manual_seed(0))
-    np.savez(folder / "data.npz", x=x[:300], y=y[:300], member=member)
-    np.savez(folder / "public.npz", x=x[300:500], y=y[300:500])
-    shapes = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(net, (torch.from_numpy(x[:2]),), dynamic_shapes=shapes)
-    torch.export.save(program, folder / "model.pt2")
-    (folder / "recipe.toml").write_text(RECIPE.to_toml())
-    (folder / "policy.toml").write_text('patience = [1]\nsuite = ["Threshold", "LikelihoodRatio", "Stacked"]\n')
+    x, y = digits(500)
+    policy = 'patience = [1]\nsuite = ["Threshold", "LikelihoodRatio", "Stacked"]\n'
+    write_case(folder, network, x[:300], y[:300], Recipe(lr=3e-3, epochs=30, batch_size=32), policy)
+    np.savez(folder / "public.npz", x=x[300:], y=y[300:])
     return folder
 
 
@@ -76,9 +63,7 @@ def searched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int,
     return code, json.loads(printed.getvalue()), run
 
 
-def test_one_json_object_is_printed_and_the_exit_code_is_the_confirmations(
-    searched: tuple[int, dict[str, Any], Path],
-) -> None:
+def test_one_json_object_is_printed_and_the_exit_code_is_the_confirmations(searched):
     code, content, run = searched
     assert {"front", "chosen", "confirmed", "trials"} <= content.keys()
     assert content["trials"] == 12
@@ -108,9 +93,7 @@ def test_the_files_of_a_search_are_in_the_run_directory(searched: tuple[int, dic
         assert f'alt="{name} explanation: predicted ' in page  # the same examples under each
 
 
-def test_hardening_json_goes_to_audit_and_to_a_hardened_explainer(
-    searched: tuple[int, dict[str, Any], Path], cli: Cli, tmp_path: Path
-) -> None:
+def test_hardening_json_goes_to_audit_and_to_a_hardened_explainer(searched, cli, tmp_path):
     _, content, run = searched
     chosen = Hardening.from_json((run / "hardening.json").read_text())
     assert chosen.to_dict() == content["chosen"]["hardening"]
@@ -125,9 +108,7 @@ def test_hardening_json_goes_to_audit_and_to_a_hardened_explainer(
     assert audited["hardening"] == content["chosen"]["hardening"]
 
 
-def test_a_finished_search_is_taken_up_without_another_trial(
-    searched: tuple[int, dict[str, Any], Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_search_is_taken_up_without_another_trial(searched, cli, monkeypatch):
     code, content, run = searched
     models = {path: path.stat().st_mtime_ns for path in run.glob("models/*.pt")}
     assert models
@@ -146,8 +127,6 @@ def test_a_finished_search_is_taken_up_without_another_trial(
 
 BAD = {
     "no trials": ((*COMMAND, "--trials", 0), "trials"),
-    "too few references": ((*COMMAND[:-1], 2), "at least 4"),
-    "resume of nothing": ((*COMMAND, "--resume"), "--run-dir"),
     "public data that is not public": ((*COMMAND, "--public", "data.npz"), "300 of 300"),
     "an option of audit": ((*COMMAND, "--hardening", "none"), "hardening"),
 }
@@ -156,8 +135,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, name: str, tmp_path: Path) -> None:
     arguments, said = BAD[name]
-    more = () if "--resume" in arguments else ("--run-dir", tmp_path / "run")
-    code, out, error = cli(*arguments, *more)
+    code, out, error = cli(*arguments, "--run-dir", tmp_path / "run")
     lines = [line for line in error.splitlines() if line.strip() and "left" not in line]
     assert (code, out) == (2, "")
     assert len(lines) == 1, error
@@ -173,9 +151,7 @@ def test_without_optuna_it_is_said_how_to_install_it(cli: Cli, monkeypatch: pyte
     assert error.count("\n") == 1
 
 
-def test_an_interrupted_search_shows_what_it_found_and_says_how_to_go_on(
-    searched: tuple[int, dict[str, Any], Path], cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_interrupted_search_shows_what_it_found_and_says_how_to_go_on(searched, cli, monkeypatch, tmp_path):
     _, content, _ = searched
     front = tuple(Point.from_dict(point) for point in content["front"])
     plain = {f.name: content[f.name] for f in fields(Study)}
@@ -198,33 +174,3 @@ def test_an_interrupted_search_shows_what_it_found_and_says_how_to_go_on(
             assert out if style != "--quiet" else "INCONCLUSIVE" in out
         assert (run / "front.html").is_file()
         assert not (run / "certificate.json").exists()
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_trials_and_resume_goes_on(case: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SAFEXPLAIN_USES": str(tmp_path / "uses.sqlite")}
-
-    def start(*more: str) -> subprocess.Popen[str]:
-        arguments = [*map(str, COMMAND), "--trials", "40", "--run-dir", str(run), "--quiet", *more]
-        code = f"{heard}; from safexplain.cli import main; main()"
-        return subprocess.Popen(
-            [sys.executable, "-c", code, *arguments], cwd=case, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    process = start()
-    deadline = time.monotonic() + 240
-    while not list(run.glob("study*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=240)
-    assert process.returncode == 130, error
-    assert "--resume" in error
-    assert "Traceback" not in error
-    process = start("--resume")
-    _, error = process.communicate(timeout=400)
-    assert process.returncode in (0, 1, 3), error
-    assert json.loads((run / "front.json").read_text())["trials"] == 40

@@ -26,12 +26,7 @@ from safexplain.verdict.evidence import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "audit" / "README.md",
-    *sorted(DOCS.glob("*.md")),
-    *sorted(DOCS.glob("evidence/*.md")),
-]
+PAGES = [ROOT / "README.md", ROOT / "audit/README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("evidence/*.md"))]
 INCLUDED = "--8<--"
 HEAVY = {"canaries", "differential-privacy", "libraries", "own-model", "recourse", "scale", "text"}
 """Pages whose blocks train models, or import large libraries, for seconds."""
@@ -84,12 +79,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in HEAVY else [])
-        for page in PAGES
-        if blocks(page)
-    ],
+    "page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in HEAVY)) for p in PAGES if blocks(p)]
 )
 def test_the_python_blocks_of_a_page_run_and_print_what_stands_below_them(page: Path, elsewhere: Path) -> None:
     for needed in re.findall(NEEDS, page.read_text(), re.MULTILINE):
@@ -102,9 +92,7 @@ def test_the_python_blocks_of_a_page_run_and_print_what_stands_below_them(page: 
         with contextlib.redirect_stdout(printed):
             exec(code, namespace)
         where = f"{page.name}, line {block.line}"
-        assert bool(printed.getvalue()) == (block.output is not None), (
-            f"{where}: output and text block do not go together"
-        )
+        assert bool(printed.getvalue()) == (block.output is not None), where
         assert block.output is None or alike(printed.getvalue(), block.output), f"{where} printed\n{printed.getvalue()}"
 
 
@@ -120,23 +108,10 @@ def test_the_commands_of_your_own_model_end_in_a_verdict(elsewhere: Path) -> Non
     assert len(commands) == 3
     for k, command in enumerate(commands):
         small = ["--references", "2", "--scored", "200", "--policy", "policy.toml", "--run-dir", f"run-{k}", "--json"]
-        ran = subprocess.run(
-            [sys.executable, "-m", "safexplain", "audit", *command.split(), *small],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        line = [sys.executable, "-m", "safexplain", "audit", *command.split(), *small]
+        ran = subprocess.run(line, capture_output=True, text=True, check=False)
         assert ran.returncode == 3, ran.stderr  # an incomplete suite decides nothing
         assert json.loads(ran.stdout)["verdict"] == "inconclusive"
-
-
-def test_outputs_are_compared_by_words_and_roughly_by_numbers() -> None:
-    assert alike("AUC 0.70 True\n", "AUC  0.71 True")
-    assert not alike("AUC 0.70 True", "AUC 0.70 False")
-    assert not alike("AUC 0.70", "AUC 0.80")
-    assert not alike("(5, 64)", "(5, 64, 1)")
-    assert alike("0.743 ± 0.043, 7", "0.668 ± 0.046, 7")
-    assert not alike("0.843 ± 0.043, 7", "0.668 ± 0.046, 7")
 
 
 def test_links_and_included_files_exist() -> None:
@@ -216,9 +191,8 @@ def test_the_table_of_concepts_holds_the_measured_figures() -> None:
     label = rows.pop("label")
     for name, row in rows.items():
         aucs = " | ".join(f"{row[signal][0]:.3f}" for signal in ("l1", "variance", "attributions"))
-        assert re.search(
-            rf"^\| {re.escape(name)}[^|]*\| {re.escape(aucs)} \| {row['top_overlap']:.3f} \|", text, re.M
-        ), name
+        shown = rf"^\| {re.escape(name)}[^|]*\| {re.escape(aucs)} \| {row['top_overlap']:.3f} \|"
+        assert re.search(shown, text, re.M), name
     assert f"| the label alone, no explanation | | | {label:.3f} | |" in text
     for found in numbers["norms"].values():
         assert f"{found['auc']:.3f}" in text

@@ -19,12 +19,10 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from safexplain.audit import Recipe, Signals
-from safexplain.cli import _run
 from safexplain.loading.data.load import load_data
 from safexplain.loading.models.load import load_model
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def run(name: str, folder: Path, *arguments: str) -> str:
@@ -47,19 +45,6 @@ def ask(port: int, x: object, customer: str = "ann") -> tuple[int, dict[str, obj
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.loads(error.read())
-
-
-def test_there_is_a_test_for_every_example() -> None:
-    text = Path(__file__).read_text()
-    assert EXAMPLES
-    named = ('run("{}"', '"examples" / "{}.py"')
-    assert [path.stem for path in EXAMPLES if not any(n.format(path.stem) in text for n in named)] == []
-
-
-def test_an_example_has_at_most_60_lines_unless_it_declares_a_whole_application_form() -> None:
-    lines = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES}
-    assert lines.pop("credit_recourse") <= 150
-    assert max(lines.values()) <= 60, lines
 
 
 @pytest.mark.slow
@@ -146,21 +131,6 @@ def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_private_model_gets_its_verdict_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run("dp_fine_tune", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    command = "audit model.pt2 --data data.npz --recipe recipe.toml --privacy privacy.json --run-dir run --quiet"
-    assert _run([*command.split(), "--explainer", "InputXGradient", "--references", "4"]) in (0, 3)
-    notes = " ".join(json.loads((tmp_path / "run" / "certificate.json").read_text())["predicate"]["notes"])
-    assert "trained with differential privacy, as the target was: noise multiplier" in notes
-    capfd.readouterr()
-    assert _run(["verify", "run/certificate.json", "--model", "model.pt2", "--any-verdict"]) == 0
-    assert "as stated: epsilon" in capfd.readouterr().out
-
-
-@pytest.mark.slow
 def test_a_loop_of_ones_own_is_stated_under_both_adjacencies_and_checked(tmp_path: Path) -> None:
     printed = run("dp_own_loop", tmp_path)
     assert "epsilon 4.197 (one record added or removed), 8.000 (one record substituted)" in printed
@@ -198,31 +168,17 @@ def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_co
 
 
 @pytest.mark.parametrize(
-    ("body", "length", "said"),
-    [
-        (b"[" * 200_000, None, "recursion"),
-        (b'{"x": [1]}', 9_999, "timed out"),
-        (b'{"x": [1]}', -1, "Expecting value"),
-        (b'{"y": [1]}', None, 'expected {"x": {name: number}} with the 10 features'),
-    ],
-    ids=["nested", "short", "negative", "no x"],
+    ("body", "said"), [(b"[" * 200_000, "recursion"), (b'{"y": [1]}', "{name: number}} with the 10 features")]
 )
-def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body: bytes, length: int | None, said: str) -> None:
+def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body, said):
     handler = runpy.run_path(str(ROOT / "examples" / "recourse_service.py"))["Handler"]
     assert 0 < handler.timeout <= 60
-    if said == "timed out":
-        handler.timeout = 0.3
     ours, theirs = socket.socketpair()
     serving = threading.Thread(target=handler, args=(theirs, ("127.0.0.1", 0), None))
     with ours, theirs:
         ours.settimeout(30)
-        if said != "timed out":
-            serving.start()  # it reads while we send
-        ours.sendall(
-            b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length) + body
-        )
-        if said == "timed out":
-            serving.start()  # all that comes is there
+        serving.start()
+        ours.sendall(b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         reply = ours.recv(10_000)
         while b"}" not in reply:
             reply += ours.recv(10_000)

@@ -164,10 +164,3 @@ def test_committed_results_say_where_the_defaults_fall_short():
         }
     assert dp_defaults.missed(found["results"]) == []
     assert default_tables.accuracy(found).count("\n") == 10
-
-
-@pytest.mark.slow
-@needs("adult.npz")
-def test_the_suite_resumes(tmp_path):
-    first, second = twice("audit.suites.dp_defaults", tmp_path, "--task", "adult")
-    assert first["results"]["adult"]["summary"] == second["results"]["adult"]["summary"]

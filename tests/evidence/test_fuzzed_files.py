@@ -27,12 +27,6 @@ def test_no_variant_that_keeps_the_leak_is_certified_at_first_sight():
     assert found["then"] != "certified", found["changes"]
 
 
-@pytest.mark.slow
-def test_a_harmless_variant_of_a_clean_file_gets_its_verdict():
-    found = suite.harmless(0)
-    assert (found["first"], found["fresh"], found["again"]) == ("certified",) * 3, found["changes"]
-
-
 def test_a_reference_that_is_there_twice_does_not_hide_a_leak():
     """Stacking failed on it, and what its parts found was "not judged"."""
     leak = suite.leaking("whole map", suite.np.random.default_rng(0))

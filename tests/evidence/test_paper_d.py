@@ -59,14 +59,6 @@ def test_reshuffled_rates_are_those_that_the_library_reads():
         assert row.tolist() == pytest.approx(slow)
 
 
-def test_the_best_of_many_is_far_above_what_it_shows_on_fresh_examples():
-    rates = paper_d.chance_rates(1500, (4000, 20), np.random.default_rng(5))
-    found = paper_d.selection(rates)
-    assert found["best"] == pytest.approx(0.0046, abs=2e-4)
-    assert found["best, 97.5 %"] == pytest.approx(0.008, abs=1e-3)
-    assert found["fresh"] == pytest.approx(2 / 1501, rel=0.1)
-
-
 @pytest.mark.slow
 @needs("cifar10.npz")
 def test_the_evaluation_runs_and_resumes(tmp_path):

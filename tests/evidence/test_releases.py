@@ -125,9 +125,7 @@ def test_the_committed_verdicts_follow_from_the_committed_figures():
         for name, row in cell["releases"].items():
             said = again[f"{task} {explainer}"][name]
             assert row["judged"]["passes"] == said["passes"], (task, explainer, name)
-        assert not any(at["upper"] > 0.02 for at in [cell["releases"]["random map"]["judged"]["auc"]]), (
-            "attacks find something in random maps"
-        )
+        assert cell["releases"]["random map"]["judged"]["auc"]["upper"] <= 0.02, "attacks find something in random maps"
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from evidence import ROOT
 
 from audit.pages import pages, tables
@@ -43,11 +42,6 @@ def test_every_figure_of_a_table_follows_its_result(tmp_path):
     page = next(p for p in pages.PAGES if p.name == "dp_attacks")
     assert "| 0.123 |" in pages.page(page, tmp_path)
     assert "There is no result yet" in pages.page(page, tmp_path / "empty")
-
-
-def test_a_missing_place_of_the_index_is_an_error():
-    with pytest.raises(ValueError, match="suites"):
-        pages.index("no place for anything")
 
 
 def test_every_committed_result_has_a_cell_a_line():

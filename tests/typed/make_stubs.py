@@ -2,10 +2,9 @@
 
     make stubs
 
-A hardened class takes its signatures from the native one, which only exist once a program runs. A type checker runs
-nothing, so they are written down here: for each row of the catalog the native parameters, in their order and with their
-types, without what hardening refuses. They are not in git: `make stubs` writes them into the package, as every build of
-a wheel (`make dist`) or of the site does first. All optional libraries must be installed.
+A hardened class takes its signatures from the native one, which only exist once a program runs; a type checker runs
+nothing. The stubs are not in git: every build of a wheel or of the site writes them first. All optional libraries must
+be installed.
 """
 
 from __future__ import annotations
@@ -176,6 +175,16 @@ def doc_of(kind: type) -> str:
 
 # --- Captum ----------------------------------------------------------------------------------------------------------
 
+OF_CAPTUM = (
+    "import captum.attr",
+    "from typing import Any, Literal, TypeVar",
+    "from collections.abc import Callable, Sequence, Mapping",
+    "from torch import Tensor, nn",
+    "from safexplain.explain.hardened import Hardened",
+)
+OWN_OF_CAPTUM = ("GradCAM", "GradCAMPlusPlus", "TokenIG")
+TENSORS = f'{ONE_OR_MANY} = TypeVar("{ONE_OR_MANY}", Tensor, tuple[Tensor, ...])'
+
 
 def of_captum(name: str) -> tuple[str, str]:
     """(text of the class, of row `name`; its name in the stub)."""
@@ -197,30 +206,16 @@ def of_captum(name: str) -> tuple[str, str]:
     made = [parameter(p) for p in given(inspect.signature(row.native.__init__))]
     if row.nt_type:
         made = ["attribution_method: captum.attr.Attribution | Callable[..., Any]"]  # a model stands for its gradient
-    lines = [
-        f"class {public}(Hardened, {base}):",
-        doc_of(kind),
-        method("__init__", with_hardening(made, HARDENING), "None"),
-        method("attribute", asked, result),
-    ]
-    return "\n".join(lines), public
+    init, attribute = method("__init__", with_hardening(made, HARDENING), "None"), method("attribute", asked, result)
+    return "\n".join([f"class {public}(Hardened, {base}):", doc_of(kind), init, attribute]), public
 
 
 def captum_stub() -> str:
     """Of `safexplain.captum`."""
     names = [row.name for row in CATALOG.values() if row.library == "captum" and not row.nt_type]
     classes = dict(sorted((public, text) for text, public in map(of_captum, names)))
-    head = [
-        "import captum.attr",
-        "from typing import Any, Literal, TypeVar",
-        "from collections.abc import Callable, Sequence, Mapping",
-        "from torch import Tensor, nn",
-        "from safexplain.explain.hardened import Hardened",
-        "from safexplain.hardening.hardening import Hardening",
-        f'{ONE_OR_MANY} = TypeVar("{ONE_OR_MANY}", Tensor, tuple[Tensor, ...])',
-        _listed(classes),
-    ]
-    return "\n\n".join([*head, *classes.values()])
+    imports = [*OF_CAPTUM, "from safexplain.hardening.hardening import Hardening"]
+    return "\n\n".join([*imports, TENSORS, _listed(classes), *classes.values()])
 
 
 # --- the package -----------------------------------------------------------------------------------------------------
@@ -242,20 +237,8 @@ def package_stub() -> str:
             else:
                 found = getattr(safexplain, name)
                 imports.append(f"from {found.__module__} import {found.__name__} as {name}")
-    head = [
-        "import captum.attr",
-        "from typing import Any, Literal, TypeVar",
-        "from collections.abc import Callable, Sequence, Mapping",
-        "from torch import Tensor, nn",
-        "from safexplain.explain.captum.explainers import GradCAM as _GradCAM",
-        "from safexplain.explain.captum.explainers import GradCAMPlusPlus as _GradCAMPlusPlus",
-        "from safexplain.explain.captum.explainers import TokenIG as _TokenIG",
-        "from safexplain.explain.hardened import Hardened",
-        *imports,
-        f'{ONE_OR_MANY} = TypeVar("{ONE_OR_MANY}", Tensor, tuple[Tensor, ...])',
-        "__version__: str",
-        _listed(safexplain.__all__),
-    ]
+    native = [f"from safexplain.explain.captum.explainers import {n} as _{n}" for n in OWN_OF_CAPTUM]
+    head = [*OF_CAPTUM, *native, *imports, TENSORS, "__version__: str", _listed(safexplain.__all__)]
     return "\n".join(head) + "\n\n" + "\n\n".join(own)
 
 
@@ -270,16 +253,7 @@ _SAME = {
 
 
 def of_library(name: str, kind: type, native: Any, entries: Mapping[str, str], extra: list[str], base: str) -> str:
-    """A class whose native one is held, and not inherited from.
-
-    Args:
-        name: in the stub.
-        kind: the hardened class.
-        native: the native one.
-        entries: method -> its result.
-        extra: keywords of the constructor.
-        base: the hardened class, as the stub imports it.
-    """
+    """A class whose native one is held: `entries` are its methods and their results, `extra` keywords of `__init__`."""
     made = [parameter(p) for p in given(inspect.signature(native.__init__))]
     lines = [f"class {name}({base}):", doc_of(kind), method("__init__", with_hardening(made, extra), "None")]
     for entry, result in entries.items():
@@ -349,13 +323,8 @@ class ImageExplanation(Protocol):
     segments: NDArray[Any]
     local_exp: dict[int, list[tuple[int, float]]]
     def get_image_and_mask(
-        self,
-        label: int,
-        positive_only: bool = True,
-        negative_only: bool = False,
-        hide_rest: bool = False,
-        num_features: int = 5,
-        min_weight: float = 0.0,
+        self, label: int, positive_only: bool = True, negative_only: bool = False, hide_rest: bool = False,
+        num_features: int = 5, min_weight: float = 0.0,
     ) -> tuple[NDArray[Any], NDArray[Any]]: ...
 '''
 
@@ -408,13 +377,8 @@ def shap_stub() -> str:
     """Of `safexplain.shap`: its classes have signatures of their own."""
     imports = [f"from {kind.__module__} import {kind.__name__} as {name}" for name, kind in sorted(SHAP.items())]
     own = [name for name in importlib.import_module("safexplain.shap").__all__ if name not in SHAP]
-    text = [
-        "from typing import Any",
-        *imports,
-        *(f"from shap import {name} as {name}" for name in own),
-        _listed([*SHAP, *own]),
-    ]
-    return "\n".join(text)
+    native = [f"from shap import {name} as {name}" for name in own]
+    return "\n".join(["from typing import Any", *imports, *native, _listed([*SHAP, *own])])
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -425,13 +389,9 @@ def _listed(names: Any) -> str:
 
 
 STUBS = {
-    "__init__": package_stub,
-    "captum": captum_stub,
-    "alibi": alibi_stub,
-    "aix360": aix360_stub,
-    "lime": lime_stub,
+    "__init__": package_stub, "captum": captum_stub, "alibi": alibi_stub, "aix360": aix360_stub, "lime": lime_stub,
     "shap": shap_stub,
-}
+}  # fmt: skip
 
 
 def write_stubs(folder: Path = PACKAGE) -> list[Path]:
@@ -444,13 +404,8 @@ def write_stubs(folder: Path = PACKAGE) -> list[Path]:
             text = note + write()
         path = folder / f"{name}.pyi"
         for command in (["check", "--fix", "--quiet", "--exit-zero", "--select", "I,F401,RUF022"], ["format"]):
-            done = subprocess.run(
-                [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(PACKAGE / path.name), "-"],
-                input=text,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            line = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(PACKAGE / path.name), "-"]
+            done = subprocess.run(line, input=text, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{path}: {done.stderr}\n{text}")
             text = done.stdout

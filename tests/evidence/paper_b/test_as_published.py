@@ -29,15 +29,6 @@ def test_one_answer_tells_the_direction_of_the_weights_exactly(epsilon, publishe
         assert abs(cosine(change, model.coef_[0])) > 1 - 1e-12
 
 
-def test_it_carries_no_guarantee_and_says_why():
-    mechanism = AsPublishedLaplace(plain()[0], epsilon=0.5)
-    assert not hasattr(mechanism, "guarantee")
-    assert not hasattr(mechanism.explain(np.zeros(6)), "guarantee")
-    assert mechanism.claim["is_private"] is False
-    assert (mechanism.claim["epsilon"], mechanism.claim["delta"]) == (None, None)
-    assert "direction" in mechanism.claim["why"]
-
-
 def test_the_length_follows_the_published_steps():
     model, X = plain()
     mechanism = AsPublishedLaplace(model, epsilon=2.0, random_state=5, score_bound=30.0)

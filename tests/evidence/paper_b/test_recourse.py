@@ -6,23 +6,12 @@ import numpy as np
 import pytest
 from evidence import twice
 
-from audit.suites.paper_b_recourse import (
-    cells,
-    conditions,
-    evidence,
-    networks,
-    tables,
-    tasks,
-)
-
-
-def raw(n=300, d=6, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.normal(3, 5, (n, d)), rng.integers(0, 2, n)
+from audit.suites.paper_b_recourse import cells, conditions, evidence, tables, tasks
 
 
 def test_no_private_row_changes_another_ones_numbers():
-    x, y = raw()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(3, 5, (300, 6)), rng.integers(0, 2, 300)
     order = np.random.default_rng(0xDA7A).permutation(len(x))
     private, other = order[50], order[60]
     changed = x.copy()
@@ -92,15 +81,9 @@ def test_a_cell_says_what_was_promised_found_and_worth():
     assert stages[-1] == ("asking", 4, 4)
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recourse")
-    return twice("audit.suites.paper_b_recourse.evidence", folder)
-
-
 @pytest.mark.slow
-def test_the_suite_runs_resumes_and_reports_every_condition(quick):
-    first, again = quick
+def test_the_suite_runs_resumes_and_reports_every_condition(tmp_path):
+    first, again = twice("audit.suites.paper_b_recourse.evidence", tmp_path)
     assert set(first["results"]) == set(tasks.QUICK)
     for name, result in first["results"].items():
         assert set(result["cells"]) == {c.title for c in conditions.CONDITIONS}
@@ -115,12 +98,3 @@ def test_the_suite_runs_resumes_and_reports_every_condition(quick):
         lines = make(first).splitlines()
         assert len(lines) > 2, name
         assert len({line.count("|") for line in lines}) == 1, name
-
-
-@pytest.mark.slow
-def test_the_suite_of_networks_runs_and_resumes(tmp_path):
-    found = twice("audit.suites.paper_b_recourse.networks", tmp_path)
-    cells = found[0]["results"]["breast cancer"]["cells"]
-    assert set(cells) == {c.title for c in networks.CONDITIONS}
-    assert found[1]["results"]["breast cancer"]["cells"] == cells
-    assert tables.networks(found[0]).count("\n") == len(cells) + 1

@@ -16,7 +16,6 @@ from scipy.special import ndtri
 from audit.shared.run import RESULTS
 from audit.suites.bound_errors.suite import best_of_all
 from audit.suites.paper_c_canaries import images, runs, tasks
-from safexplain.verdict.canaries.claim import SCENARIOS
 from safexplain.verdict.canaries.result import counted
 from safexplain.verdict.stats import clopper_pearson
 
@@ -63,34 +62,14 @@ def test_a_setting_spends_the_epsilon_of_the_paper():
     assert setting.network.parameters == 5
 
 
-def resumes(name, folder, *more):
-    first, again = twice(f"audit.suites.paper_c_canaries.{name}", folder, *more)
-    for task, found in first["results"].items():
-        assert found["rates"] == again["results"][task]["rates"]
-    assert len(first["published"]) >= 3
-    for _, _, scenario, at, cell in runs.cells_of(first["results"]):
-        assert scenario in SCENARIOS
-        for one in cell["repeats"]:
-            assert len(one["curve"]) == len(one["ceilings"]) == len(at["steps"]) == len(at["substitute"])
-            assert one["curve"][-1] == pytest.approx(one["epsilon_lower"], abs=1e-5)
-            assert all(low <= most for low, most in zip(one["curve"], one["ceilings"], strict=True))
-    return first["results"]
-
-
 @pytest.mark.slow
 @needs("cifar10.npz", f"weights/{images.NETS['quick']}.npz")
 def test_figure_3_runs_quickly_and_resumes(tmp_path):
-    found = resumes("figure3", tmp_path)
-    assert found.keys() == {"10 classes", "one logit"}
-    assert found["10 classes"]["rates"].keys() == {"1", "0.25"}
-    assert len(found["one logit"]["rates"]["1"]["cells"]) == 4
-
-
-@pytest.mark.slow
-@needs("location30.npz")
-def test_training_from_scratch_runs_quickly_and_resumes(tmp_path):
-    found = resumes("scratch", tmp_path)
-    assert found["location30"]["rates"]["0.25"]["cells"].keys() == {"gradient", "crafted", "mislabelled"}
+    first, again = (found["results"] for found in twice("audit.suites.paper_c_canaries.figure3", tmp_path))
+    assert first.keys() == {"10 classes", "one logit"}
+    for task, found in first.items():
+        assert found["rates"] == again[task]["rates"]
+    assert len(first["one logit"]["rates"]["1"]["cells"]) == 4
 
 
 def test_committed_verdicts_are_what_the_library_says_of_their_counts():
