@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from audit.shared.run import RESULTS
 from audit.suites.bound_errors.suite import best_of_all
 from audit.suites.paper_c_canaries import images, runs, tasks
-from safexplain.verdict.canaries.result import counted
+from safexplain.verdict.canaries.result import _from_counts
 from safexplain.verdict.stats import clopper_pearson
 
 
@@ -76,6 +76,6 @@ def test_committed_verdicts_are_what_the_library_says_of_their_counts():
     found = json.loads((RESULTS / "canary_figure3.json").read_text())["results"]
     for *_, cell in list(runs.cells_of(found))[::3]:
         one = cell["repeats"][0]
-        again = counted(one).to_dict()
+        again = _from_counts(one).to_dict()
         assert again["verdict"] == one["verdict"]
         assert again["detectable"] == (one["detectable"] and pytest.approx(one["detectable"], rel=0.05))
