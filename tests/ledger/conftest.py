@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,11 @@ def clock() -> SetClock:
 @pytest.fixture
 def sqlite_url(tmp_path) -> str:
     return f"sqlite:///{tmp_path}/ledger.db"
+
+
+@pytest.fixture
+def path(sqlite_url) -> Path:
+    return Path(sqlite_url.removeprefix("sqlite:///"))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -87,15 +87,9 @@ def test_who_was_faster_is_believed(make):
 
 @in_each_database
 def test_threads_that_ask_the_same_pay_once(make):
-    ledger, answers = make(epsilon=1.0), []
-    threads = [
-        threading.Thread(target=lambda i=i: answers.append(ledger.answer("ann", "why?", lambda: i, Pure(0.5))))
-        for i in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    ledger = make(epsilon=1.0)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda i: ledger.answer("ann", "why?", lambda: i, Pure(0.5)), range(8)))
     assert len({a.value for a in answers}) == 1
     assert sum(a.charge is not None for a in answers) == 1
     assert ledger.spent("ann") == 0.5

@@ -8,13 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from dp_accounting import get_epsilon_gaussian
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError
-from safexplain.ledger import BudgetExhausted, Concentrated, Ledger, Pure, storage
-from safexplain.ledger.accounts import Balance, save_balances
-from safexplain.ledger.composition import Composition
-from safexplain.ledger.releases import to_json
+from safexplain.ledger import BudgetExhausted, Ledger, Pure, storage
 from tests.ledger.conftest import gaussian, in_each_database
 
 
@@ -24,12 +20,8 @@ def test_a_charge_is_recorded_with_all_that_was_said(make):
     charge = ledger.charge("ann", Pure(0.2), mechanism="LaplaceScore", parameters={"bound": [1, 2.5]})
     assert list(ledger.charges()) == [charge]
     assert (charge.principal, charge.release, charge.mechanism) == ("ann", Pure(0.2), "LaplaceScore")
-    assert (charge.parameters, charge.period, charge.question, charge.repeated) == (
-        {"bound": [1, 2.5]},
-        None,
-        None,
-        False,
-    )
+    assert charge.parameters == {"bound": [1, 2.5]}
+    assert (charge.period, charge.question, charge.repeated) == (None, None, False)
     assert charge.time == datetime(2026, 3, 11, 12, tzinfo=UTC)
 
 
@@ -142,41 +134,19 @@ def test_an_export_has_every_charge(make, tmp_path, format):
         ledger.export(stream, format="xml")
     rows = [json.loads(x) for x in text.splitlines()] if format == "jsonl" else list(csv.DictReader(io.StringIO(text)))
     first = rows[0]
-    assert (first["principal"], first["kind"], float(first["epsilon"])) == (
-        'ann, of "A"', "pure", 0.2,
-    )  # fmt: skip
+    assert (first["principal"], first["kind"], float(first["epsilon"])) == ('ann, of "A"', "pure", 0.2)
     assert rows[1]["kind"] == "approximate"
     assert float(rows[1]["delta"]) == 1e-9
     assert len(rows[2]["digest"]) == len(rows[2]["question"]) == 64
     assert first["period"] == "2026-03-01T00:00:00+00:00"
 
 
-COMES_IN = {
-    "charge": lambda ledger, name: ledger.charge(name, epsilon=0.1),
-    "answer": lambda ledger, name: ledger.answer(name, "why?", lambda: 1, Pure(0.1)),
-    "grant": lambda ledger, name: ledger.grant(name, epsilon=1.0),
-    "account": lambda ledger, name: ledger.account(name),
-    "charges": lambda ledger, name: list(ledger.charges(name)),
-}
-
-
-@pytest.mark.parametrize("use", COMES_IN)
-def test_names_that_look_like_others_or_break_a_line_are_refused(make, use):
+def test_names_that_look_like_others_or_break_a_line_are_refused(make):
     ledger = make(epsilon=1.0)
-    for name in (
-        "",
-        "a\0b",
-        "x" * 501,
-        "\ud800",
-        "ann ",
-        "\u3000ann",
-        "an\u200bn",
-        "\u202eann",
-        "a\ue000n",
-        "a\u2028n",
-    ):
+    unprintable = ("a\0b", "\ud800", "an\u200bn", "\u202eann", "a\ue000n", "a\u2028n")
+    for name in ("", "x" * 501, "ann ", "\u3000ann", *unprintable):
         with pytest.raises(InputError, match="principal"):
-            COMES_IN[use](ledger, name)
+            ledger.charge(name, epsilon=0.1)
     assert ledger.accounts() == []
 
 
@@ -249,14 +219,8 @@ def test_a_ledger_is_not_made_with_settings_that_make_no_sense(make, sqlite_url,
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (
-            "UPDATE ledger_accounts SET epsilon = '5' WHERE principal = 'ann'",
-            "the sums of 'ann' differ",
-        ),
-        (
-            "DELETE FROM ledger_charges WHERE id = 2",
-            "sums of the total.*; the sums of 'ann'",
-        ),
+        ("UPDATE ledger_accounts SET epsilon = '5' WHERE principal = 'ann'", "the sums of 'ann' differ"),
+        ("DELETE FROM ledger_charges WHERE id = 2", "sums of the total.*; the sums of 'ann'"),
         ("UPDATE ledger_charges SET principal = 'eve' WHERE id = 2", "'eve' has charges but no account"),
         ("UPDATE ledger_charges SET period = 7 WHERE id = 2", "sums of 'ann'"),
         ("DELETE FROM ledger_answers", "answer of charge 1 is missing"),
@@ -273,42 +237,3 @@ def test_what_was_tampered_with_is_found(make, damage, says):
         execute(damage, ())
     with pytest.raises(LedgerError, match=says):
         ledger.verify()
-
-
-# ------------------------------------------------------------------------------------------------------------ a million
-
-
-def fill(ledger, release, count, records):
-    """As if so many had been charged to ann, one after another; the last of them are recorded."""
-    sums = Composition().add(release, ledger._settings.principal_budget)
-    sums = sums.add_under_rule(release, count - 1)
-    with ledger._storage.transaction() as execute:
-        execute(
-            "INSERT INTO ledger_charges (principal, period, time, mechanism, parameters, release)"
-            " WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
-            " SELECT 'ann', 0, 5, 'm', '{}', ? FROM n",
-            (records, to_json(release)),
-        )
-        save_balances(execute, Balance("ann", 0, 5, sums), Balance("", 0, 5, sums))
-
-
-@pytest.mark.parametrize("release", [gaussian(2e-4), Pure(1e-4)], ids=["gaussian", "pure"])
-def test_after_a_million_releases_a_cold_ledger_reads_a_few_rows(sqlite_url, release):
-    with Ledger(sqlite_url, epsilon=2.0, delta=1e-6) as ledger:
-        fill(ledger, release, 10**6, records=20_000)
-    steps = []  # of SQLite's machine, a thousand at a time: reading the records would take more than 100,000
-    with Ledger(sqlite_url) as cold:
-        cold._storage._open().set_progress_handler(lambda: steps.append(1000), 1000)
-        spent = cold.spent("ann")
-        cold.charge("ann", release)
-    assert sum(steps) < 10_000
-    exact = get_epsilon_gaussian(1 / (0.2 if isinstance(release, Concentrated) else 0.1), 1e-6)  # central limit
-    assert exact < spent < 1.35 * exact
-
-
-@pytest.mark.slow
-def test_a_million_releases_are_added_up_again(sqlite_url):
-    with Ledger(sqlite_url, epsilon=2.0, delta=1e-6) as ledger:
-        fill(ledger, Pure(1e-4), 10**6, records=10**6)
-        ledger.charge("ann", Pure(1e-4))
-        assert ledger.verify() == 10**6 + 1

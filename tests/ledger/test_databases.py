@@ -16,11 +16,6 @@ from safexplain.serve.questions import Limit, Questions
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
-@pytest.fixture
-def path(sqlite_url):
-    return Path(sqlite_url.removeprefix("sqlite:///"))
-
-
 @pytest.mark.parametrize("url", ["ledger.db", "sqlite:///", "sqlite:///:memory:", "sqlite://x.db", "mysql://x/y"])
 def test_other_urls_are_refused(url):
     with pytest.raises(ConfigurationError, match="url: expected"):

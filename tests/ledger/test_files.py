@@ -13,13 +13,6 @@ import pytest
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, LedgerError
 from safexplain.ledger import Ledger, Pure
-from tests.ledger.conftest import in_each_database
-
-
-@pytest.fixture
-def path(sqlite_url):
-    return Path(sqlite_url.removeprefix("sqlite:///"))
-
 
 USES = {
     "charge": lambda ledger: ledger.charge("ann", epsilon=0.1),
@@ -186,16 +179,12 @@ READS = {
     ("damage", "read", "says"),
     [
         ('UPDATE ledger_charges SET release = \'{"kind": "foo"}\'', "verify", '"foo".* is not a release'),
-        ("UPDATE ledger_charges SET release = 'q'", "charges", "'q' is not a release"),
         ("UPDATE ledger_charges SET parameters = '{'", "charges", "charge 1 cannot be read"),
-        ("UPDATE ledger_charges SET time = 'noon'", "charges", "charge 1 cannot be read"),
         ("DELETE FROM ledger_schema_version", "open", "it has no version"),
-        ("UPDATE ledger_schema_version SET version = 'abc'", "open", "it has no version"),
         ("DELETE FROM ledger_identity", "open", "it has no identity"),
         ("UPDATE ledger_accounts SET granted_epsilon = 'x', granted_delta = 0", "spent", "account of .* is damaged"),
         ("UPDATE ledger_accounts SET epsilon = 'x'", "answer", "account of .* is damaged"),
         ("DELETE FROM ledger_accounts WHERE principal = ''", "spent", "no account of the total"),
-        ("UPDATE ledger_answers SET release = '[]'", "answer", "is not a release"),
         ("UPDATE ledger_settings SET value = '-1' WHERE name = 'epsilon'", "open", "settings are damaged"),
         ("DELETE FROM ledger_settings", "open", "needs a budget"),
     ],
@@ -217,7 +206,6 @@ def test_damage_is_said_to_be_damage(path, sqlite_url, damage, read, says):
     ("use", "error", "message"),
     [
         (lambda ledger: ledger.charge("ann", epsilon=0.1, mechanism="a\0"), InputError, "mechanism: expected text"),
-        (lambda ledger: ledger.charge("ann", epsilon=0.1, mechanism="\ud800"), InputError, "mechanism: expected text"),
         (lambda ledger: ledger.grant("ann", 2.0, note="\ud800"), InputError, "note: expected text"),
         (lambda ledger: list(ledger.charges(since="2020")), ConfigurationTypeError, "since: expected a datetime"),
         (lambda ledger: ledger.answer_many("ann", ["q"], lambda _: None, Pure(0.1)), InputError, "compute: expected 1"),
@@ -238,19 +226,7 @@ def nested(depth):
     return found
 
 
-@in_each_database
-def test_any_text_is_a_question(url):
-    with Ledger(url, epsilon=1.0) as ledger:
-        assert [ledger.answer("ann", "\ud800", lambda: 1, Pure(0.1)).charge is None for _ in range(2)] == [False, True]
-
-
 def test_options_of_a_url_are_refused_not_made_part_of_a_name(sqlite_url, path):
     with pytest.raises(ConfigurationError, match="expected no options"):
         Ledger(f"{sqlite_url}?mode=ro", epsilon=1.0)
     assert not list(path.parent.iterdir())
-
-
-def test_a_budget_beyond_measure_still_takes_gaussian_releases(sqlite_url):
-    with Ledger(sqlite_url, epsilon=1e300, delta=1e-6) as ledger:
-        ledger.charge("ann", mu=1.0)
-        assert 0 < ledger.spent("ann") < 10

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import sqlite3
 import stat
 from pathlib import Path
 
@@ -18,11 +16,6 @@ fcntl = pytest.importorskip("fcntl", reason="Windows has no such modes, and noth
 NOBODY = 65534
 ENDINGS = ("", "-wal", "-shm", "-queue")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user's files are not tested: only root can make them")
-
-
-@pytest.fixture
-def path(sqlite_url):
-    return Path(sqlite_url.removeprefix("sqlite:///"))
 
 
 @pytest.fixture
@@ -43,28 +36,6 @@ def make_public(path: Path) -> None:
     """As safexplain 0.2 left its files."""
     for ending in modes(path):
         Path(f"{path}{ending}").chmod(0o644)
-
-
-def as_nobody(folder: Path, use, before=lambda: None) -> None:
-    """Call `use` in a child process of another user, who may enter the folder; `before` is called after the fork."""
-    for parent in (folder, *folder.parents[:-1]):
-        parent.chmod(stat.S_IMODE(parent.stat().st_mode) | stat.S_IXOTH)
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-
-    def run() -> None:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-        ready.wait(10)
-        use()
-
-    child = context.Process(target=run)
-    child.start()
-    before()
-    ready.set()
-    child.join()
-    assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o277])
@@ -140,27 +111,3 @@ def test_a_file_of_another_user_is_refused_with_the_command_that_mends_it(path, 
     assert os.system(mends) == 0
     with Ledger(sqlite_url) as ledger:
         assert ledger.charge("ann", epsilon=1.0)
-
-
-@as_root
-def test_another_user_can_neither_read_a_ledger_nor_lock_its_queue(path, sqlite_url):
-    def attack() -> None:
-        for ending in ENDINGS:
-            with pytest.raises(PermissionError):
-                os.open(f"{path}{ending}", os.O_RDONLY)
-        with pytest.raises(sqlite3.OperationalError):
-            sqlite3.connect(path).execute("SELECT * FROM ledger_questions")
-        with pytest.raises(LedgerError, match=r"\(uid 65534\), found uid 0"):
-            Ledger(sqlite_url)
-
-    with Ledger(sqlite_url, epsilon=9.0) as ledger:
-        as_nobody(path.parent, attack, before=lambda: ledger.charge("ann", epsilon=1.0))
-        assert ledger.charge("ann", epsilon=1.0)
-
-
-@as_root
-def test_a_queue_that_another_user_made_beforehand_is_refused(path, sqlite_url):
-    path.parent.chmod(0o1777)
-    as_nobody(path.parent, lambda: os.close(os.open(f"{path}-queue", os.O_CREAT, 0o666)))
-    with pytest.raises(LedgerError, match=rf"{path}-queue to belong .* sudo rm {path}-queue"):
-        Ledger(sqlite_url, epsilon=9.0)

@@ -95,30 +95,6 @@ def test_an_account_that_another_is_just_opening_is_seen(url):
         assert ledger.verify() == 1
 
 
-@in_each_database
-def test_threads_together_never_overspend(url):
-    ledger, done = Ledger(url, epsilon=2.0, total_epsilon=3.0), []
-
-    def work(name):
-        count = 0
-        try:
-            while True:
-                ledger.charge(name, epsilon=0.125)
-                count += 1
-        except BudgetExhausted:
-            done.append(count)
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in ("ann", "bob") * 3]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with ledger:
-        assert sum(done) == ledger.verify() == 24
-        assert ledger.total().spent == 3.0
-        assert max(ledger.spent("ann"), ledger.spent("bob")) <= 2.0
-
-
 def killed_round(url, number, seed):
     """Kill three writers at a random moment; what they had been told was recorded, and how many they were."""
     started = start(charge_for_ever, 3, url, ("ann", "bob", "ann"), (number,) * 3)
@@ -134,10 +110,11 @@ def killed_round(url, number, seed):
     return {int(line) for line in "".join(told).splitlines()}, len(started)
 
 
-def kill_repeatedly(url, rounds):
+@in_each_database
+def test_nothing_acknowledged_is_lost_to_kill_9(url):
     with Ledger(url, epsilon=1e4) as ledger:
         before = 0
-        for i in range(rounds):
+        for i in range(2):
             acknowledged, writers = killed_round(url, i, seed=i)
             recorded = {c.id for c in ledger.charges()}
             assert acknowledged, "the round was too short to test anything"
@@ -146,16 +123,6 @@ def kill_repeatedly(url, rounds):
             assert ledger.verify() == len(recorded), "sums, charges and answers agree"
             before = len(recorded)
         ledger.charge("ann", epsilon=0.01)
-
-
-def test_nothing_acknowledged_is_lost_to_kill_9(sqlite_url):
-    kill_repeatedly(sqlite_url, rounds=2)
-
-
-@pytest.mark.slow
-@in_each_database
-def test_nothing_acknowledged_is_lost_to_kill_9_again_and_again(url):
-    kill_repeatedly(url, rounds=20)
 
 
 def die_inside_a_transaction(url, pipe, begin):
@@ -182,15 +149,13 @@ def in_child(ledger, pipe):
     pipe.send(ledger.spent("ann"))
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @in_each_database
-def test_a_ledger_goes_with_its_process(url, method):
-    """Forked with an open connection, or pickled."""
-    context = multiprocessing.get_context(method)
+def test_a_ledger_goes_with_its_process(url):
+    """Forked with an open connection."""
     with Ledger(url, epsilon=1.0) as ledger:
         ledger.charge("ann", epsilon=0.25)
-        here, there = context.Pipe()
-        child = context.Process(target=in_child, args=(ledger, there))
+        here, there = FORK.Pipe()
+        child = FORK.Process(target=in_child, args=(ledger, there))
         child.start()
         assert here.poll(60)
         assert here.recv() == 0.5
@@ -224,17 +189,6 @@ def test_a_fork_while_another_thread_writes_does_not_hang(url):
         assert ledger.verify() == ledger.account("ann").charges
 
 
-@in_each_database
-def test_a_closed_ledger_opens_again_when_used(url):
-    ledger = Ledger(url, epsilon=1.0)
-    ledger.close()
-    ledger.charge("ann", epsilon=0.5)
-    ledger.close()
-    ledger.close()
-    assert ledger.spent("ann") == 0.5
-    ledger.close()
-
-
 def hold(url, pipe, begin):
     with Ledger(url)._storage.transaction():
         begin.wait()
@@ -252,8 +206,7 @@ def test_waiting_for_a_writer_ends_with_an_error(sqlite_url):
         ledger.charge("ann", epsilon=0.1)
 
 
-@pytest.mark.parametrize("closes", ["parent", "child"])
-def test_what_one_process_is_charged_after_a_fork_survives_the_other_closing(sqlite_url, closes):
+def test_what_one_process_is_charged_after_a_fork_survives_the_other_closing(sqlite_url):
     """SQLite's record of locks goes over a fork and its locks do not: an open connection would lose the log."""
     ledger = Ledger(sqlite_url, epsilon=100.0)
     ledger.charge("a", epsilon=1.0)
@@ -261,22 +214,15 @@ def test_what_one_process_is_charged_after_a_fork_survives_the_other_closing(sql
 
     def child() -> None:
         ledger.charge("a", epsilon=1.0)
-        if closes == "child":
-            ledger.close()
         ready.set()
         go.wait(30)
-        if closes == "parent":
-            for _ in range(5):
-                ledger.charge("a", epsilon=1.0)
+        for _ in range(5):
+            ledger.charge("a", epsilon=1.0)
 
     process = FORK.Process(target=child)
     process.start()
     assert ready.wait(30)
-    if closes == "parent":
-        ledger.close()
-    else:
-        for _ in range(5):
-            ledger.charge("a", epsilon=1.0)
+    ledger.close()
     go.set()
     process.join(30)
     with Ledger(sqlite_url) as again:

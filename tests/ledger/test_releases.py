@@ -8,8 +8,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError
-from safexplain.ledger import Approximate, Concentrated, Ledger, Pure, Renyi
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.ledger import Approximate, Concentrated, Pure, Renyi
 from safexplain.ledger.composition import (
     AMOUNT,
     INFINITE_LOSS,
@@ -78,25 +78,12 @@ def test_equal_parts_fill_a_budget():
         assert parts * charged(whole / parts) <= budgeted(whole) < (parts + 1) * charged(whole / parts), (whole, parts)
 
 
-def test_no_charge_is_lost_in_rounding():
-    for value in (1e-12, 0.1, 1 / 3, 0.1 + 0.2, 123.456):
-        assert charged(value) / AMOUNT == pytest.approx(value, rel=1e-14, abs=0)
-
-
 def test_nothing_above_0_counts_as_0_and_nothing_is_too_large_to_count():
     assert [charged(value) for value in (0.0, 5e-324, 1e-31, 1e-30)] == [0, 1, 1, 1]
     assert [charged_loss(value) for value in (1e-300, 1e300, math.inf)] == [1, INFINITE_LOSS, INFINITE_LOSS]
     assert [loss(units) for units in (0, 10**30, 10**72 - 1, 10**72)] == [0.0, 1.0, pytest.approx(1e42), math.inf]
     assert [renyi_epsilon(2.0, divergence, 1e-6) for divergence in (0.0, math.inf)] == [0.0, math.inf]
     assert charged_loss(0.5) / AMOUNT == pytest.approx(0.5 * (1 + 1e-9), rel=1e-15), "rounded up"
-
-
-@pytest.mark.parametrize(
-    ("delta", "release"), [(1e-6, gaussian(1e150)), (1e-6, Pure(1e300)), (0.0, Approximate(0.0, 1e-31))]
-)
-def test_what_no_budget_pays_for_is_refused_as_such(sqlite_url, delta, release):
-    with Ledger(sqlite_url, epsilon=1.0, delta=delta) as ledger, pytest.raises(BudgetExhausted):
-        ledger.charge("ann", release)
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.5, 3.0])

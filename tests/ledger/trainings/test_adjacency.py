@@ -17,10 +17,6 @@ def test_the_adjacency_is_stated_when_the_ledger_is_made(make):
         make(adjacency="substitute")
 
 
-def test_where_nothing_is_said_neighbours_differ_by_substitution(make):
-    assert make(epsilon=5.0).adjacency == make(adjacency="substitute").adjacency == "substitute"
-
-
 @pytest.mark.parametrize("release", [CURVE, Concentrated(0.1, adjacency="add_remove")])
 def test_a_release_that_names_other_neighbours_is_refused(make, release):
     ledger = make(epsilon=5.0, delta=1e-6)

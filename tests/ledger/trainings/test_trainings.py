@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -19,9 +18,6 @@ from safexplain.ledger.releases import Training
 from safexplain.ledger.trainings import training_of
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from tests.ledger.conftest import gaussian, in_each_database
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-FORK = multiprocessing.get_context("fork")
 
 
 def full(weights="a" * 64, noise=74.63, steps=100, **options):
@@ -145,18 +141,6 @@ def test_a_training_counts_in_the_period_that_it_was_made_in_and_in_the_total_fo
     assert ledger.verify() == 5
 
 
-def test_without_a_limit_on_the_total_a_model_may_be_trained_every_month(make, clock):
-    ledger = make(epsilon=1.5, delta=1e-5, period="month", adjacency="substitute")
-    for i, weights in enumerate(named(4)):
-        ledger.charge_training(full(weights))
-        ledger.charge("ann", epsilon=0.25)
-        assert ledger.spent("ann") == pytest.approx(1.25, abs=1e-3)
-        total = ledger.total()
-        assert (total.spent, total.delta) == (pytest.approx(1.25 * (i + 1), abs=2e-3), pytest.approx(1e-5 * (i + 1)))
-        clock.at += timedelta(days=31)
-    assert ledger.verify() == 8
-
-
 def test_who_was_only_granted_something_in_another_period_must_have_room_too(make, clock):
     ledger = make(epsilon=2.0, delta=1e-5, period="day", adjacency="substitute")
     ledger.grant("ann", 0.5)
@@ -205,38 +189,19 @@ def test_more_accounts_than_one_statement_holds(sqlite_url, monkeypatch):
 # -------------------------------------------------------------------------------------------------------- at once
 
 
-def charge_all(url, begin, weights, pipe):
-    ledger, refused = Ledger(url), 0
-    begin.wait()
-    for name in weights:
-        try:
-            ledger.charge_training(pure(0.25, name))
-            ledger.charge(f"p{name[-1]}", epsilon=0.01)
-        except BudgetExhausted:
-            refused += 1
-    pipe.send(refused)
-
-
 @in_each_database
-def test_processes_that_charge_the_same_trainings_charge_each_once(url):
-    Ledger(url, epsilon=1.3, delta=1e-5, total_epsilon=9.0, adjacency="substitute").close()
-    begin, pipes, processes = FORK.Barrier(4), [], []
-    for i in range(3):
-        here, there = FORK.Pipe(duplex=False)
-        order = random.Random(i).sample(named(5), 5)
-        processes.append(FORK.Process(target=charge_all, args=(url, begin, order, there), daemon=True))
-        processes[-1].start()
-        pipes.append(here)
-    begin.wait()
-    refused = [here.recv() for here in pipes if here.poll(60)]
-    for process in processes:
-        process.join()
-    assert len(refused) == 3
-    with Ledger(url) as ledger:
-        assert ledger.total().trainings == 5
-        assert ledger.spent("nobody") == 1.25
-        assert all(account.spent <= 1.3 for account in ledger.accounts())
-        assert ledger.verify() == ledger.total().charges
+def test_trainings_that_several_charge_at_once_are_charged_once(make):
+    make(epsilon=1.3, delta=1e-5, total_epsilon=9.0, adjacency="substitute")
+
+    def charge(i):
+        ledger = make()
+        for name in random.Random(i).sample(named(5), 5):
+            ledger.charge_training(pure(0.25, name))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(charge, range(3)))
+    ledger = make()
+    assert (ledger.total().trainings, ledger.spent("nobody"), ledger.verify()) == (5, 1.25, 5)
 
 
 # ---------------------------------------------------------------------------------------------------- what it says
@@ -314,18 +279,6 @@ def test_in_a_large_budget_many_trainings_fit_and_never_more_than_exact_accounti
     assert exact.epsilons.substitute <= sums.spent(budget) <= 8.0
 
 
-def test_a_training_joins_whatever_rule_an_account_has():
-    budget = Budget(8.0, 1e-4)
-    for before, rule in ((gaussian(0.2), "renyi"), (Pure(0.01), "renyi"), (Approximate(0.1, 1e-6), "renyi")):
-        sums = Composition().add(before, budget)
-        alone = sums.spent(budget)
-        for one in (ONE, training_of(sampled(), "substitute"), Training(0.5), Training(0.5, 1e-6)):
-            sums = sums.add(one, budget)
-            assert sums.within(budget)
-        assert sums.rule == rule
-        assert alone < sums.spent(budget) < alone + 4.0
-
-
 def test_a_training_of_epsilon_zero_is_told_too(make):
     ledger = make(epsilon=1.0, delta=1e-5, adjacency="substitute")
     ledger.charge_training(full(steps=0))
@@ -336,28 +289,11 @@ def test_a_training_of_epsilon_zero_is_told_too(make):
 # ------------------------------------------------------------------------------------------------ records of it
 
 
-def test_an_export_has_the_training(make, tmp_path):
-    ledger = make(epsilon=9.0, delta=1e-5, adjacency="substitute")
-    ledger.charge_training(full())
-    ledger.charge_training(sampled())
-    ledger.charge("ann", epsilon=0.1)
-    assert ledger.export(tmp_path / "all.jsonl") == 3
-    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
-    assert [(r["principal"], r["kind"], r.get("adjacency")) for r in rows] == [
-        ("", "training", "substitute"), ("", "training", "substitute"), ("ann", "pure", None),
-    ]  # fmt: skip
-    assert rows[0]["mu"] == pytest.approx(0.268, abs=1e-3)
-    assert len(rows[1]["divergences"]) == len(rows[1]["orders"])
-    assert ledger.export(tmp_path / "all.csv", format="csv") == 3
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         ("UPDATE ledger_answers SET value = '{}'", "answer of charge 2 is altered"),
         ("DELETE FROM ledger_answers", "answer of charge 2 is missing"),
-        ("DELETE FROM ledger_charges WHERE principal = ''", "sums of"),
-        ("UPDATE ledger_charges SET principal = 'ann' WHERE id = 2", "sums of"),
     ],
 )
 def test_a_training_that_was_tampered_with_is_found(make, damage, says):
@@ -369,6 +305,5 @@ def test_a_training_that_was_tampered_with_is_found(make, damage, says):
         execute(damage, ())
     with pytest.raises(LedgerError, match=says):
         ledger.verify()
-    if "ledger_answers" in damage:
-        with pytest.raises(LedgerError, match="statement of charge 2 cannot be read"):
-            ledger.charge_training(full())
+    with pytest.raises(LedgerError, match="statement of charge 2 cannot be read"):
+        ledger.charge_training(full())
