@@ -54,12 +54,7 @@ CERTIFIED = Judgement(
 def evidence_at(level: int, policy: Policy, *, n: int, leak: float = 0.0, group: int = 1) -> tuple[Evidence, ...]:
     """Counts of attacks on made-up scores at one level of patience: the baseline, a stack, and the explanation alone.
 
-    Args:
-        level: of patience.
-        policy: whose false-positive rate is counted at.
-        n: members, and non-members, in units.
-        leak: how far members' explanations lie from others', in standard deviations.
-        group: examples in a unit.
+    There are n members and n non-members, in units of `group`, whose explanations lie `leak` standard deviations apart.
     """
     predicted = policy.release == "explanation+prediction"
     rng = np.random.default_rng([level, n, group])

@@ -12,13 +12,13 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from safexplain.recourse.constraints import Constraints
 
 
-def integer_program(w, b, x, target, unit, constraints: Constraints) -> float:
+def integer_program(w, b, x, unit, constraints: Constraints) -> float:
     """Least L1 distance for one query (d,), infinite if there is none, by HiGHS: x' = x + up - down.
 
     The row of the score is divided by what is missing, and the whole numbers found are completed here, so that the
     solver's tolerances do not count.
     """
-    d, gap = len(w), target - b - w @ x
+    d, gap = len(w), -b - w @ x
     if gap <= 0:
         return 0.0
     lower, upper = (side[0] for side in constraints.bounds(x[None]))
@@ -40,10 +40,12 @@ def integer_program(w, b, x, target, unit, constraints: Constraints) -> float:
     if found.status != 0:
         return np.inf
     fixed = constraints.whole | member
-    candidate = np.where(fixed, x + np.rint(found.x[:d] - found.x[d:]), x)
-    filled = _filled(w, b, candidate, target, unit, 1, np.flatnonzero(~fixed), lower, upper)
-    assert filled is not None, "the solver's whole numbers miss the target"
-    return float(unit @ np.abs(filled - x))
+    moved = np.where(fixed, x + np.rint(found.x[:d] - found.x[d:]), x)
+    for column in sorted(np.flatnonzero(~fixed), key=lambda column: unit[column] / abs(w[column])):
+        if w @ moved + b < -1e-11:
+            moved[column] = np.clip(moved[column] - (w @ moved + b) / w[column], lower[column], upper[column])
+    assert w @ moved + b >= -1e-11, "the solver's whole numbers miss the target"
+    return float(unit @ np.abs(moved - x))
 
 
 def all_counts(w, b, x, unit, constraints: Constraints, power: int) -> float:
@@ -80,64 +82,6 @@ def all_counts(w, b, x, unit, constraints: Constraints, power: int) -> float:
     return float(np.sqrt((cost + (rate * taken**2).sum(axis=1)).min()))
 
 
-def enumerated(w, b, x, target, unit, constraints: Constraints, power: int, span: int = 6) -> float:
-    """Least distance for one query (d,): every choice within `span` steps, completed by bisection on the level."""
-    lower, upper = (side[0] for side in constraints.bounds(x[None]))
-    grouped = [int(column) for group in constraints.groups for column in group]
-    choices = []
-    for column in np.flatnonzero(constraints.whole):
-        steps = np.arange(x[column] - span, x[column] + span + 1)
-        choices.append([((int(column),), (value,)) for value in steps if lower[column] <= value <= upper[column]])
-    for group in constraints.groups:
-        vertices = np.eye(len(group))
-        open_ = [v for v in vertices if (v >= lower[group]).all() and (v <= upper[group]).all()]
-        choices.append([(tuple(group), tuple(vertex)) for vertex in open_])
-    free = np.setdiff1d(np.arange(len(w)), [*np.flatnonzero(constraints.whole), *grouped])
-    best = np.inf
-    for chosen in product(*choices):
-        candidate = x.copy()
-        for columns, values in chosen:
-            candidate[list(columns)] = values
-        filled = _filled(w, b, candidate, target, unit, power, free, lower, upper)
-        if filled is not None:
-            best = min(best, float((np.abs(unit * (filled - x)) ** power).sum() ** (1 / power)))
-    return best
-
-
-def _filled(w, b, x, target, unit, power, free, lower, upper):
-    """x with its free columns moved as little as needed; None where the target is out of reach."""
-    if w @ x + b >= target - 1e-11:
-        return x
-
-    def at(level):
-        moved = x.copy()
-        for column in free:
-            push = level * w[column] / unit[column] ** 2
-            if power == 1:
-                push = np.inf * w[column] if level * abs(w[column]) > unit[column] else 0.0
-            moved[column] = np.clip(x[column] + push, lower[column], upper[column])
-        return moved
-
-    if power == 1:
-        order = sorted(free, key=lambda column: unit[column] / abs(w[column]))
-        moved = x.copy()
-        for column in order:
-            wanted = moved[column] + (target - b - w @ moved) / w[column]
-            moved[column] = np.clip(wanted, lower[column], upper[column])
-            if w @ moved + b >= target - 1e-11:
-                return moved
-        return None
-    low, high = 0.0, 1.0
-    while w @ at(high) + b < target:
-        low, high = high, 2 * high
-        if high > 1e12:
-            return None
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (low, middle) if w @ at(middle) + b >= target else (middle, high)
-    return at(high)
-
-
 def values_of(x, rules: Constraints, column: int, low: float, high: float) -> list[float]:
     """What one column with a step may become, from one query (d,)."""
     step = rules.grid[column]
@@ -158,16 +102,8 @@ def allowed(x, row, rules: Constraints) -> bool:
     return True
 
 
-def every_row(x, rules: Constraints, low, high, frozen=()) -> np.ndarray:
-    """(m, d) all rows that one query (d,) may become; every column needs a step or a group.
-
-    Args:
-        x: (d,) the query.
-        rules: the constraints, of which columns between finite limits are looked at one by one.
-        low: (d,) least values.
-        high: (d,) greatest values.
-        frozen: columns that stay.
-    """
+def every_row(x, rules: Constraints, low, high) -> np.ndarray:
+    """(m, d) all rows between finite limits that one query (d,) may become; every column needs a step or a group."""
     d, choices = len(x), []
     low, high = np.maximum(low, rules.low), np.minimum(high, rules.high)
     names = {
@@ -179,7 +115,7 @@ def every_row(x, rules: Constraints, low, high, frozen=()) -> np.ndarray:
         change = value - x[column]
         return (
             low[column] - 1e-9 <= value <= high[column] + 1e-9
-            and (change == 0 or column not in (*names["immutable"], *frozen))
+            and (change == 0 or column not in names["immutable"])
             and (change >= 0 or column not in names["increasing"])
             and (change <= 0 or column not in names["decreasing"])
             and abs(change) <= rules.largest[column] + 1e-9
@@ -190,10 +126,9 @@ def every_row(x, rules: Constraints, low, high, frozen=()) -> np.ndarray:
         inside = values_of(x, rules, column, low[column], high[column])
         choices.append([((column,), (value,)) for value in inside if open_(column, value)])
     for group in rules.groups:
-        held = any(column in frozen for column in group)
         rows = [np.eye(len(group))[k] for k in range(len(group))]
         kept = [row for row in rows if all(open_(int(c), v) for c, v in zip(group, row, strict=True))]
-        choices.append([(tuple(group), tuple(row)) for row in kept if not held or (row == x[group]).all()])
+        choices.append([(tuple(group), tuple(row)) for row in kept])
     found = []
     for chosen in product(*choices):
         row = x.copy()

@@ -1,11 +1,10 @@
-"""What an attacker who knows everything but one record can prove, exactly and by experiment."""
+"""What an attacker who knows everything but one record can prove, exactly."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from safexplain.recourse.mechanisms.laplace_score import laplace_grid
-from safexplain.verdict.stats import epsilon_from_errors
 
 
 def log_probabilities(value, sensitivity, epsilon, low, high, noise=1.0):
@@ -30,24 +29,6 @@ def log_probabilities(value, sensitivity, epsilon, low, high, noise=1.0):
 def largest_loss(one, other):
     """Largest log ratio of probabilities, either way."""
     return float(np.abs(one - other).max())
-
-
-def lower_bound(first, second):
-    """Lower bound on epsilon (95 %, Clopper-Pearson) from (runs,) scores on each of two data sets, higher on the first.
-
-    The threshold comes from half of the runs, the bound from the other half.
-    """
-    half = len(first) // 2
-
-    def bound(threshold, part):
-        on_first, on_second = first[part], second[part]
-        false_positives, missed = int((on_second >= threshold).sum()), int((on_first < threshold).sum())
-        return epsilon_from_errors(false_positives, len(on_second), missed, len(on_first), 0.0)
-
-    levels = np.concatenate([np.geomspace(1e-3, 0.5, 60), 1 - np.geomspace(1e-3, 0.5, 60)])
-    chosen = slice(None, half)
-    candidates = np.quantile(np.concatenate([first[chosen], second[chosen]]), levels, method="lower")
-    return bound(max(candidates, key=lambda t: bound(t, chosen)), slice(half, None))
 
 
 def leaning(record, others=20_000):

@@ -53,20 +53,8 @@ def audited(
 ) -> AuditResult:
     """What attacks find in explanations that move members' scores by `leak` standard deviations.
 
-    Labels move them by .2 at one query and by more at several, and explanations add to that independently.
-
-    Args:
-        leak: of the explanations; 0: they add nothing.
-        policy: levels, claim and limits.
-        examples: members and non-members together.
-        labels: whether there are labels to compare with.
-        group: examples that belong together; 1: none.
-        few: only the first so many attacks of each level.
-        targets: how many models are judged.
-        parts: classes that the examples have, one after the other; 0: none.
-        exposed: how many members are listed.
-        seed: of the scores.
-        changes: of the result's fields.
+    Labels move them by .2 at one query and by more at several, and explanations add to that independently. `few`: only
+    the first so many attacks of each level; `parts`: how many classes the examples have; `exposed`: members listed.
     """
     rng = np.random.default_rng(seed)
     groups = np.arange(examples) // group

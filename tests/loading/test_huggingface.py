@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,47 +17,13 @@ from safexplain.loading.models.huggingface import Preprocessing, normalise_as_tr
 
 transformers = pytest.importorskip("transformers")
 
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL |= {"image_size": 32, "patch_size": 8, "num_labels": 10}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 10}
 NETWORKS = {
-    "vit": lambda: transformers.ViTForImageClassification(
-        transformers.ViTConfig(
-            image_size=32,
-            patch_size=8,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            num_labels=10,
-        )
-    ),
-    "deit": lambda: transformers.DeiTForImageClassificationWithTeacher(
-        transformers.DeiTConfig(
-            image_size=32,
-            patch_size=8,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            num_labels=10,
-        )
-    ),
-    "swin": lambda: transformers.SwinForImageClassification(
-        transformers.SwinConfig(
-            image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4, num_labels=10
-        )
-    ),
-    "resnet": lambda: transformers.ResNetForImageClassification(
-        transformers.ResNetConfig(
-            embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=10
-        )
-    ),
-    "convnext": lambda: transformers.ConvNextForImageClassification(
-        transformers.ConvNextConfig(
-            num_stages=2, hidden_sizes=[8, 16], depths=[1, 1], patch_size=2, image_size=32, num_labels=10
-        )
-    ),
-    "mobilenet_v2": lambda: transformers.MobileNetV2ForImageClassification(
-        transformers.MobileNetV2Config(image_size=32, depth_multiplier=0.35, num_labels=10)
-    ),
+    "vit": lambda: transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL)),
+    "deit": lambda: transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**SMALL)),
+    "resnet": lambda: transformers.ResNetForImageClassification(transformers.ResNetConfig(**RESNET)),
 }
 SAID = {"do_rescale": True, "do_normalize": True, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.25, 0.3]}
 
@@ -101,7 +65,7 @@ def test_a_folder_gives_the_logits_of_the_librarys_own_loader(folders, name):
         torch.testing.assert_close(loaded.model(images()), own(images()).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["vit", "swin", "resnet"])
+@pytest.mark.parametrize("name", ["vit", "resnet"])
 def test_fresh_networks_of_a_folder_follow_the_seed_and_keep_no_trained_weight(folders, name):
     loaded = load_model(folders / name)
     first, again, other = (loaded.fresh(seed) for seed in (1, 1, 2))
@@ -113,7 +77,7 @@ def test_fresh_networks_of_a_folder_follow_the_seed_and_keep_no_trained_weight(f
     assert not any(torch.equal(weights[key], other.state_dict()[key]) for key in drawn)
 
 
-@pytest.mark.parametrize("name", ["deit", "convnext"])
+@pytest.mark.parametrize("name", ["deit", "resnet"])
 def test_the_digest_of_a_folders_model_does_not_depend_on_how_it_was_loaded_or_asked(folders, name, tmp_path):
     model = load_model(folders / name).model
     before = model_digest(model)
@@ -122,16 +86,6 @@ def test_the_digest_of_a_folders_model_does_not_depend_on_how_it_was_loaded_or_a
     file = folders / name / "model.safetensors"
     others = load_model(tmp_path / "again").model, load_model(file, arch=f"hf:{folders / name}").model
     assert {model_digest(m) for m in (model, *others)} == {before}
-
-
-@pytest.mark.slow
-def test_another_process_finds_the_same_digest(folders):
-    code = "import sys; from safexplain._digest import model_digest; from safexplain.loading import load_model;"
-    code += "print(model_digest(load_model(sys.argv[1]).model).hex())"
-    told = subprocess.run(
-        [sys.executable, "-c", code, str(folders / "vit")], capture_output=True, text=True, check=True
-    )
-    assert told.stdout.strip() == model_digest(load_model(folders / "vit").model).hex()
 
 
 @pytest.mark.parametrize("name", ["vit", "resnet"])
@@ -173,9 +127,7 @@ def test_weights_in_several_files_are_one_model_with_one_digest(folders, tmp_pat
 
 def test_reference_models_may_start_from_the_weights_of_another_folder(folders, tmp_path):
     base = tmp_path / "base"
-    network = transformers.ViTForImageClassification(
-        transformers.ViTConfig.from_pretrained(folders / "vit", num_labels=17)
-    )
+    network = transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL | {"num_labels": 17}))
     network.save_pretrained(base)
     for path, options in ((folders / "vit", {}), (folders / "vit" / "model.safetensors", {})):
         loaded = load_model(path, arch=f"hf-pretrained:{base}", **options)
@@ -261,13 +213,12 @@ def eight_bit(folder: Path):
 def test_images_of_8_bits_are_normalised_as_the_librarys_processor_does_it(folders, tmp_path):
     x, read = eight_bit(tmp_path)
     processor = transformers.ViTImageProcessor(**SAID, do_resize=False)
-    prepared, notes = normalise_as_trained(read, load_model(folders / "vit").preprocessing)
+    preprocessing = load_model(folders / "vit").preprocessing
+    prepared, notes = normalise_as_trained(read, preprocessing)
     expected = processor(list(x), return_tensors="np", input_data_format="channels_last")["pixel_values"]
     np.testing.assert_allclose(prepared.x, expected, rtol=1e-5, atol=1e-5)
     assert "8-bit images were normalised" in notes[0]
-    assert not normalise_as_trained(replace(read, scaled=False, x=expected), load_model(folders / "vit").preprocessing)[
-        1
-    ]
+    assert not normalise_as_trained(replace(read, scaled=False, x=expected), preprocessing)[1]
 
 
 @pytest.mark.parametrize(("scale", "says"), [(1.0, "they range from 0 to 1,"), (255.0, "they range from 0 to 255")])

@@ -6,10 +6,8 @@ import io
 import json
 import os
 import pickle
-import random
 import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from torch import nn
 from torch.export import Dim
 
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.models.exported import ExportedModel, rewrite
+from safexplain.loading.models.exported import rewrite
 from safexplain.loading.models.load import load_model
 
 TIMM, TORCHVISION = "timm:test_resnet", "torchvision:shufflenet_v2_x0_5"
@@ -47,13 +45,9 @@ class Detached(Mlp):
         return super().forward(x.detach())
 
 
-class Embedded(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
-
+class Whole(Mlp):
     def forward(self, x):
-        return self.head(self.table(x).mean(1))
+        return super().forward(x.float())
 
 
 class TwoInputs(Mlp):
@@ -175,12 +169,6 @@ def test_an_exported_model_takes_train_and_eval_without_changing(mlp, exported):
     assert not model.eval().training
 
 
-def test_an_exported_model_is_told_by_content_and_not_by_name(exported, tmp_path):
-    other = tmp_path / "model.bin"
-    other.write_bytes(exported.read_bytes())
-    assert isinstance(load_model(other).model, ExportedModel)
-
-
 def test_the_digest_is_that_of_the_file(exported):
     assert load_model(exported).sha256 == hashlib.sha256(exported.read_bytes()).hexdigest()
 
@@ -191,20 +179,6 @@ def test_fresh_networks_of_an_exported_model_are_untrained_and_follow_the_seed(m
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(one, weights(mlp), strict=True))
-
-
-def test_a_fresh_network_of_an_exported_model_trains(exported):
-    network = load_model(exported).fresh(0)
-    x, y = example(32, 8), torch.arange(32) % 3
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
-    losses = []
-    for _ in range(60):
-        loss = nn.functional.cross_entropy(network(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_static_batch_dimension_is_refused_with_the_way_to_export(mlp, tmp_path):
@@ -233,8 +207,8 @@ def test_an_exported_model_without_input_gradients_is_refused(tmp_path):
 
 
 def test_an_exported_model_of_integer_inputs_is_refused(tmp_path):
-    tokens = torch.zeros(4, 5, dtype=torch.long)
-    assert "torch.int64" in message(load_model, export(Embedded(), tmp_path / "m.pt2", tokens))
+    tokens = torch.zeros(4, 8, dtype=torch.long)
+    assert "torch.int64" in message(load_model, export(Whole(), tmp_path / "m.pt2", tokens))
 
 
 def test_an_exported_model_of_two_inputs_is_refused(tmp_path):
@@ -294,17 +268,13 @@ def test_an_arch_with_the_same_weights_and_other_outputs_is_refused(architecture
 
 
 def test_a_program_exported_on_a_gpu_loads_on_the_cpu(mlp, exported, tmp_path):
-    def move(value):
-        if isinstance(value, dict):
-            if value.keys() == {"type", "index"}:
-                value.update(type="cuda", index=0)
-            for inner in value.values():
-                move(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                move(inner)
+    def move(name, content):
+        if not name.endswith(".json"):
+            return content
+        gpu = {"type": "cuda", "index": 0}
+        return json.dumps(json.loads(content, object_hook=lambda d: gpu if d.keys() == gpu.keys() else d)).encode()
 
-    moved = repacked(exported, tmp_path / "m.pt2", change=in_json(".json", move))
+    moved = repacked(exported, tmp_path / "m.pt2", change=move)
     torch.testing.assert_close(load_model(moved).model(example(3, 8)), mlp(example(3, 8)))
 
 
@@ -344,6 +314,7 @@ def first_operation(document):
     return graph(document)["nodes"][0]
 
 
+IMPORTS = json.dumps([{"__enum__": True, "fqn": "evil:E", "name": "A"}])
 TAMPERED = {
     "an attribute of torch as an operation": lambda d: first_operation(d).update(target="torch.os.system"),
     "an operation that writes a file": lambda d: first_operation(d).update(target="torch.ops.aten.save.default"),
@@ -354,16 +325,7 @@ TAMPERED = {
         forward_arg_names=["x=__import__('os').mkdir('TARGET')"]
     ),
     "a tree that imports a module": lambda d: d["graph_module"]["module_call_graph"][0]["signature"].update(
-        out_spec=json.dumps(
-            [
-                1,
-                {
-                    "type": "builtins.dict",
-                    "context": json.dumps([{"__enum__": True, "fqn": "evil:E", "name": "A"}]),
-                    "children_spec": [],
-                },
-            ]
-        )
+        out_spec=json.dumps([1, {"type": "builtins.dict", "context": IMPORTS, "children_spec": []}])
     ),
 }
 
@@ -372,23 +334,12 @@ TAMPERED = {
 def test_strings_in_an_exported_graph_run_no_code(what, exported, tmp_path):
     target = tmp_path / "written"
 
-    def edit(document):
-        TAMPERED[what](document)
-
     def change(name, content):
-        return in_json("models/model.json", edit)(name, content).replace(b"TARGET", str(target).encode())
+        return in_json("models/model.json", TAMPERED[what])(name, content).replace(b"TARGET", str(target).encode())
 
     text = message(load_model, repacked(exported, tmp_path / "m.pt2", change=change))
     assert "might run code" in text
     assert "--trust-pickle" in text
-    assert not target.exists()
-
-
-def test_guards_in_an_exported_program_are_dropped_and_not_run(exported, tmp_path):
-    target = tmp_path / "written"
-    code = f"__import__('os').mkdir({str(target)!r}) is None"
-    change = in_json("models/model.json", lambda d: d.update(guards_code=[code]))
-    load_model(repacked(exported, tmp_path / "m.pt2", change=change)).model(example(2, 8))
     assert not target.exists()
 
 
@@ -526,7 +477,7 @@ def test_files_of_old_pytorch_and_safetensors_are_state_dicts_too(architecture, 
         torch.testing.assert_close(loaded.model(example(2, 8)), model(example(2, 8)))
 
 
-@pytest.mark.parametrize("length", [0x0178, 0x8B1F])
+@pytest.mark.parametrize("length", [0x0178])
 def test_safetensors_whose_length_looks_like_a_compressed_pickle_are_a_state_dict(length, architecture, tmp_path):
     from safetensors.torch import save
 
@@ -535,27 +486,6 @@ def test_safetensors_whose_length_looks_like_a_compressed_pickle_are_a_state_dic
     padded = length.to_bytes(8, "little") + raw[8:header].ljust(length) + raw[header:]
     (tmp_path / "m.safetensors").write_bytes(padded)
     assert load_model(tmp_path / "m.safetensors", arch="mynets:sized").fresh(0).out_features == 6
-
-
-def test_a_function_gets_the_number_of_classes_where_it_takes_it(architecture, tmp_path):
-    path = saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt")
-    assert load_model(path, arch="mynets:sized").fresh(0).out_features == 6
-
-
-def test_the_current_directory_is_importable_during_the_import_only(architecture, tmp_path):
-    before = list(sys.path)
-    load_model(saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt"), arch="mynets:sized")
-    assert sys.path == before
-
-
-def test_building_and_drawing_leave_the_global_random_state_alone(architecture, tmp_path, exported):
-    path = saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt")
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
-    load_model(path, arch="mynets:sized").fresh(1)
-    load_model(exported).fresh(1)
-    assert torch.equal(states[0], torch.get_rng_state())
-    assert states[1] == random.getstate()
-    assert np.array_equal(states[2], np.random.get_state()[1])  # noqa: NPY002
 
 
 def test_a_state_dict_without_arch_says_what_it_is_and_what_to_pass(tmp_path):
@@ -584,10 +514,8 @@ def test_an_arch_that_returns_the_trained_weights_is_refused(architecture, tmp_p
     [
         ("resnet18", "expected --arch timm:NAME"),
         ("timm:test_resnte", "did you mean test_resnet"),
-        ("timm:hf-hub:someone/model", "timm has no model"),
         ("torchvision:fcn_resnet50", "no classification model"),
         ("nowhere.nets:net", "No module named 'nowhere'; it must be importable from the current directory"),
-        ("mynets:missing", "has no attribute 'missing'"),
         ("mynets:broken", "no such luck"),
     ],
 )
@@ -596,26 +524,12 @@ def test_an_arch_that_cannot_be_built_is_one_line(arch, expected, architecture, 
     assert expected in message(load_model, path, arch=arch)
 
 
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
+@pytest.mark.parametrize("library", ["timm"])
 def test_a_missing_library_names_the_extra(library, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     path = saved(nn.Linear(8, 6).state_dict(), tmp_path / "m.pt")
     with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[vision\]"'):
         load_model(path, arch=f"{library}:resnet18")
-
-
-def test_safetensors_without_its_library_names_the_extra(tmp_path, monkeypatch):
-    from safetensors.torch import save_file
-
-    save_file(nn.Linear(8, 6).state_dict(), tmp_path / "m.safetensors")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(MissingExtraError, match=r"safexplain\[vision\]"):
-        load_model(tmp_path / "m.safetensors", arch=TIMM)
-
-
-def test_a_model_without_input_gradients_is_refused_where_the_shape_is_known(tmp_path):
-    text = message(load_model, saved(Detached(), tmp_path / "m.pt"), trust_pickle=True, input_shape=(8,))
-    assert "need a gradient, but none reaches the input" in text
 
 
 # Pickles
@@ -637,15 +551,7 @@ def test_a_pickled_module_loads_when_trusted_and_is_reinitialised(mlp, tmp_path)
     assert not any(torch.equal(a, b) for a, b in zip(weights(fresh), weights(mlp), strict=True))
 
 
-def test_batch_norm_and_dropout_of_a_pickled_module_train_again(tmp_path):
-    loaded = load_model(saved(Convolutional(), tmp_path / "m.pt"), trust_pickle=True)
-    network = loaded.fresh(0)
-    before = network.norm.running_mean.clone()
-    network(example(8, 1, 8, 8))
-    assert not torch.equal(before, network.norm.running_mean)
-
-
-@pytest.mark.parametrize("wrapped", ["bare", "beside weights", "plain pickle", "old format"])
+@pytest.mark.parametrize("wrapped", ["beside weights", "plain pickle", "old format"])
 def test_nothing_pickled_is_loaded_unless_asked_for_by_name(wrapped, tmp_path):
     target, path = tmp_path / "written", tmp_path / "m.pt"
     evil = Payload(target)
@@ -653,8 +559,6 @@ def test_nothing_pickled_is_loaded_unless_asked_for_by_name(wrapped, tmp_path):
         path.write_bytes(pickle.dumps(evil))
     else:
         content = {
-            "bare": evil,
-            "in a list": [evil],
             "beside weights": {"state_dict": nn.Linear(8, 6).state_dict(), "args": evil},
             "old format": evil,
         }[wrapped]
@@ -663,14 +567,6 @@ def test_nothing_pickled_is_loaded_unless_asked_for_by_name(wrapped, tmp_path):
     assert "mkdir" in text or wrapped == "plain pickle"  # which PyTorch does not look into
     assert "--trust-pickle" in text
     assert not target.exists()
-
-
-def test_a_pickle_of_an_unknown_class_says_where_it_must_be_importable(tmp_path):
-    path = saved(Mlp(), tmp_path / "m.pt")
-    changed = tmp_path / "c.pt"
-    repacked(path, changed, change=lambda name, content: content.replace(b"Mlp", b"Xyz"))
-    text = message(load_model, changed, trust_pickle=True)
-    assert "importable from the current directory" in text
 
 
 # Files that are no models
@@ -710,27 +606,11 @@ def test_files_that_are_no_models_are_one_line(mlp, exported, tmp_path):
 
 
 def test_a_damaged_member_of_an_exported_file_is_one_line(exported, tmp_path):
-    broken = repacked(
-        exported,
-        tmp_path / "m.pt2",
-        change=lambda name, content: b"{" if name.endswith("models/model.json") else content,
-    )
-    assert "damaged" in message(load_model, broken)
-    emptied = repacked(
-        exported,
-        tmp_path / "n.pt2",
-        change=lambda name, content: b"{}" if name.endswith("models/model.json") else content,
-    )
-    assert "cannot be loaded with PyTorch" in message(load_model, emptied)
+    for new, said in ((b"{", "damaged"), (b"{}", "cannot be loaded with PyTorch")):
+        change = lambda name, content, new=new: new if name.endswith("models/model.json") else content  # noqa: E731
+        assert said in message(load_model, repacked(exported, tmp_path / "m.pt2", change=change))
 
 
-def test_paths_that_cannot_be_read_are_one_line(tmp_path, monkeypatch):
+def test_paths_that_cannot_be_read_are_one_line(tmp_path):
     assert "none.pt cannot be read: No such file" in message(load_model, tmp_path / "none.pt")
     assert "Is a directory" in message(load_model, tmp_path)
-    locked = saved({}, tmp_path / "m.pt")
-
-    def refuse(self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert "Permission denied" in message(load_model, locked)

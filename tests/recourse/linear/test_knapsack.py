@@ -48,7 +48,7 @@ def excesses(seeds, columns, cost):
         if answer.favourable[0]:
             continue
         if columns == LARGE:
-            best = integer_program(w, b, x, 0.0, 1 / scale, rules)
+            best = integer_program(w, b, x, 1 / scale, rules)
         else:
             best = all_counts(w, b, x, 1 / scale, rules, cost.power)
         assert answer.valid[0] == np.isfinite(best)
@@ -99,7 +99,7 @@ def test_answers_are_optimal_when_columns_cost_alike_for_what_they_gain(kind):
         x = np.rint(rng.uniform(-4, 2, 10))
         b = 2 * np.floor((-(w @ x) - rng.uniform(0.1, 0.5) * 4 * w.sum()) / 2) - 1  # odd: no steps gain just that
         found = linear_recourse(w, b, x, cost=L1(1 / unit), constraints=rules)
-        assert found.distance[0] == pytest.approx(integer_program(w, b, x, 0.0, unit, rules), rel=1e-6)
+        assert found.distance[0] == pytest.approx(integer_program(w, b, x, unit, rules), rel=1e-6)
 
 
 @pytest.mark.parametrize(("columns", "cost"), WIDE)
