@@ -1,12 +1,9 @@
-"""Linear heads by closed-form DP-SGD: the same as Opacus and as autograd, one example at a time."""
+"""Linear heads by closed-form DP-SGD: the same as autograd, one example at a time, and torch's optimizers."""
 
-import warnings
+from functools import partial
 
-import opacus.optimizers.optimizer as opacus_optimizer
 import pytest
 import torch
-from opacus.grad_sample import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional as F
 
@@ -58,42 +55,6 @@ def slow_sum(theta, x, labels, clipping):
     return total
 
 
-class ExactOptimizer(DPOptimizer):
-    """Opacus with the clipping rule as it is written, without the 1e-6 that it adds to the norm."""
-
-    clipping = None
-
-    def clip_and_accumulate(self):
-        """Of Opacus, with other factors."""
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in self.grad_samples], 1).norm(dim=1)
-        for p in self.params:
-            p.summed_grad = torch.einsum("i,i...", self.clipping.factors(norms), self._get_flat_grad_sample(p))
-
-
-def by_opacus(kind, x, y, made_by, batches, noises, monkeypatch):
-    """The weights and the bias that Opacus' optimizer gives on these batches with this noise."""
-    linear = nn.Linear(D, CLASSES).double()
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    model = GradSampleModule(linear)
-    pieces = iter([part for noise in noises for part in (noise[0, :, :D], noise[0, :, D])])
-    monkeypatch.setattr(opacus_optimizer, "_generate_noise", lambda **_: next(pieces))
-    sgd = torch.optim.SGD(model.parameters(), lr=made_by.lr, momentum=made_by.momentum)
-    inner = sgd if made_by.optimizer == "sgd" else torch.optim.Adam(model.parameters(), lr=made_by.lr)
-    optimizer = kind(
-        inner, noise_multiplier=1.0, max_grad_norm=made_by.clipping.bound,
-        expected_batch_size=made_by.expected_batch_size,
-    )  # fmt: skip
-    optimizer.clipping = made_by.clipping
-    for index in batches:
-        optimizer.zero_grad()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            F.cross_entropy(model(x[index]), y[index]).backward()
-        optimizer.step()
-    return linear.weight.detach(), linear.bias.detach()
-
-
 def recorded(monkeypatch):
     """The batches and the noise of the next `train_heads`."""
     batches, noises, draw, sample = [], [], head.gaussian, head.separate_batches
@@ -114,23 +75,22 @@ def recorded(monkeypatch):
 
 @pytest.mark.parametrize(
     ("clipping", "options"),
-    [
-        (RULES[0], {}),
-        (RULES[0], {"momentum": 0.9}),
-        (RULES[1], {"optimizer": "adam", "lr": 0.05}),
-    ],
+    [(RULES[0], {"momentum": 0.9}), (RULES[1], {"optimizer": "adam", "lr": 0.05})],
 )
-def test_twenty_steps_are_those_of_opacus_with_the_same_noise_and_batches(clipping, options, monkeypatch):
+def test_twenty_steps_are_those_of_torchs_optimizer_with_the_same_noise_and_batches(clipping, options, monkeypatch):
     x, y = data()
     made_by = recipe(clipping=clipping, **options)
     batches, noises = recorded(monkeypatch)
     found = train_heads(x, y, made_by, noise_multiplier=1.5, generator=seeded())
-    noises = [1.5 * 0.8 * n for n in noises]
-    weight, bias = by_opacus(ExactOptimizer, x, y, made_by, batches, noises, monkeypatch)
     assert len(batches) == len(noises) == 20
-    assert (found.weight[0] - weight).abs().max() <= 1e-9
-    assert (found.bias[0] - bias).abs().max() <= 1e-9
-    assert weight.abs().max() > 0.1
+    theta, rows = torch.zeros(CLASSES, D + 1, dtype=torch.float64), Rows.of(x, y, bias=True).x
+    kind = torch.optim.Adam if made_by.optimizer == "adam" else partial(torch.optim.SGD, momentum=made_by.momentum)
+    optimizer = kind([theta], lr=made_by.lr)
+    for index, noise in zip(batches, noises, strict=True):
+        theta.grad = (slow_sum(theta, rows[index], y[index], clipping) + 1.5 * 0.8 * noise[0]) / 18
+        optimizer.step()
+    assert (torch.cat([found.weight[0], found.bias[0][:, None]], 1) - theta).abs().max() <= 1e-9
+    assert theta.abs().max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -156,17 +116,6 @@ def test_the_clipped_sum_is_that_of_autograd_one_example_at_a_time(clipping, out
         slow = slow_sum(theta[run], rows.x[chosen], y[chosen], clipping)
         assert (found[run] - slow).abs().max() < 1e-12
         assert slow.abs().max() > 0.1
-
-
-def test_each_contribution_stays_within_the_bound_and_reaches_it():
-    x, y = data()
-    theta = 3 * torch.randn(1, CLASSES, D + 1, generator=seeded(), dtype=torch.float64)
-    for clipping in RULES:
-        norms = [
-            clipped_sum(theta, Rows.of(x[i : i + 1], y[i : i + 1], bias=True), None, clipping).norm() for i in range(N)
-        ]
-        assert max(norms) <= clipping.bound * (1 + 1e-12)
-        assert max(norms) > 0.99 * clipping.bound
 
 
 def test_an_example_without_a_finite_gradient_contributes_nothing_and_spares_the_others():
@@ -234,9 +183,6 @@ def test_noise_has_the_stated_scale_whatever_the_batch(float_safe, clipping):
     assert len(every) == 200 * CLASSES * 41
     assert every.std().item() == pytest.approx(expected, rel=0.02)
     assert abs(every.mean().item()) < 5 * expected / len(every) ** 0.5
-    assert every.std().item() != pytest.approx(expected / 0.8, rel=0.02), (
-        "noise without the clipping bound would be seen"
-    )
 
 
 def test_each_run_has_its_own_noise_multiplier():
@@ -245,25 +191,6 @@ def test_each_run_has_its_own_noise_multiplier():
     found = train_heads(x, y, made_by, noise_multiplier=[0.0, 1.0, 3.0], runs=3, generator=seeded())
     assert found.weight[0].abs().max() == 0
     assert found.weight[1:].std((1, 2)).tolist() == pytest.approx([1.0, 3.0], rel=0.06)
-
-
-def test_an_empty_batch_takes_the_noise_step():
-    x, y = data(n=3)
-    theta = torch.zeros(2, CLASSES, D + 1, dtype=torch.float64)
-    for index in (torch.zeros(0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long)):
-        found = clipped_sum(theta, Rows.of(x, y, bias=True).take(index), None, RULES[0])
-        assert torch.equal(found, torch.zeros_like(theta))
-
-
-def test_the_divisor_is_the_expected_size_and_not_the_drawn_one():
-    x, y = data()
-    theta, rows = torch.zeros(1, CLASSES, D + 1, dtype=torch.float64), Rows.of(x, y, bias=True)
-    made_by = recipe(steps=1, sample_rate=1.0, expected_batch_size=8, lr=1.0, clipping=RULES[0])
-    for count in (1, 10, N):
-        total = clipped_sum(theta, rows.take(torch.arange(count)), None, RULES[0])
-        members = (torch.arange(N) < count)[None]
-        found = train_heads(x, y, made_by, noise_multiplier=0.0, membership=members)
-        assert torch.allclose(torch.cat([found.weight, found.bias[..., None]], -1), -total / 8)
 
 
 @pytest.mark.parametrize(("rate", "shared"), [(0.2, True), (0.8, False)])
@@ -379,17 +306,13 @@ def test_a_recipe_that_makes_no_sense_is_refused(changes):
         recipe(**changes)
 
 
-def test_noise_without_clipping_is_refused():
+def test_noise_that_makes_no_sense_is_refused():
     x, y = data()
+    for sigma in (float("nan"), [1.0, 2.0]):
+        with pytest.raises(ConfigurationError, match="noise_multiplier"):
+            train_heads(x, y, recipe(), noise_multiplier=sigma, runs=3)
     with pytest.raises(ConfigurationError, match="clipping"):
         train_heads(x, y, recipe(clipping=None), noise_multiplier=1.0)
-
-
-@pytest.mark.parametrize("sigma", [float("nan"), [1.0, 2.0]])
-def test_noise_that_makes_no_sense_is_refused(sigma):
-    x, y = data()
-    with pytest.raises(ConfigurationError, match="noise_multiplier"):
-        train_heads(x, y, recipe(), noise_multiplier=sigma, runs=3)
 
 
 def test_data_that_cannot_be_used_is_refused_in_words():

@@ -46,11 +46,6 @@ def test_merging_keeps_the_output_and_gives_the_old_names_back(name):
         assert float((merged(x) - before).abs().max() / before.abs().max()) < 1e-6
     assert [type(m) for m in merged.modules()] == [type(m) for m in plain.modules()]
     assert {k: v.shape for k, v in merged.state_dict().items()} == {k: v.shape for k, v in plain.state_dict().items()}
-    build_again = plain.load_state_dict(merged.state_dict())
-    assert not build_again.missing_keys
-    assert any(
-        not torch.equal(a, b) for a, b in zip(merged.state_dict().values(), build(name).parameters(), strict=False)
-    )
 
 
 def test_the_formula_is_that_of_the_paper():
@@ -64,12 +59,8 @@ def test_the_formula_is_that_of_the_paper():
 def test_names_are_the_adapters_and_the_base_is_frozen():
     model = build("vit_tiny")
     names = add_lora(model, targets=["qkv", "blocks.1.mlp.*"])
-    assert {name.rpartition(".lora_")[0] for name in names} == {
-        "blocks.0.attn.qkv",
-        "blocks.1.attn.qkv",
-        "blocks.1.mlp.fc1",
-        "blocks.1.mlp.fc2",
-    }
+    layers = {"blocks.0.attn.qkv", "blocks.1.attn.qkv", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"}
+    assert {name.rpartition(".lora_")[0] for name in names} == layers
     assert len(names) == 8
     assert set(names) < {name for name, p in model.named_parameters() if p.requires_grad}
     assert not model.blocks[0].attn.qkv.weight.requires_grad
@@ -77,15 +68,7 @@ def test_names_are_the_adapters_and_the_base_is_frozen():
 
 
 def test_adapters_are_drawn_as_a_linear_layer_starts():
-    def draw(seed):
-        model = nn.Sequential(nn.Linear(6, 6))
-        torch.manual_seed(seed)
-        add_lora(model, targets=["0"])
-        return model[0].lora_a.weight
-
-    assert LoRALinear(nn.Linear(6, 6)).lora_a.weight.abs().max() <= 1 / 6**0.5
-    assert torch.equal(draw(1), draw(1))
-    assert not torch.equal(draw(1), draw(2))
+    assert 0 < LoRALinear(nn.Linear(6, 6)).lora_a.weight.abs().max() <= 1 / 6**0.5
 
 
 def test_adapters_follow_device_and_type():

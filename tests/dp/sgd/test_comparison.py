@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Subset, TensorDataset
 
 from safexplain._progress import silent
 from safexplain.dp import DPFineTuner, FlatClipping
@@ -113,11 +112,6 @@ def test_the_features_of_a_frozen_backbone_are_computed_once(monkeypatch):
     monkeypatch.setattr(finetune_head, "features", lambda *a, **k: calls.append(1) or real(*a, **k))
     tuner(trainable="head").fit(compare=OTHERS, epsilons=[1, 2])
     assert len(calls) == 1
-
-
-def test_a_data_set_can_be_compared_on(compared):
-    lazily = Subset(TensorDataset(*OTHERS), range(400))
-    assert tuner().fit(compare=lazily).accuracy == compared.accuracy
 
 
 @pytest.mark.parametrize(

@@ -40,17 +40,8 @@ def test_the_budget_is_kept_and_a_seed_repeats_the_noise(trainable: str) -> None
     ends = []
     for seed in (1, 1, 2):
         model, x, y = parts()
-        done = DPFineTuner(
-            model,
-            (x, y),
-            epsilon=4.0,
-            delta=1e-5,
-            steps=10,
-            batch_size=20,
-            seed=seed,
-            device="cuda",
-            trainable=trainable,
-        ).fit()
+        options = {"steps": 10, "batch_size": 20, "seed": seed, "device": "cuda", "trainable": trainable}
+        done = DPFineTuner(model, (x, y), epsilon=4.0, delta=1e-5, **options).fit()
         assert done.statement.epsilons.substitute <= 4.0
         ends.append(torch.cat([p.detach().flatten() for p in done.model.parameters()]))
     assert torch.allclose(ends[0], ends[1], atol=1e-5)  # a GPU adds up gradients in any order
