@@ -1,9 +1,7 @@
-"""The columns of a table as numbers, and back: text columns as codes, missing numbers as a special number.
+"""The columns of a table as numbers, and back: a text is its index in a list, a missing number one below all others.
 
-A bank's pipeline takes a frame with text columns; explainers perturb rows of numbers. The coding between them: each
-text is its index in a list, from 0, and a missing number is one number below all others. The model decodes before it
-predicts, so it gets the values it was trained on: a code is rounded and clipped to the list, and a number nearer to the
-missing number than to the smallest real one is missing.
+The model decodes before it predicts: a code is rounded and clipped to the list, and a number nearer to the missing
+number than to the smallest real one is missing.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from numpy.typing import NDArray
 
 from safexplain._files import write_atomically
 from safexplain.errors import InputError
-
-__all__ = ["Column", "Columns"]
 
 MOST_CATEGORIES = 256
 """Most distinct values of a text column; a column with more of them identifies rows."""
@@ -53,11 +49,7 @@ class Column:
 
     @classmethod
     def of(cls, values: Any, name: str) -> Self:
-        """The coding of a column of a pandas frame.
-
-        Raises:
-            InputError: it holds neither numbers nor texts, or too many distinct texts.
-        """
+        """The coding of a column of a pandas frame; InputError: neither numbers nor texts, or too many texts."""
         if _numeric(values):
             numbers = _numbers(values)
             there = numbers[~np.isnan(numbers)]
@@ -80,11 +72,7 @@ class Column:
         return cls(name, (*known, *((None,) if None in texts else ())))
 
     def encode(self, values: Any) -> Rows:
-        """Codes (n,) of the values of a column.
-
-        Raises:
-            InputError: a text that is not in the list, texts where there were numbers, or the reverse.
-        """
+        """Codes (n,) of the values of a column; InputError: an unknown text, or texts for numbers or the reverse."""
         if self.categories is None:
             if not _numeric(values):
                 text = next((value for value in values.tolist() if isinstance(value, str)), None)
@@ -131,12 +119,8 @@ class Columns:
 
     @classmethod
     def of(cls, frame: Any, names: Sequence[str] | None = None) -> Self:
-        """The coding of the columns of a pandas frame.
-
-        Args:
-            frame: all rows, so that codes do not depend on membership.
-            names: of its columns, in the order of the model; None: all.
-        """
+        """The coding of the columns of a pandas frame of all rows, so that codes do not depend on membership; `names`
+        are in the order of the model."""
         wanted = list(frame.columns) if names is None else list(names)
         return cls(tuple(Column.of(frame[name], str(name)) for name in wanted))
 
@@ -160,21 +144,13 @@ class Columns:
         }
 
     def encode(self, frame: Any) -> Rows:
-        """(n, d) float32 codes of a pandas frame; other columns are ignored.
-
-        Raises:
-            InputError: a column is missing, or a value has no code.
-        """
+        """(n, d) float32 codes of a pandas frame; InputError: a column is missing, or a value has no code."""
         if absent := [name for name in self.names if name not in frame.columns]:
             raise InputError(f"expected the columns {', '.join(self.names[:8])}; missing: {', '.join(absent[:8])}")
         return np.stack([column.encode(frame[column.name]) for column in self.columns], axis=1)
 
     def decode(self, rows: NDArray[Any]) -> Any:
-        """The pandas frame of (n, d) codes.
-
-        Raises:
-            InputError: rows have another number of columns.
-        """
+        """The pandas frame of (n, d) codes; InputError: another number of columns."""
         if rows.ndim != 2 or rows.shape[1] != len(self.columns):
             raise InputError(f"expected rows of {len(self.columns)} columns, got {rows.shape}")
         pandas = import_module("pandas")
@@ -217,11 +193,7 @@ class Columns:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """From the file columns.json that an audit wrote.
-
-        Raises:
-            InputError: the file cannot be read, or holds something else.
-        """
+        """From the file columns.json that an audit wrote; InputError: it cannot be read, or holds something else."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -3,9 +3,7 @@
     deletion   how far the probability falls when the named features are set to a baseline
     insertion  how far it rises, from the baseline alone, when only they are kept
 
-One step of the deletion and insertion of Petsiuk et al. (arXiv 1806.07421), at a fixed share of the features. It needs
-no native map, so a hardened map and one of another model are compared by the same measure, and unlike measures of the
-released map alone it does not rise with noise: the features that a random map names carry little.
+One step of the deletion and insertion of Petsiuk et al. (arXiv 1806.07421), at a fixed share of the features.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from torch import Tensor, nn
 from safexplain._validate import check_number, check_whole
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.outputs import are_probabilities
-
-__all__ = ["Faithfulness", "faithfulness", "named_features"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,13 +101,8 @@ def faithfulness(
 
 
 def named_features(maps: Tensor, fraction: float, generator: np.random.Generator) -> Tensor:
-    """Whether each number of a map is among the highest and above 0: bool, in the shape of the maps, on the CPU.
-
-    Args:
-        maps: (n, ...).
-        fraction: of the numbers of a map; at most max(1, round(fraction d)) are named.
-        generator: breaks ties, by n * d numbers.
-    """
+    """Whether each number of maps (n, ...) is among the max(1, round(fraction d)) highest and above 0: bool, in their
+    shape, on the CPU; `generator` breaks ties."""
     rows = maps.detach().reshape(len(maps), -1).cpu().double().numpy()
     rows = np.where(rows > 0, rows, 0.0)
     drawn = generator.random(rows.shape)
@@ -130,8 +121,8 @@ def _aligned(x: Tensor, labels: Tensor, maps: Tensor) -> Tensor:
     alike = maps.dim() == x.dim() and len(maps) == len(x) and maps[:1].numel() > 0
     if len(x) and not (alike and all(m in (1, d) for m, d in zip(maps.shape[1:], x.shape[1:], strict=True))):
         raise InputError(
-            f"expected maps in the shape of x, {tuple(x.shape)}, or with 1 in place of some of it (all channels of a"
-            f" pixel, for example); got {tuple(maps.shape)}. Enlarge maps of another resolution first"
+            f"expected maps in the shape of x, {tuple(x.shape)}, or with 1 in place of some of it, got"
+            f" {tuple(maps.shape)}: enlarge maps of another resolution"
         )
     return maps
 
@@ -142,10 +133,7 @@ def _filler(x: Tensor, baseline: float | Tensor | NDArray[Any]) -> Tensor:
     try:
         return filler.expand(x.shape)
     except RuntimeError:
-        raise InputError(
-            f"baseline: expected a number, or numbers that can be broadcast to x, {tuple(x.shape)}; got"
-            f" {tuple(filler.shape)}"
-        ) from None
+        raise InputError(f"baseline {tuple(filler.shape)} cannot be broadcast to x {tuple(x.shape)}") from None
 
 
 def _as_float64(out: Tensor, labels: Tensor) -> Tensor:

@@ -1,12 +1,4 @@
-"""Warnings about implausible native maps, for the operator; the client's answer does not change.
-
-A hardened map looks like any other: ranking turns numbers of 1e11 into a usual map, and NaN is released as zero. So
-native maps are checked before they are hardened, in one or two passes over their numbers:
-
-    not finite   NaN or infinity
-    zero         only zeros, although the input is not zero
-    constant     the same number everywhere
-    huge         over a million times as large as the explained outputs and inputs make plausible
+"""Warnings about implausible native maps, for the operator: a hardened map looks like any other.
 
 A service finds them in its log (`logging.getLogger("safexplain.native_maps")`, level WARNING): once for each model,
 method and finding, and again when there are ten times as many. No number of a map or an input is logged. An audit
@@ -31,8 +23,6 @@ from torch import Tensor, nn
 
 from safexplain._digest import modules_of
 from safexplain.outputs import Logits, Probability
-
-__all__ = ["FINDINGS", "Finding", "Watch", "collecting", "unwrapped", "watch"]
 
 FINDINGS = {
     "not finite": (
@@ -67,14 +57,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem with some of a model's native maps.
-
-    Args:
-        kind: a key of `FINDINGS`.
-        method: of the explainer.
-        maps: number of maps with the problem.
-        of: number of checked maps.
-    """
+    """A problem, `kind` in `FINDINGS`, with `maps` of a model's `of` checked native maps."""
 
     kind: str
     method: str
@@ -102,11 +85,7 @@ class _Record:
 
 
 class Watch:
-    """Counts of findings by model and method; threads may share it.
-
-    Args:
-        logs: whether to write warnings.
-    """
+    """Counts of findings by model and method; threads may share it. `logs`: whether to write warnings."""
 
     def __init__(self, *, logs: bool = True) -> None:
         self.logs = logs
@@ -126,18 +105,11 @@ class Watch:
         grouped: bool = False,
         squared: bool = False,
     ) -> None:
-        """Check a batch of native maps quickly; never raises.
+        """Check a batch of native maps, (batch, ...) each, quickly; never raises.
 
-        Args:
-            model: the explained module, or an object that holds one.
-            method: name of the explainer.
-            maps: one or several tensors (batch, ...) that make up the maps.
-            inputs: (batch, ...) explained inputs: a zero map is right if the input is zero or the baseline, and NaN if
-                the input has some.
-            baselines: as given to the explainer.
-            outputs: returns the explained outputs; called only if numbers are large.
-            grouped: features are explained in groups, of which there may be only one.
-            squared: the map is a square of a map (VarGrad).
+        A zero map is right if the input is zero or the baseline, and NaN if the input has some. `outputs` returns the
+        explained outputs, and is called only if numbers are large. `grouped`: features are explained in groups, of
+        which there may be only one; `squared`: the map is a square of a map (VarGrad).
         """
         try:
             self._add(model, method, maps, inputs, baselines, outputs, grouped, squared)
@@ -172,9 +144,7 @@ class Watch:
         if values.is_cpu and values.dtype in (torch.float32, torch.float64):
             low, high = (ends.reduce(values.numpy(), 1) for ends in (np.minimum, np.maximum))
         else:  # torch.aminmax of rows takes 20 times as long
-            low, high = (
-                torch.stack((values.amin(1), values.amax(1))).cpu().double().numpy()
-            )  # waits for the device once
+            low, high = torch.stack((values.amin(1), values.amax(1))).cpu().double().numpy()
         right = high > low  # False where one is NaN
         wide = max(np.maximum.reduce(high), -np.minimum.reduce(low))
         with self._lock:

@@ -43,13 +43,8 @@ class _Wrapper(nn.Module):
 
 
 class Logits(_Wrapper):
-    """A classifier of `transformers`, whose answers are objects, as a module that returns their `logits`.
-
-    Its digest is that of the classifier.
-
-    Args:
-        model: (batch, ...) -> an object with `logits` (batch, classes).
-    """
+    """A classifier of `transformers`, (batch, ...) -> an object with `logits` (batch, classes), as a module that
+    returns these. Its digest is that of the classifier."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (batch, classes)."""
@@ -178,15 +173,8 @@ def are_places(labels: Any) -> bool:
 
 
 def as_module(model: Any, classes: int | None = None) -> Any:
-    """A fitted scikit-learn classifier as a module, and anything else as it is.
-
-    Args:
-        model: a module, a classifier with `predict_proba`, or a `Booster` of XGBoost or LightGBM.
-        classes: at least so many outputs of a classifier, see `EstimatorModule`.
-
-    Raises:
-        InputError: a classifier that is not fitted.
-    """
+    """A fitted scikit-learn classifier, or `Booster` of XGBoost or LightGBM, as an `EstimatorModule` of at least so
+    many classes, and anything else as it is; InputError: a classifier that is not fitted."""
     if isinstance(model, nn.Module):
         return model
     model = classifier_of(model)
@@ -205,11 +193,7 @@ OBJECTIVES = {
 
 def classifier_of(model: Any) -> Any:
     """The scikit-learn classifier of a `Booster` of XGBoost or LightGBM, as in an audit of the booster's file; anything
-    else as it is.
-
-    Raises:
-        InputError: a booster that is no classifier.
-    """
+    else as it is. InputError: a booster that is no classifier."""
     library = type(model).__module__.partition(".")[0]
     if library not in OBJECTIVES or type(model).__name__ != "Booster":
         return model

@@ -1,8 +1,4 @@
-"""Digests of models, estimators, code, files and arrays, without importing torch.
-
-model_state  finds the modules behind a callable, and everything that a model computes with digests      their digests,
-and those of everything else that a certificate names
-"""
+"""Digests of models, estimators, code, files and arrays, without importing torch."""
 
 from safexplain._digest.digests import OPAQUE_DIGEST as OPAQUE_DIGEST
 from safexplain._digest.digests import Undigestable as Undigestable

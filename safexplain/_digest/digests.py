@@ -1,7 +1,7 @@
-"""Digests of texts, files, nested values, functions, this package's own code, and models.
+"""Digests of texts, files, nested values, functions, this package's own code, and models, without importing torch.
 
 Model and estimator digests, to which keyed noise and certificates are tied, are BLAKE2b hashes (RFC 7693), all others
-SHA-256. torch is not imported here: a caller with a tensor or a module has imported it.
+SHA-256.
 """
 
 from __future__ import annotations
@@ -96,11 +96,8 @@ class Undigestable(Exception):
 
 @functools.cache
 def code_digest(*modules: str, package: Path = Path(__file__).parents[1]) -> str:
-    """SHA-256 of the code of these modules, of all modules of the package that they import, and of the torch version.
-
-    It is part of a cache's key, so the cache is not used after any of these files has changed. Modules are named as in
-    `__name__`; FileNotFoundError: there is no such module.
-    """
+    """SHA-256 of the code of these modules, of all modules of the package that they import, and of the torch version;
+    FileNotFoundError: there is no such module."""
     waiting, found_code = [*modules], dict[str, bytes]()
     for name in waiting:  # grows meanwhile
         if (source := _source_of(name, package)) is None:
@@ -136,10 +133,7 @@ def digest(*parts: Any) -> str:
     """SHA-256 over nested plain values, arrays, tensors, and functions and classes with everything that they refer to.
 
     Those of Python and of installed packages count by their names; classes of safexplain by their own code, its
-    functions by that of their module and its imports.
-
-    Raises:
-        Undigestable: a part cannot be identified across runs.
+    functions by that of their module and its imports. Undigestable: a part cannot be identified across runs.
     """
     h = _CodeHash()
     for part in parts:
@@ -272,8 +266,8 @@ _estimator_digests: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[bytes], b
 def estimator_digest(estimator: Any) -> bytes | None:
     """32 bytes that name a fitted estimator, or None if a part of it cannot be pickled.
 
-    Cached for each estimator; computed again if an attribute was assigned, as in `fit`, or a sample of 8 numbers of one
-    of its arrays has changed, as in `partial_fit`. A single number written into an array may be missed.
+    Cached until an attribute is assigned, as in `fit`, or a sample of 8 numbers of one of its arrays changes, as in
+    `partial_fit`. A single number written into an array may be missed.
     """
     kept = tuple(_estimator_parts(estimator))
     numbers = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf")
@@ -331,12 +325,8 @@ def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
     Everything that its answers depend on counts, see `model_state`; wrappers that compute nothing do not, see
-    `network_of`, nor does float64 if float32 holds the same weights. Other code and numbers of a function count too.
-
-    Digests are cached for each module, with a fingerprint (each tensor's identity, address, version counter, device and
-    a sample of 8 of its numbers, and everything that is short) that is compared at every call. A write through `.data`
-    raises no version counter: an optimizer's step taken that way changes the sample, but a single number written that
-    way may be missed.
+    `network_of`, nor does float64 if float32 holds the same weights. Digests are cached for each module, with a
+    fingerprint that is compared at every call; a single number written through `.data` may be missed.
 
     Raises:
         RefusedError: a module of a custom class without any state to identify it by.
@@ -381,16 +371,15 @@ def _warn_once(forward_func: object) -> None:
         _warned.add(owner)
     warnings.warn(
         f"expected a torch module or scikit-learn estimator behind {_name(forward_func)}, found none: its answers keep"
-        " their noise when the model changes. Pass the module, a function that holds it, or model_digest=, at least 16"
-        " bytes that name the model and its version.",
+        f" their noise when the model changes. {_NAME_THE_MODEL}",
         OpaqueModelWarning,
         stacklevel=3,
     )
 
 
 class _CachedDigest(NamedTuple):
-    """A cached digest of a module; the memory of its tensors; views of samples, which take longer to make than to read;
-    other marks that are compared; and packed weights, kept alive so that their ids stay theirs."""
+    """A cached digest of a module; the memory of its tensors; views of samples of these; other marks that are compared;
+    and packed weights, kept alive so that their ids stay theirs."""
 
     places: list[Any]
     views: list[list[Tensor]]
@@ -439,8 +428,8 @@ def _hash(module: nn.Module) -> bytes:
     ours = (part for part in module.modules() if not type(part).__module__.startswith("torch."))
     if not any(part.visible for part in parts) and next(ours, None) is not None:
         raise RefusedError(
-            f"expected a model with state of its own, found none in {type(module).__name__}, so its explanations would"
-            f" keep their noise when the model changes. {_NAME_THE_MODEL}, or keep its weights in the module"
+            f"expected a model with state of its own, found none in {type(module).__name__}: its noise would stay when"
+            f" it changes. {_NAME_THE_MODEL}, or keep its weights in the module"
         )
     return _hash_parts(_Hash(_blake2b()), parts)
 
@@ -463,8 +452,7 @@ def _hash_parts(h: _Hash, parts: Iterable[Part]) -> bytes:
                 what = f"{path} is a {type(value).__name__} whose state cannot be read ({error!s:.80})"
                 raise RefusedError(f"{what}. {_NAME_THE_MODEL}") from None
             _hash_parts(h, parts_of(inside))
-    found: bytes = h.hash.digest()
-    return found
+    return bytes(h.hash.digest())
 
 
 def _sample_of_array(array: NDArray[Any]) -> bytes:
@@ -479,11 +467,8 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes, on any device.
-
-    Without names and classes, so a module, its state_dict in another class, and its `torch.export` archive have the
-    same digest; one changed weight changes it.
-    """
+    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes, without names and classes: a module
+    and its `torch.export` archive have the same."""
     import torch
 
     each = []
@@ -499,10 +484,9 @@ def trained_digest(model: Any) -> str:
 
     - A torch module: `weights_digest`; a module without parameters around an estimator: that of the estimator.
     - A model with `coef_` and `intercept_`: of these numbers and of `classes_`, whatever its class.
-    - Any other fitted scikit-learn estimator: of all its parts, as `estimator_digest`.
+    - Any other fitted scikit-learn estimator: of all its parts.
 
-    Raises:
-        ConfigurationError: none of these, not fitted, or an estimator with a part that cannot be read.
+    ConfigurationError: none of these, not fitted, or with a part that cannot be read.
     """
     if is_module(model):
         inner = getattr(model, "estimator", None)
@@ -515,13 +499,13 @@ def trained_digest(model: Any) -> str:
         )
     try:
         if linear:
-            return _hexadecimal("linear", *_coefficients(model), _labels(model))
+            labels = repr(np.asarray(getattr(model, "classes_", ())).tolist())  # in any kind of array
+            return _hexadecimal("linear", *_coefficients(model), labels.encode("utf-8", "surrogatepass"))
         import_module("sklearn.utils.validation").check_is_fitted(model)
     except (ValueError, AttributeError) as error:  # sklearn's NotFittedError is both
         raise ConfigurationError(f"{type(model).__name__} is not fitted; fit it first ({error})") from None
     if (found := _hash_estimator(model)) is None:
-        why = "a part that cannot be read (a lock, a file, a local function)"
-        raise ConfigurationError(f"{type(model).__name__} has {why}, so it has no digest")
+        raise ConfigurationError(f"{type(model).__name__} has a part that cannot be read (a lock, a file)")
     return _hexadecimal("estimator", found)
 
 
@@ -529,11 +513,6 @@ def _hexadecimal(kind: str, *parts: bytes) -> str:
     h = _Hash(hashlib.sha256(kind.encode()))
     h.add(*parts)
     return str(h.hash.hexdigest())
-
-
-def _labels(model: Any) -> bytes:
-    """The classes as plain Python values, in any kind of array; regressions have none."""
-    return repr(np.asarray(getattr(model, "classes_", ())).tolist()).encode("utf-8", "surrogatepass")
 
 
 def _coefficients(model: Any) -> Iterator[bytes]:

@@ -1,8 +1,7 @@
 """The modules behind a callable, and everything that a model computes with, which its digest is made of.
 
-Attributes of modules that are tensors or numbers count, and texts, tuples, lists, dicts and functions that code reached
-by `forward` reads by name. Attributes that this code itself writes do not count: a cache, a counter of calls or a kept
-activation would change the digest, and with it the noise, at each query. Python code counts by the names of classes.
+Attributes of modules that are tensors or numbers count, and other plain values and functions that code reached by
+`forward` reads by name; not those that it writes, as a cache. Python code counts by the names of classes.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
 
 
 class Part(NamedTuple):
-    """A part of a model, at a path in it: a tensor, a NumPy array, packed (int8) weights, an estimator, or a text of
-    everything else; `visible`: it can differ between models of one class."""
+    """A part of a model, at a path in it; `visible`: it can differ between models of one class."""
 
     path: str
     kind: Kind
@@ -78,11 +76,8 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
 
 
 class Writer:
-    """Visits nested values in a fixed order and writes plain ones.
-
-    Arrays without objects go to `array`, and values that are neither plain nor containers to `other`, with the ids of
-    their containers.
-    """
+    """Visits nested values in a fixed order and writes plain ones; arrays without objects go to `array`, and values
+    that are neither plain nor containers to `other`, with the ids of their containers."""
 
     def write(self, text: str) -> None: ...
 
@@ -127,11 +122,8 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
-    """The torch modules that a forward function reaches, outermost only, in a fixed order.
-
-    Searches the callable, the owner of a bound method, functools.partial, closure cells, defaults, the globals that a
-    function names, and attributes of objects; not containers of more than 1000 items.
-    """
+    """The torch modules that a forward function reaches, outermost only, in a fixed order: through owners of methods,
+    functools.partial, closures, defaults, globals, attributes, and containers of at most `WIDEST` items."""
     if is_module(forward_func):
         return (forward_func,)
     found = find_reachable(forward_func, is_module)
@@ -190,13 +182,12 @@ def _held_by_function(function: types.FunctionType) -> Iterator[object]:
 
 
 def network_of(forward_func: object) -> nn.Module | None:
-    """The module that computes the answer, without wrappers that only pass inputs and outputs on.
+    """The module that computes the answer, without wrappers that only pass inputs and outputs on; None: the callable is
+    no module, and does more than call one.
 
     Wrappers are `nn.DataParallel` and `DistributedDataParallel`, the result of `torch.compile`, modules of this package
     with `_network`, an `nn.Sequential` of one, bound methods `forward` and `__call__`, `functools.partial` without
     arguments, and functions and modules whose code is only `return net(x)`.
-
-    None: the callable is no module, and does more than call one.
     """
     found: Any = forward_func
     module = None
@@ -276,15 +267,14 @@ def state_of(module: nn.Module) -> list[Part]:
 
 
 def parts_of(value: object) -> list[Part]:
-    """The parts of another value: the numbers, texts and tensors of a function's closure and globals, beside
-    modules."""
+    """The parts of another value, such as the numbers, texts and tensors of a function's closure and globals."""
     walk = _Walk(_Names())
     walk.attribute("", getattr(value, "__func__", value))
     return walk.parts
 
 
 class _Names(NamedTuple):
-    """Names of attributes that the code reached by `forward` reads, and writes."""
+    """Names that code reads, and writes."""
 
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
@@ -306,7 +296,7 @@ class _Walk(Writer):
     def module(self, path: str, module: nn.Module) -> None:
         """Visit a module, and new modules inside it."""
         kind: Any = type(module)
-        if _may_wrap(kind):
+        if not _is_torch_class(kind) or kind.__name__ in {"Sequential", *_TORCH_WRAPPERS}:
             module = network_of(module) or module
             kind = type(module)
         if id(module) in self._seen:
@@ -314,8 +304,7 @@ class _Walk(Writer):
         self._seen.add(id(module))
         if isinstance(module, sys.modules["torch"].jit.ScriptModule):
             raise InputError(
-                f"expected no TorchScript model, which PyTorch has deprecated, got {kind.__name__}; export the original"
-                " model with torch.export.export(model.eval(), ...) and pass its .module()"
+                f"expected no TorchScript model, got {kind.__name__}; export the original model by torch.export.export"
             )
         torchs = _is_torch_class(kind)
         graph = kind.__qualname__.startswith("GraphModule.")  # torch makes a class for each graph
@@ -389,7 +378,7 @@ class _Walk(Writer):
             self.feed({name: getattr(value, name, None) for name in names if name not in self._names.writes}, above)
 
     def _function(self, function: Any, above: tuple[int, ...]) -> None:
-        """Name and gist of a function, and the numbers, texts and tensors in its closure, defaults and globals."""
+        """Name and gist of a function, and what its closure, defaults and globals hold."""
         self.write(f"function {function.__module__} {function.__qualname__};")
         library = (function.__module__ or "").partition(".")[0]  # its name and version identify its code
         if not isinstance(function, types.FunctionType) or library in ("torch", "captum", "numpy", "sklearn"):
@@ -411,11 +400,6 @@ def _kind_of(value: object) -> Kind | None:
 
 def _is_torch_class(kind: type) -> bool:
     return kind.__module__.startswith("torch.")
-
-
-@lru_cache(maxsize=4096)
-def _may_wrap(kind: type) -> bool:
-    return not _is_torch_class(kind) or kind.__name__ in {"Sequential", *_TORCH_WRAPPERS}
 
 
 @lru_cache(maxsize=1)
@@ -481,8 +465,7 @@ def function_of(member: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _names_of_code(code: CodeType) -> _Names:
-    """Names that a function and its inner functions load or hold as texts, and those whose objects its source changes;
-    without source, it may change them all."""
+    """Names that a function loads or holds as texts, and those whose objects its source changes (without it, all)."""
     texts = {text for one in codes_of(code) for text in one.co_consts if isinstance(text, str) and text.isidentifier()}
     reads = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars)} | texts
     try:
@@ -518,10 +501,8 @@ def _name_in(node: ast.AST) -> str:
 
 @lru_cache(maxsize=4096)
 def gist(code: CodeType) -> str:
-    """Names, constants and operations of a function in their order, inner functions included.
-
-    Independent of the position of the code and the names of its variables.
-    """
+    """Names, constants and operations of a function and its inner functions in their order, without the position of the
+    code and the names of its variables."""
     words = []
     for step in dis.get_instructions(code):
         value = step.argval
@@ -571,12 +552,8 @@ def _globals_in(code: CodeType) -> tuple[str, ...]:
 
 
 def bytes_of(tensor: Tensor) -> Iterator[Any]:
-    """The values of a tensor in parts: dtype and shape as a text, then the numbers.
-
-    float64 values that float32 holds exactly are written as float32: the same weights in another precision are the same
-    model. Quantised tensors are their integers, scales and zero points; sparse ones and subclasses (as of torchao)
-    their components.
-    """
+    """The values of a tensor in parts: dtype and shape as a text, then the numbers; float64 that float32 holds exactly
+    as float32, quantised tensors as integers, scales and zero points, subclasses (as of torchao) as their parts."""
     import torch
 
     tensor = tensor.detach()

@@ -1,10 +1,8 @@
 """Hardened explainers: the methods of Captum, Alibi, AIX360, lime and shap with hardened answers.
 
-`catalog` has a `row` for each method, and `hardened` makes the Captum classes from the rows. A call goes through
-`hardened`: a native explainer on private modules (`isolation`) computes the map, `query` finds what its noise is a
-function of, `feature_groups` the resolution at which it is hardened, and `hardening` hardens it. `certified` loads
-audited explainers and `served` what a service releases. `captum` has the methods that Captum lacks and the checks of
-models; `alibi`, `aix360` and `shap` are adapters, whose libraries `libraries` imports on first use.
+`catalog` has a row for each method. A call goes through `hardened`: a native explainer on private modules (`isolation`)
+computes the map, `query` finds what its noise is a function of, and `hardening` hardens it. `certified` loads audited
+explainers, and `served` what a service releases.
 """
 
 from safexplain.explain.alibi.explainers import anchor_hardening
@@ -21,10 +19,4 @@ from safexplain.explain.feature_groups import words as words
 from safexplain.explain.tables import near_cutoff as near_cutoff
 from safexplain.explain.wrap import harden as harden
 
-__all__ = [
-    "CATALOG",
-    "anchor_hardening",
-    "default_layer",
-    "find_row",
-    "grid_segments",
-]
+__all__ = ["CATALOG", "anchor_hardening", "default_layer", "find_row", "grid_segments"]

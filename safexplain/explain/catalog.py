@@ -1,8 +1,7 @@
 """The explanation methods as rows of a table: what each one is, its source and its requirements.
 
-A row holds facts only. `safexplain.explain.hardened` makes the hardened classes from rows, `safexplain.captum` names
-them as Captum does, and `audit` and `tune` read the same rows for options to search and for required arguments. A new
-explainer is one more row, its sentence in `SUMMARIES` and its source in `PAPERS`.
+`hardened` makes the hardened classes from rows. A new explainer is one more row, its sentence in `SUMMARIES` and its
+source in `PAPERS`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from safexplain.errors import ConfigurationError, did_you_mean
 from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus, Gradient, TokenIG, default_layer, whole_layer
 from safexplain.explain.feature_groups import grid_segments, superpixels, words
 from safexplain.explain.libraries import load
-
-__all__ = ["CATALOG", "EXTRAS", "FAMILIES", "LICENCES", "REFUSED", "Row", "SearchSpace", "find_row"]
 
 SearchSpace = Mapping[str, tuple[Any, ...] | list[Any]]
 """Parameter -> values to try: a tuple lists them, a pair in a list is a range."""
@@ -96,11 +93,7 @@ class Row:
 
     @property
     def native(self) -> Any:
-        """The native class.
-
-        Raises:
-            MissingExtraError: its library is not installed.
-        """
+        """The native class; MissingExtraError: its library is not installed."""
         if not isinstance(self.source, str):
             return self.source
         module, _, name = self.source.partition(":")
@@ -152,24 +145,15 @@ class Row:
         return LICENCES[self.library]
 
     def explainer(self, forward_func: Callable[..., Any], layer: nn.Module | None = None) -> Any:
-        """The native explainer of a forward function.
-
-        Args:
-            forward_func: the explained function; a NoiseTunnel gets its signed gradient (`Gradient`).
-            layer: for methods of layers and neurons; None: `default_layer(forward_func)`.
-        """
+        """The native explainer of a function; a NoiseTunnel gets its signed gradient (`Gradient`). Methods of layers
+        and neurons get `layer`, or `default_layer(forward_func)`."""
         if self.of == "input":
             return self.native(Gradient(forward_func) if self.nt_type else forward_func)
         return self.native(forward_func, default_layer(forward_func) if layer is None else layer)
 
     def options(self, inputs: Tensor, chosen: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-        """Arguments of the native entry for these inputs, beside the inputs and the target.
-
-        Args:
-            inputs: (n, ...).
-            chosen: arguments that override the defaults; those in `derives` are turned into others, as `n_segments`
-                into the `feature_mask` of `superpixels`, which needs images.
-        """
+        """Arguments of the native entry for inputs (n, ...), beside these and the target. `chosen` overrides defaults;
+        those in `derives` are turned into others, as `n_segments` into the `feature_mask` of `superpixels`."""
         options = self.needs(inputs) | ({"nt_type": self.nt_type} if self.nt_type else {})
         derived = {name: chosen[name] for name in self.derives & chosen.keys()}
         options |= self.derive(inputs, **derived) if derived else {}
@@ -192,8 +176,7 @@ def windows(x: Tensor) -> dict[str, Any]:
 
 
 def groups(x: Tensor) -> dict[str, Any]:
-    """Features in groups, so that a few dozen numbers are estimated: 4 x 4 squares of an image, or columns of a table,
-    several of them in one call of the model."""
+    """Features in groups: 4 x 4 squares of an image, or columns of a table, 16 in one call of the model."""
     if x.dim() > 2:
         return {"feature_mask": grid_segments(x, 4)}
     return {"feature_mask": torch.arange(x.shape[1], device=x.device)[None], "perturbations_per_eval": 16}
@@ -432,10 +415,7 @@ REFUSED: Mapping[str, str] = {
 
 
 def find_row(name: str) -> Row:
-    """The row of a method in any spelling: "IG", "integrated_gradients", "IntegratedGradients", "HardenedIG".
-
-    Raises:
-        ConfigurationError: no such method.
+    """The row of a method in any spelling: "IG", "integrated_gradients", "HardenedIG"; ConfigurationError: no such one.
 
     >>> find_row("integrated-gradients").name, find_row("smoothgrad").name, find_row("Grad-CAM++").name
     ('IG', 'SmoothGrad', 'GradCAMPlusPlus')

@@ -1,7 +1,6 @@
-"""The explainer that a certificate is about: how production loads what was audited.
+"""The explainer that a certificate is about: how production loads what was audited, with the service's own noise key.
 
-Class, model, hardening, options and the versions of libraries must be the audited ones, or nothing is built. The noise
-key is the service's own: the audit used another one, and no certificate holds a key.
+Class, model, hardening, options and the versions of libraries must be the audited ones, or nothing is built.
 """
 
 from __future__ import annotations
@@ -61,37 +60,25 @@ class Predict:
 
 @dataclass(eq=False)
 class Pinned:
-    """The audited state that a certified explainer keeps from call to call.
-
-    Args:
-        method: name in the catalog.
-        model: the audited model.
-        digest: its digest when the certificate was loaded.
-        options: audited, as `Row.options` takes them.
-        predict: the explained output.
-        probabilities: whether the model's own outputs must be probabilities, which the first call checks.
-    """
+    """The audited state that a certified explainer keeps from call to call."""
 
     method: str
     model: nn.Module
     digest: bytes
+    """Of the model when the certificate was loaded."""
     options: Mapping[str, Any]
+    """Audited, as `Row.options` takes them."""
     predict: Predict
     probabilities: bool = False
+    """Whether the model's own outputs must be probabilities, which the first call checks."""
 
     def complete(
         self, signature: inspect.Signature, given: Mapping[str, Any], free: frozenset[str] | None = None
     ) -> dict[str, Any]:
-        """The named arguments of a call of the native entry, completed by the audited options.
+        """The given arguments of a call of the native entry, completed by the audited options.
 
-        Args:
-            signature: of the native entry.
-            given: the client's arguments by name, without self and defaults.
-            free: arguments that the client may choose; None: `CLIENT_ARGUMENTS`, for explainers of tensors.
-
-        Raises:
-            RefusedError: an option differs from the audited one, or the model has changed.
-            InputError: the inputs of an explainer of tensors are not one tensor.
+        `free` are those that the client may choose; None: `CLIENT_ARGUMENTS`, for explainers of tensors. RefusedError:
+        an option differs from the audited one, or the model has changed. InputError: inputs that are not one tensor.
         """
         check_unchanged(self.model, self.digest)
         audited = self.options if free is not None else self._of_inputs(given.get("inputs"))
@@ -124,8 +111,7 @@ class Pinned:
 def pin(
     made: Any, forward: nn.Module, model: nn.Module, digest: bytes, hardening: Hardening, options: Mapping[str, Any]
 ) -> Any:
-    """The explainer that a factory (`made`) makes of the explained output `forward` of a model, pinned to the model,
-    its digest and the options."""
+    """The explainer that the factory `made` makes of the explained output `forward` of a model, pinned."""
     explainer = made(forward, hardening=hardening).explainer
     explainer._pinned = Pinned(made.method, model, digest, options, Predict(forward))
     return explainer
@@ -135,14 +121,13 @@ def check_unchanged(model: nn.Module, digest: bytes) -> None:
     """Raise RefusedError unless a model still has this digest, and is in evaluation mode."""
     if in_training_mode(model) or model_digest(model) != digest:
         raise RefusedError(
-            "the model has changed since the certificate was loaded: its parameters differ, or it is in training mode."
-            " Load the certificate again with the audited model, in evaluation mode"
+            "the model has changed since the certificate was loaded, or is in training mode: load it again with the"
+            " audited model, in evaluation mode"
         )
 
 
 def check_as_audited(given: Mapping[str, Any], audited: Mapping[str, Any]) -> None:
-    """Raise RefusedError if a given argument differs from the audited one (None if the certificate does not name
-    it)."""
+    """Raise RefusedError if a given argument differs from the audited one; None: the certificate does not name it."""
     for name, value in given.items():
         if not _is_equal(value, expected := audited.get(name)):
             raise RefusedError(
@@ -153,23 +138,17 @@ def check_as_audited(given: Mapping[str, Any], audited: Mapping[str, Any]) -> No
 
 @dataclass(frozen=True, eq=False)
 class Audited:
-    """A certificate, and the model that it is about.
-
-    Args:
-        path: of the certificate, for messages.
-        certificate: its content.
-        rows: of its methods: one, or several that are released together ("IG+Saliency").
-        model: the audited model, without a `Probability` that the audit added.
-        digest: its digest.
-        hardening: the audited one, with the service's key if it has noise.
-    """
+    """A certificate, and the model that it is about."""
 
     path: str
     certificate: Certificate
     rows: tuple[Row, ...]
+    """Of its methods: one, or several that are released together ("IG+Saliency")."""
     model: nn.Module
+    """Without a `Probability` that the audit added."""
     digest: bytes
     hardening: Hardening
+    """The audited one, with the service's key if it has noise."""
 
     def options(self, row: Row) -> dict[str, Any]:
         """The audited options of one of the methods."""
@@ -210,8 +189,8 @@ def load_audited(
     uncertified: bool = False,
     kind: type[Any] | None = None,
 ) -> Audited:
-    """Load a certificate that is about this model and may be served. Arguments are as of `load_release`, and `kind` is
-    a hardened class whose method the certificate must be about; errors are as of `Hardened.from_certificate`."""
+    """Load a certificate that is about this model and may be served; arguments are as of `load_release`, and `kind` is
+    a hardened class whose method it must be about."""
     from safexplain.verdict.certificate.read import load_certificate  # with SciPy's statistics: a second of importing
 
     certificate = load_certificate(path, public_key=public_key)
@@ -247,11 +226,8 @@ def load_audited(
 
 
 def checked_model(model: Any) -> tuple[nn.Module, bytes]:
-    """A model that may be served, and its digest; a scikit-learn classifier becomes a module.
-
-    Raises:
-        InputError: neither a module nor a classifier, or in training mode.
-    """
+    """A model that may be served, as a module, and its digest; InputError: neither a module nor a scikit-learn
+    classifier, or in training mode."""
     model = as_module(model)
     if not isinstance(model, nn.Module) or in_training_mode(model):
         what = "a model in training mode (call model.eval())" if isinstance(model, nn.Module) else type(model).__name__
@@ -263,11 +239,8 @@ def checked_model(model: Any) -> tuple[nn.Module, bytes]:
 
 
 def subject_of(digest: bytes, file: str | Path | None) -> dict[str, str]:
-    """How a certificate names a model with this digest, and its file: algorithm -> hexadecimal digest.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """How a certificate names a model with this digest, and its file: algorithm -> hexadecimal digest; InputError: the
+    file cannot be read."""
     from safexplain.verdict.certificate.write import MODEL_DIGEST
 
     try:
@@ -301,13 +274,8 @@ def check_subject(
 
 def with_service_key(hardening: Hardening, key: bytes | str | Path | None) -> Hardening:
     """The hardening with the service's own key, if it has noise: as bytes, in a file, or if None in the environment
-    variable SAFEXPLAIN_NOISE_KEY.
-
-    Raises:
-        RefusedError: there is noise, and no key or one that can be guessed: shorter than 16 bytes, or with hardly any
-            distinct bytes.
-        InputError: the file cannot be read.
-    """
+    variable SAFEXPLAIN_NOISE_KEY; RefusedError: no key or one that can be guessed; InputError: the file cannot be
+    read."""
     if hardening.noise is None:
         return hardening
     what = "the noise key"

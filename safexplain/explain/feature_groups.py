@@ -1,8 +1,7 @@
 """Groups of features (superpixels and squares of images, words of texts), and hardening at the resolution of groups.
 
-Groups depend on the input alone, never on the model, so a mask reveals nothing about the training data. A map of groups
-or windows is a few numbers, each written into all features of its group, over which independent noise would average
-away. So the few numbers are read from the native map, hardened, and written back.
+A map of groups is a few numbers, each written into all features of its group, over which independent noise would
+average away. So these numbers are read from the native map, hardened, and written back.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from torch import Tensor
 from safexplain.errors import InputError, RefusedError, needs_extra
 from safexplain.hardening.hardening import plain_tensors
 
-__all__ = ["grid_segments", "show_set", "superpixels", "words"]
-
 Tensors = tuple[Tensor, ...]
 Harden = Callable[[Tensor, slice], Tensor]
 """(values (rows, k), which rows of the batch) -> hardened values of the same shape."""
@@ -35,12 +32,11 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
     Args:
         images: (batch, channels, height, width) with 1 or 3 channels, on any scale: each image is scaled to [0, 1].
         n_segments: approximate number of superpixels.
-        compactness: weight of nearness in space against nearness in colour; larger gives squarer superpixels.
+        compactness: weight of space against colour; larger gives squarer superpixels.
         sigma: width in pixels of a Gaussian blur before.
 
     Returns:
-        Integers (batch, 1, height, width) from 0, on the images' device. An image in which SLIC finds a single
-        superpixel (it is flat) gets squares, because methods that fit a surrogate need two features.
+        Integers (batch, 1, height, width) from 0, on the images' device; squares if SLIC finds a single superpixel.
 
     Raises:
         InputError: other shapes, or fewer than two segments.
@@ -78,7 +74,7 @@ def grid_segments(inputs: Tensor, side: int = 8) -> Tensor:
         side: parts of an axis, at least 1; a shorter axis is cut into single positions.
 
     Returns:
-        Integers (1, 1, ...) from 0, for all examples and channels alike.
+        Integers (1, 1, ...) from 0.
 
     >>> grid_segments(torch.empty(5, 3, 2, 4), 2)[0, 0].tolist()
     [[0, 0, 1, 1], [2, 2, 3, 3]]
@@ -114,13 +110,9 @@ def show_set(image: Any, released: Any, ax: Any = None, color: str = "tab:orange
 
     Args:
         image: (channels, height, width) or (height, width), a tensor or an array, on any scale.
-        released: the set released for it, (channels, height, width) or (height, width). A pixel is coloured if one of
-            its channels is in the set.
-        ax: matplotlib's axes; None: the current ones.
+        released: the set released for it, of the same shape; a pixel is coloured if one of its channels is in the set.
+        ax: matplotlib's axes, which are returned; None: the current ones.
         color: of the set, as matplotlib takes it.
-
-    Returns:
-        The axes, with one image of (height, width, 3) numbers in [0, 1].
 
     Raises:
         InputError: other shapes, or numbers below zero: not a set.
@@ -130,8 +122,8 @@ def show_set(image: Any, released: Any, ax: Any = None, color: str = "tab:orange
     pixels, named = (np.asarray(torch.as_tensor(a).detach().cpu().double()) for a in (image, released))
     if pixels.ndim not in (2, 3) or named.ndim not in (2, 3) or pixels.shape[-2:] != named.shape[-2:]:
         raise InputError(
-            "expected an image and its released set, (channels, height, width) or (height, width) each, got"
-            f" {pixels.shape} and {named.shape}: pass one image of a batch, and enlarge layer maps by interpolate_mode="
+            "expected one image and its released set, (channels, height, width) or (height, width) each, got"
+            f" {pixels.shape} and {named.shape}"
         )
     if (named < 0).any():
         raise InputError("expected a set (TopKSet) without negative numbers, got some below 0: draw maps by imshow")
@@ -147,12 +139,8 @@ def show_set(image: Any, released: Any, ax: Any = None, color: str = "tab:orange
 
 @dataclass(frozen=True)
 class Groups:
-    """Which positions of a map form a group.
-
-    Args:
-        members: for each tensor of the map the group of each position, integers (1 or batch, ...), broadcastable to it.
-        words: what the groups were made from, if not single examples; part of the query.
-    """
+    """Which positions of a map form a group: `members` has for each tensor of the map the group of each position,
+    integers (1 or batch, ...); `words` is what they were made from, if not single examples, as a part of the query."""
 
     members: Tensors
     words: str = ""
@@ -187,10 +175,8 @@ def find_groups(options: Mapping[str, Any], tensors: Tensors) -> Groups | None:
 
 
 def by_name(tensors: Tensors, members: Tensors) -> Tensor | None:
-    """(k,) the canonical group of each coefficient of a map (batch, k); None unless there is one for each group name.
-
-    Names of groups, from 0, are the caller's choice: other names give the same coefficients in another order.
-    """
+    """(k,) the canonical group of each coefficient of a map (batch, k), whatever the caller's names of the groups; None
+    unless there is one for each name, from 0."""
     names = torch.cat([m.reshape(-1) for m in members]).long()
     count = tensors[0].shape[-1]
     if len(tensors) != 1 or tensors[0].dim() != 2 or torch.unique(names).tolist() != list(range(count)):
@@ -200,16 +186,8 @@ def by_name(tensors: Tensors, members: Tensors) -> Tensor | None:
 
 
 def harden_groups(tensors: Tensors, groups: Tensor, harden: Harden) -> Tensors:
-    """A map with each group's value hardened, in the shapes, (batch, ...) each, and dtypes of the native map.
-
-    Args:
-        tensors: the native map.
-        groups: (1 or batch, d) from `Groups.canonical`.
-        harden: hardens (rows, k) values.
-
-    Raises:
-        RefusedError: the map has more than one value in a group.
-    """
+    """A map with the value of each group hardened, in the shapes and dtypes of the native map, (batch, ...) each;
+    `groups` are (1 or batch, d). RefusedError: the map has more than one value in a group."""
     widths = [t[:1].numel() for t in tensors]
     flat = torch.cat([t.flatten(1) for t in plain_tensors(tensors)], 1)
     released = torch.empty_like(flat)
@@ -231,10 +209,7 @@ def _values(rows: Tensor, groups: Tensor) -> Tensor:
     values = rows[:, torch.from_numpy(np.unique(groups.cpu(), return_index=True)[1]).to(rows.device)]
     spread = (rows - values[:, groups]).abs().nan_to_num(0.0, 0.0, 0.0).amax() if rows.numel() else 0.0
     if bool(spread > _TOLERANCE * rows.nan_to_num(0.0, 0.0, 0.0).abs().amax()):
-        raise RefusedError(
-            "expected one value for each group of features, got different ones within a group: leave out the mask, or"
-            " pass the groups that the explainer uses"
-        )
+        raise RefusedError("expected one value for each group of features: leave out the mask, or pass the right one")
     return values
 
 

@@ -35,15 +35,12 @@ from safexplain.hardening.hardening import Hardening, hardening_or_default, plai
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
-__all__ = ["HARDENED", "AuditExplainer", "ExplainerFactory", "Hardened", "build", "check_inputs"]
-
 _HARDENED_ATTRIBUTES = ("hardening", "direction", "_pinned", "_model_digest", "_threshold")
 """Attributes that native explainers do not have."""
 
 _SQUARED = ("vargrad", "smoothgrad_sq")
 """Kinds of a NoiseTunnel whose maps have no signs."""
 
-_MAY_HOLD_TENSORS = (Tensor, tuple, list, dict)
 _PER_EVAL = "perturbations_per_eval"
 
 _VALUES_PER_CALL = 2**20
@@ -61,16 +58,9 @@ class Hardened(Attribution):  # type: ignore[misc]
     where a logit is above 0, or a probability above .5. Natively every map explains class 1. If the output is a number,
     pass `direction="up"` (why it is as high as it is) or "down". Magnitudes, as Saliency's, are left as they are.
 
-    A scikit-learn classifier (`EstimatorModule`) gets many perturbed rows in one call unless `perturbations_per_eval`
-    is given. It predicts each row independently, so the numbers do not change.
-
     The service must fix the options of `attribute`. Queries that differ only in estimation options (`n_steps`,
     `n_samples`, ...) share their noise, so averaging over them does not remove it; but a client who may choose these
     options can subtract two answers, in which the noise cancels.
-
-    Attributes:
-        hardening: applied to each explanation.
-        direction: for a model whose one output is a number.
     """
 
     hardening: Hardening
@@ -127,17 +117,14 @@ class Hardened(Attribution):  # type: ignore[misc]
         """The explainer that a certificate is about, with its hardening and the audited options of `attribute`.
 
         It is made as in the audit: with the constructor's defaults, and for layer methods with the default layer. A
-        call may choose `inputs` and `target` only, and the model's parameters must not change. The audit is about
-        explanations of the predicted class.
+        call may choose `inputs` and `target` only; the audit is about explanations of the predicted class.
 
         Args:
             model: the audited model, in evaluation mode, or the fitted scikit-learn classifier.
-            path: the certificate, signed or not; it may be about several explainers that are released together.
+            path: the certificate; it may be about several explainers that are released together.
             file: the model's file, whose SHA-256 must then be the one in the certificate.
             key_file: file with the noise key, at least 16 bytes. None: the environment variable SAFEXPLAIN_NOISE_KEY.
-                Not read if the certified hardening has no noise.
-            public_key: ed25519 in PEM format, a path or bytes; the certificate must then be signed with its private
-                key.
+            public_key: ed25519 in PEM format, a path or bytes; the certificate must then be signed by its private key.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, not "certified", or about another class,
@@ -146,8 +133,8 @@ class Hardened(Attribution):  # type: ignore[misc]
             InputError: a file cannot be read, or the model is in training mode.
         """
         audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
-        certified: Self = audited.explainer(cls)
-        return certified
+        explainer: Self = audited.explainer(cls)
+        return explainer
 
     @classmethod
     def catalogued(cls) -> ExplainerFactory:
@@ -267,9 +254,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         """Refuse a hardened explainer inside another one; wrappers find this method as `attribute.__wrapped__`."""
         raise RefusedError(
             f"{type(self).__name__} cannot go inside another explainer: {outer} would average its noise away or return"
-            " the native map. Harden the outermost explainer: HardenedSmoothGrad(IntegratedGradients(model),"
-            " hardening=...) in place of NoiseTunnel(HardenedIG(model)), or for any explainer"
-            " harden(NoiseTunnel(IntegratedGradients(model)), hardening)"
+            " the native map. Harden the outermost one: harden(NoiseTunnel(IntegratedGradients(model)), hardening)"
         )
 
     def _named_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -326,11 +311,8 @@ class Hardened(Attribution):  # type: ignore[misc]
         alike = all(t.shape[1:] == x.shape[1:] for t, x in zip(tensors, inputs, strict=False))
         full_size = layer or (alike and options.get("return_input_shape", True))
         groups = found.canonical(tensors if full_size else inputs)
-        if (
-            full_size
-            and groups.shape[1]
-            and bool((groups == torch.arange(groups.shape[1], device=groups.device)).all())
-        ):
+        d = groups.shape[1]
+        if full_size and d and bool((groups == torch.arange(d, device=groups.device)).all()):
             return self.hardening(native, **query)  # each feature is a group: as without groups
         if query and found.words:
             query["method"] += f" {found.words}"
@@ -356,9 +338,7 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _run_native(self, options: Mapping[str, Any], borrow: Lend) -> Any:
         served = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if served else nullcontext(), borrow() as explainer:
-            native_options = {
-                k: _outside_inference(v) if isinstance(v, _MAY_HOLD_TENSORS) else v for k, v in options.items()
-            }
+            native_options = {name: _outside_inference(value) for name, value in options.items()}
             native_options["inputs"] = self._private_inputs(options["inputs"])
             originals = (self, *explainers_in(vars(self)))
             for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
@@ -370,24 +350,17 @@ class Hardened(Attribution):  # type: ignore[misc]
                 )
             except (TypeError, ValueError) as error:
                 if self._row.name == "KernelShap" and "probs" in str(error):
-                    needs = (
-                        "expected at least 2 groups of features for KernelShap, got 1: give a feature_mask with more"
-                    )
-                    raise InputError(needs) from error
+                    raise InputError("expected at least 2 groups in feature_mask for KernelShap, got 1") from error
                 if "has no rule defined" not in str(error):
                     raise
                 kind = str(error).partition("<class '")[2].partition("'")[0].rpartition(".")[2]
                 raise RefusedError(
                     f"{self._row.name} has no rule for {kind}. Give the module one (as module.rule ="
-                    " captum.attr._utils.lrp_rules.EpsilonRule()), call torch.flatten and the like as functions, or use"
-                    " HardenedIG"
+                    " captum.attr._utils.lrp_rules.EpsilonRule()), call flatten as a function, or use HardenedIG"
                 ) from error
 
     def _private_inputs(self, inputs: Any) -> Any:
-        """Copies of the inputs: Captum sets attributes on them, and a model may write into them.
-
-        If there is noise, they hold exactly the numbers that the noise is a function of.
-        """
+        """Copies of the inputs, which Captum and models write to; with noise, the numbers that it is a function of."""
         if isinstance(inputs, tuple):
             return tuple(self._private_inputs(x) for x in inputs)
         x = (inputs if self.hardening.noise is None else as_hashed(inputs)).detach().clone()
@@ -397,8 +370,7 @@ class Hardened(Attribution):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class ExplainerFactory:
-    """A method of the catalog, which makes the explainer of each audited model: `HardenedIG.catalogued()(model,
-    hardening=h)`."""
+    """Makes the explainer of each audited model: `HardenedIG.catalogued()(model, hardening=h)`."""
 
     row: Row
     kind: Any
@@ -420,13 +392,8 @@ class AuditExplainer:
     explainer: Any
 
     def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
-        """(batch, ...) numbers, on the device of x.
-
-        Args:
-            x: (batch, ...) inputs.
-            target: (batch,) the explained class of each.
-            **options: as `Row.options` takes them.
-        """
+        """(batch, ...) numbers for inputs (batch, ...) and the explained class of each, (batch,), on the device of x;
+        options as `Row.options` takes them."""
         released: Tensor = self.explainer._explain_batch(x, target, options)
         return released
 
@@ -446,9 +413,7 @@ def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
     """The inputs as a tuple of tensors, and the number of examples; InputError for anything else."""
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     if not tensors or not all(isinstance(x, Tensor) and x.dim() > 0 for x in tensors):
-        raise InputError(
-            f"inputs must be a tensor of shape (batch, ...) or a tuple of these, got {type(inputs).__name__}"
-        )
+        raise InputError(f"inputs must be tensors of shape (batch, ...), got {type(inputs).__name__}")
     return tensors, min([x.shape[0] for x in tensors])
 
 
@@ -507,11 +472,8 @@ _NO_DELTA = (
 
 
 def build(row: Row) -> type[Hardened]:
-    """The hardened class of a row: a subclass of `Hardened` and the native class, with the native signatures.
-
-    Raises:
-        RefusedError: the native class has no `inputs`, on which the noise depends.
-    """
+    """The hardened class of a row: a subclass of `Hardened` and the native class, with the native signatures;
+    RefusedError: the native class has no `inputs`, on which the noise depends."""
     native, name = row.native, row.hardened_name
     signature = inspect.signature(native.attribute)
     if "inputs" not in signature.parameters:

@@ -1,19 +1,8 @@
 """How a native explainer is run: on private modules where it changes them, and with gradients in blocks of rows.
 
-GuidedBackprop, Deconvolution and DeepLift register hooks on the model's modules while they run, and any other thread
-that uses these modules meanwhile silently gets wrong answers. So they get new modules with the same parameters and
-cloned buffers. LRP, whose rules replace a layer's weights, gets new parameters in the same memory: data put in place of
-a parameter's data changes no other parameter. A copy for each call needs no lock, and cannot be stale. A model in
-training mode is always copied: its forward pass would change its running statistics, and with them its digest.
-
-Some callables cannot be copied: a closure keeps its own module, a module may hold a file or a lock. Then one call at a
-time runs on the original, under one lock for each model, which protects explanations from each other but not plain
-predictions that run meanwhile. Pass the module itself to get the copy.
-
-Gradients of many rows have the same bits as those of `captum._utils.gradient.compute_gradients`, in less time. Captum
-differentiates `torch.unbind(outputs)`, one node of the graph for each row; here the tensor of ones that arrives from
-there is passed in. Rows are taken in blocks, because a network's activations for all of them do not fit into a
-processor's cache (measured in docs/evidence/captum-gradient.md).
+Explainers that set hooks get new modules with the same parameters and cloned buffers; LRP, which replaces weights, new
+parameters in the same memory. What cannot be copied (a closure over its module, a lock) runs under one lock for each
+model. Gradients have the bits of `captum._utils.gradient.compute_gradients`, see docs/evidence/captum-gradient.md.
 """
 
 from __future__ import annotations
@@ -100,8 +89,7 @@ def lend(
     trains: bool | None = None,
 ) -> Iterator[Attribution]:
     """Lend an explainer of a native class with these attributes, private to this call; its modules are private too if
-    it touches them. `originals` (from `modules_in`) and `trains` (whether one is in training mode) are found if None.
-    """
+    it touches them. `originals` (from `modules_in`) and `trains` (is one in training mode?) are found if None."""
     originals = modules_in(state) if originals is None else originals
     trains = any(map(in_training_mode, originals)) if trains is None else trains
     touch = touch_of(native, state)
@@ -153,8 +141,7 @@ def _restore(modules: tuple[nn.Module, ...], aliases: Mapping[int, nn.Parameter]
 
 @contextmanager
 def one_at_a_time(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Lock these modules (outermost, as `modules_of` gives them) against other explanations, and restore their
-    buffers."""
+    """Lock these outermost modules against other explanations, and restore their buffers."""
     with ExitStack() as stack:
         for lock in _locks_of(modules):
             stack.enter_context(lock)
@@ -194,11 +181,8 @@ def private_copy(
     share_parameters: bool,
     parameters: Mapping[int, nn.Parameter] | None = None,
 ) -> dict[str, Any] | None:
-    """A deep copy of `state` that reaches none of the `originals`, or None if that is impossible.
-
-    Methods that only set hooks share the parameters (`share_parameters`); others get copies, or the `parameters` that
-    are given by the identities of the original ones.
-    """
+    """A deep copy of `state` that reaches none of the `originals`, or None if that is impossible; parameters are
+    shared, copied, or taken from `parameters` by the identities of the original ones."""
     parts = {id(part): part for module in originals for part in module.modules()}
     memo: dict[int, Any] = dict(parameters or {})
     try:
@@ -274,9 +258,8 @@ def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:
 # Gradients, in place of `compute_gradients`
 
 ROWS, ROWS_ON_DEVICE = 1_024, 16_384
-"""Most rows of a block: on a CPU, and on a GPU or another device. Each block has at least half as many, because matrix
-products of fewer than 16 rows were measured to round differently.
-"""
+"""Most rows of a block: on a CPU, and elsewhere. Each has at least half as many: products of fewer than 16 rows round
+differently."""
 
 _FEWER, _NUMBERS = 256, 2**18
 """Least rows of a block on a CPU, and about the most numbers in a larger one."""
@@ -294,11 +277,8 @@ def gradients(
 def gradients_in_blocks(
     forward_fn: Callable[..., Any], inputs: Any, target_ind: Any = None, additional_forward_args: Any = None
 ) -> tuple[Tensor, ...]:
-    """The same in blocks of rows, for models whose outputs for a row depend on that row alone.
-
-    All rows are taken at once if it is unclear which part of an argument belongs to which row, or if there are not as
-    many outputs as rows.
-    """
+    """The same in blocks of rows, for models whose outputs for a row depend on that row alone; all rows at once if it
+    is unclear which part of an argument belongs to which row, or if there are not as many outputs as rows."""
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     rows = len(tensors[0])
     fit = min(ROWS, max(_FEWER, _NUMBERS * rows // max(1, tensors[0].numel())))

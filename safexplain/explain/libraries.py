@@ -1,13 +1,8 @@
 """Imports of alibi, AIX360, lime and shap on first use, isolation of alibi's calls, and the modules named after
 libraries.
 
-AIX360's ProtoDash module imports `xport` and alibi imports ray, both for functions that are not used here; if these are
-missing, empty modules stand in for them during the import.
-
 Alibi's explainers keep state in attributes while they run, and draw from NumPy's global generator. So each call gets a
-copy of the explainer's own objects (arrays, predictors and pipelines, to which nothing writes, are shared), and
-`np.random` in the modules of alibi is the generator of the running hardened call: NumPy's own is neither read nor
-moved.
+private copy, and `np.random` in the modules of alibi is the generator of the running hardened call.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from types import FrameType, MappingProxyType, ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -56,8 +51,7 @@ _numpy.__dict__.update({name: value for name, value in vars(np).items() if name 
 
 
 def _redirect_generators() -> None:
-    """Make every loaded module of alibi, and shap's kernel method, draw from the running call's generator;
-    idempotent."""
+    """Make every loaded module of alibi, and shap's kernel method, draw from the running call's generator."""
     for name, module in list(sys.modules.items()):
         ours = name.partition(".")[0] == "alibi" or name == "shap.explainers._kernel"
         if ours and getattr(module, "np", None) is np:
@@ -79,8 +73,7 @@ def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
 def seeded_generators(
     hardening: Hardening, inputs: tuple[Tensor, ...], model_digest: bytes, method: str
 ) -> list[np.random.RandomState]:
-    """A generator for each example of `inputs`, seeded by the noise key (if there is noise), the model, the method, the
-    configuration and the example."""
+    """A generator for each example, seeded by the noise key (if there is noise) and the query."""
     noise = hardening.noise
     seeds = query_seeds(
         b"no noise, no key" if noise is None else resolve_key(noise.key),
@@ -134,10 +127,7 @@ def defined_in(kind: type, *libraries: str) -> bool:
 
 @contextmanager
 def quiet_failed_searches() -> Iterator[None]:
-    """Do not log this thread's anchors that are not precise enough, of which an audit may find thousands.
-
-    Their precision is part of the answer. Other messages of Alibi, and those of other threads, are logged.
-    """
+    """Do not log this thread's anchors that are not precise enough: their precision is part of the answer."""
     log, thread = logging.getLogger("alibi.explainers.anchors.anchor_base"), threading.get_ident()
 
     def others(record: logging.LogRecord) -> bool:
@@ -151,7 +141,7 @@ def quiet_failed_searches() -> Iterator[None]:
 
 
 _NOT_NEEDED = {"alibi": "ray", "aix360": "xport"}
-"""Library -> a module that it imports and does not need for what is used here."""
+"""Library -> a module that it imports for functions that are not used here."""
 
 _PARTS = {"alibi": "alibi.explainers", "shap": "shap.explainers._tree"}
 """Library -> a module of it to import too."""
@@ -215,25 +205,18 @@ def _stand_in_for(name: str | None, library: str) -> Iterator[None]:
 
 
 def _with_one_base_score(model: Any) -> Any:
-    """XGBoost's own format with a base score that shap 0.49 can read.
-
-    XGBoost 3.1 and later write a list, "[5E-1]", of which shap 0.50 and later take the first. It only moves the base
-    value, which is not released.
-    """
+    """XGBoost's own format with a base score that shap 0.49 can read: XGBoost 3.1 and later write a list, "[5E-1]"."""
     parameters = model.get("learner", {}).get("learner_model_param", {})
     if isinstance(score := parameters.get("base_score"), str) and score.startswith("["):
         parameters["base_score"] = score.strip("[]").partition(",")[0]
     return model
 
 
-_NONE: Mapping[str, str] = MappingProxyType({})
-
-
 def drop_in(
     module: str,
     classes: Mapping[str, Any],
-    others: Callable[[str], Any] | None = None,
-    refused: Mapping[str, str] = _NONE,
+    others: Callable[[str], Any] = lambda name: None,
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a module named after a library, so that users only change the import.
 
@@ -243,7 +226,7 @@ def drop_in(
     Args:
         module: name of the module.
         classes: hardened classes by the library's names.
-        others: finds other objects of the library; None if there is no such name.
+        others: finds other objects of the library; returns None if there is no such name.
         refused: name -> why an explainer cannot be hardened.
     """
 
@@ -252,17 +235,13 @@ def drop_in(
             return classes[name]
         if name.startswith("_"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
-        if others is not None and (found := others(name)) is not None:
+        if (found := others(name)) is not None:
             return found
         why = f": {refused[name]}" if name in refused else ""
         message = f"{module}.{name} is not hardened{why}. The hardened explainers are {', '.join(sorted(classes))}"
-        if _is_from_import(sys._getframe(1)):
+        caller = sys._getframe(1)
+        if caller.f_code.co_code[caller.f_lasti] == opcode.opmap["IMPORT_FROM"]:
             raise NotHardenedError(message, name=name)
         raise AttributeError(message, name=name)
 
     return find, lambda: list(sys.modules[module].__all__)
-
-
-def _is_from_import(frame: FrameType) -> bool:
-    """Whether a frame is at a `from ... import`."""
-    return frame.f_code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]

@@ -1,9 +1,7 @@
-"""Which class an explanation is for: the predicted one, in every library, decided here.
+"""Which class an explanation is for: the predicted one, in every library.
 
-Natively, a model with one output for two classes is explained for class 1, whatever it predicts: the values of shap's
-boosters and linear models add up to the log odds of class 1. For an applicant who was turned down, the largest of them
-are reasons *for* approval. The reasons for class 0 are the negatives, and the sign must change before a hardening picks
-the features that count most.
+Natively, a model with one output for two classes is explained for class 1, whatever it predicts. The reasons for class
+0 are the negatives, and the sign must change before a hardening picks the features that count most.
 """
 
 from __future__ import annotations
@@ -39,11 +37,8 @@ def threshold_of_trees(native: Any, model: Any) -> float | None:
 
 
 def threshold_of_function(native: Any) -> float | None:
-    """The threshold of a `shap.KernelExplainer`'s function with one output; None: the output is a number.
-
-    It has two classes with the link "logit", if it is a method of a classifier, or if its outputs for the background
-    are all from 0 to 1.
-    """
+    """The threshold of a `shap.KernelExplainer`'s function with one output; None: the output is a number. It has two
+    classes with the link "logit", as a method of a classifier, or if its outputs for the background are in [0, 1]."""
     if str(native.link) == "logit":
         return LOG_ODDS
     function = native.model.f
@@ -70,31 +65,19 @@ def oriented(values: Values, classes: Any) -> Values:
 
 
 def orients_first(hardening: Hardening) -> bool:
-    """Whether values are turned towards the class before they are hardened, as for a set of reasons.
-
-    If there is noise, the hardened values are turned instead: then answers about both classes share one noise, and two
-    of them cannot average it.
-    """
+    """Whether values are turned towards the class before they are hardened. With noise, hardened values are turned
+    instead: answers about both classes then share one noise, and two of them cannot average it."""
     return hardening.noise is None or isinstance(hardening.clip, TopKSet)
 
 
 def explained_classes(
     scores: Any, threshold: float | None, *, target: Any = None, direction: Direction | None = None, by: str = ""
 ) -> NDArray[np.int64]:
-    """The class that each row's single output is explained for; for a number, 1 for "up" and 0 for "down".
+    """The class (n,) that each row's single output, (n,), is explained for; for a number, 1 for "up" and 0 for "down".
 
-    Args:
-        scores: (n,) outputs.
-        threshold: above it, class 1 is predicted; None: the output is a number without classes.
-        target: the class, 0 or 1, or (n,) of them; None: the predicted ones.
-        direction: for a number; None: "up".
-        by: name of the explainer for the warning; "" for no warning.
-
-    Raises:
-        ConfigurationError: a direction for classes, a class for a number, or a target that is neither 0 nor 1.
-
-    Warns:
-        PredictedClassWarning: once for each explainer, if no class was named.
+    Class 1 is predicted above `threshold`; None: the output is a number. `target` is 0 or 1, or (n,) of them; None: the
+    predicted ones. `by` names the explainer in a PredictedClassWarning, once for each, if no class was named.
+    ConfigurationError: a direction for classes, a class for a number, or a target that is neither 0 nor 1.
     """
     scores = np.asarray(scores, dtype=np.float64).reshape(-1)
     if threshold is None:

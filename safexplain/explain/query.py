@@ -1,13 +1,7 @@
 """The query that the noise on an explanation is a function of, beside key and configuration, as read from a call.
 
-A different question has different noise. A call that only estimates the same answer again has the same noise, and so
-has every other way of writing the same question: a change that leaves the native answer the same, bit for bit, leaves
-the noise the same.
-
-The same numbers can be sent in many shapes. A model that first flattens them gives one explanation for all shapes, so
-all must share one noise, or asking in 400 shapes averages it away. A model that distinguishes shapes gives different
-explanations, whose differences would be free of noise if they shared it, so there each shape has its own. The model is
-probed for this once for each shape, with random numbers from a fixed seed.
+A change that leaves the native answer the same, bit for bit, leaves the noise the same; another question has another.
+Inputs of other shapes share the noise if the model first flattens them, for which it is probed once for each shape.
 """
 
 from __future__ import annotations
@@ -37,8 +31,7 @@ SELECTS = frozenset(
     {"abs", "nt_type", "neuron_selector", "attribute_to_layer_input", "attribute_to_neuron_input"}
     | {"relu_attributions", "attr_dim_summation", "custom_attribution_func", "interpolate_mode"}
 )
-"""Arguments that select what is explained, among few choices: each choice has its own noise. All others are options of
-the estimation and share the noise, which could be averaged away otherwise."""
+"""Arguments that select what is explained: each choice has its own noise. All others only affect the estimation."""
 
 NUMBERS = ("baselines", "layer_baselines", "additional_forward_args")
 """Arguments, beside the inputs, whose numbers the noise is a function of."""
@@ -76,20 +69,12 @@ def round_as_hashed(value: Any) -> Any:
 
 
 def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any], lend: Lend) -> dict[str, Any]:
-    """Arguments of `Hardening.__call__` for a call of a hardened explainer.
+    """Arguments of `Hardening.__call__` for a call of a hardened explainer, with inputs (batch, ...) and options whose
+    numbers are rounded by `round_as_hashed`; RefusedError: baselines are a function.
 
     They do not change with anything that leaves the native answer the same: the shape of the inputs if the model
     ignores it, the sign or type of a target that names the same output, truthy values, explicit defaults, the order of
     a set of baselines. Inputs on a GPU are copied to the CPU now, so that they are hashed while the GPU explains.
-
-    Args:
-        explainer: the hardened explainer.
-        inputs: (batch, ...) each.
-        options: of the call, numbers rounded by `round_as_hashed`.
-        lend: lends the native explainer, with a model that may be run.
-
-    Raises:
-        RefusedError: baselines are a function, so the noise cannot be tied to their values.
     """
     explainers = (explainer, *explainers_in(vars(explainer)))
     digest = explained_digest(explainer.forward_func, getattr(explainer, "_model_digest", None))
@@ -164,10 +149,7 @@ def _references(
     for name in ("baselines", "layer_baselines"):
         value = options.get(name)
         if callable(value):
-            raise RefusedError(
-                f"{name}: expected tensors, got a function, which may return other values each time: call it and pass"
-                " its result, so that the noise can be tied to it"
-            )
+            raise RefusedError(f"{name}: expected tensors, got a function: pass its result, which the noise depends on")
         given = value if isinstance(value, tuple) else (value,)
         if value is None or not any(bool(torch.as_tensor(b).any()) for b in given):
             continue
@@ -255,18 +237,15 @@ _SAME_ANSWERS: dict[Any, Any] = {Gradient: attr.Saliency, GradCAM: attr.LayerGra
 
 
 class ModelShapes(NamedTuple):
-    """What a probe of a model with inputs of certain shapes found.
-
-    Args:
-        shapes: for each input its axes, with neighbours merged as far as the model ignores it, without axes of size 1
-            and without the first (which follows from the count of numbers); empty if the model flattens the input.
-        outputs: shape of one example's output; None if the model returns no tensor with a row for each example.
-        neurons: shapes of the input and the output of the explained layer, if there is one.
-    """
+    """What a probe of a model with inputs of certain shapes found."""
 
     shapes: tuple[Shape, ...]
+    """For each input its axes, with neighbours merged as far as the model ignores it, without axes of size 1 and
+    without the first (which follows from the count of numbers); empty if the model flattens the input."""
     outputs: Shape | None = None
+    """Of one example's output; None if the model returns no tensor with a row for each example."""
     neurons: tuple[Shape | None, Shape | None] = (None, None)
+    """Of the input and the output of the explained layer, if there is one."""
 
 
 _shapes: dict[Any, ModelShapes] = {}

@@ -1,8 +1,4 @@
-"""What a service releases: the explanations that a certificate is about.
-
-`load_release` checks the certificate like `from_certificate` and makes every audited explainer with its audited
-options. A `Release` returns only arrays of released maps, or plain JSON values.
-"""
+"""What a service releases: the explanations that a certificate is about, as arrays of maps or plain JSON values."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, Hardene
 from safexplain.explain.captum.model_checks import is_estimator
 from safexplain.explain.catalog import CATALOG, Row, find_row
 from safexplain.explain.certified import at, check_unchanged, checked_model, load_audited, pin, with_service_key
-from safexplain.explain.hardened import HARDENED, AuditExplainer
+from safexplain.explain.hardened import HARDENED
 from safexplain.explain.isolation import one_at_a_time, private_copy
 from safexplain.explain.libraries import global_generators
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
@@ -35,8 +31,6 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.outputs import EstimatorModule, Probability, are_probabilities, as_module
 from safexplain.verdict.certificate.read import Certificate
-
-__all__ = ["Explanation", "Release", "default_hardening", "load_release"]
 
 TABLE_METHODS: Mapping[str, type[TableExplainer]] = {
     kind._row.name: kind
@@ -58,9 +52,6 @@ Explanation = NDArray[np.float32] | list[dict[str, Any]]
 @dataclass(frozen=True, eq=False)
 class Release:
     """A model's explanations as they were audited, for a service; threads may share it.
-
-    One method releases its maps, or (Anchors and ProtoDash) a dictionary for each example. Of several that are released
-    together, each example has a dictionary method -> map (as nested lists) or dictionary.
 
     Args:
         certificate: of the audit; None: there is none yet.
@@ -91,13 +82,10 @@ class Release:
         check_unchanged(self._model, self.model_digest)
 
     def predict(self, x: Tensor) -> Tensor:
-        """What the audited model returns, (n, classes), on its device.
-
-        Args:
-            x: (n, ...) inputs.
+        """What the audited model returns for (n, ...) inputs, (n, classes), on its device.
 
         Raises:
-            RefusedError: another shape.
+            RefusedError: the model returns another shape.
             InputError: NaN among its scores of an input.
         """
         with torch.no_grad(), one_at_a_time(self._alone) if self._alone else nullcontext():
@@ -118,7 +106,8 @@ class Release:
                 explain no class, or always the predicted one, ignore it.
 
         Returns:
-            (n, ...) float32 maps, or n dictionaries of plain JSON values.
+            (n, ...) float32 maps; of Anchors and ProtoDash n dictionaries of plain JSON values; of several methods that
+                are released together n dictionaries method -> map (as nested lists) or dictionary.
 
         Raises:
             RefusedError: the model has changed.
@@ -148,8 +137,7 @@ def load_release(
 
     Args:
         model: as of `Hardened.from_certificate`.
-        path: of the certificate; None: there is none yet, which needs `uncertified=True`. Guarantees by construction
-            are loaded by `PublicExplainer` and `StudentExplainer` instead.
+        path: of the certificate; None: there is none yet, which needs `uncertified=True`.
         file: as of `Hardened.from_certificate`.
         key: noise key, as bytes or the path of its file; None: the environment variable SAFEXPLAIN_NOISE_KEY.
         public_key: as of `Hardened.from_certificate`.
@@ -157,8 +145,8 @@ def load_release(
         uncertified: accept other verdicts than "certified"; everything else is still checked.
         method: without a certificate, the explainer's name in the catalog; it runs with default options.
         hardening: without a certificate, applied to each explanation; None: `default_hardening`.
-        shape: without a certificate, of one input. Random numbers of this shape test whether the model returns
-            probabilities; otherwise those of a softmax are explained.
+        shape: without a certificate, of one input, to test whether the model returns probabilities; otherwise those of
+            a softmax are explained.
 
     Raises:
         CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another model, file,
@@ -171,7 +159,7 @@ def load_release(
     if path is None:
         if not uncertified or method is None:
             raise ConfigurationError(
-                "expected a certificate, got none; to serve without one, pass uncertified=True and explainer="
+                "expected a certificate; to serve without one, pass uncertified=True and explainer="
             )
         hardening = hardening or default_hardening([find_row(method)], model)
         explainer, named = _before_audit(model, method, with_service_key(hardening, key), shape, public)
@@ -243,9 +231,7 @@ def _answer_function(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
 
     def explain_rows(x: Tensor, target: Tensor) -> Explanation:
         check_unchanged(pinned.model, pinned.digest)
-        found: NDArray[np.float32] = (
-            AuditExplainer(explainer).attribute(x, target=target, **pinned.options).cpu().numpy()
-        )
+        found: NDArray[np.float32] = explainer._explain_batch(x, target, pinned.options).cpu().numpy()
         return [explainer._to_answer(one) for one in found] if explainer._has_answers else found
 
     def explain_maps(x: Tensor, target: Tensor) -> NDArray[np.float32]:
@@ -276,7 +262,7 @@ def _answer_function(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
 
 
 def _gives_probabilities(model: nn.Module, shape: Sequence[int] | None) -> bool:
-    """Whether a model's outputs for random inputs are probabilities."""
+    """Whether a model's outputs for random numbers are probabilities."""
     if shape is None:
         return False
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))

@@ -1,9 +1,7 @@
 """Explanations by other models, trained on public data or as students of labels: only labels of private data leave.
 
-`PublicExplainer` gets the private model's label, and explains that class by models of public data. `StudentExplainer`
-first trains such a model on public inputs and the private model's labels for them. By post-processing, an explanation
-reveals no more about the private records than the labels: `guarantee` states this, and a certificate of its own kind
-carries it. `measure` estimates the quality of these explanations by other models.
+By post-processing, an explanation reveals no more about the private records than the labels: `guarantee` states this,
+and a certificate of its own kind carries it.
 """
 
 from __future__ import annotations
@@ -51,22 +49,20 @@ class PublicExplainer:
         explainer = PublicExplainer(model, public_models, captum.attr.InputXGradient)
         explainer.attribute(x)
 
-    Takes the place of a hardened class, with the same rules for threads, `torch.inference_mode` and empty batches. Only
-    the private model's label is used: another model with the same labels gives the same explanations, bit for bit. One
-    public model's map is released as it is; for several, the mean of their maps, each scaled to L2 norm 1 (a map of
-    zeros stays one). NaN and infinities are released as zeros.
+    Only the private model's label is used: another model with the same labels gives the same explanations, bit for bit.
+    One public model's map is released as it is; for several, the mean of their maps, each scaled to L2 norm 1 (a map of
+    zeros stays one). NaN and infinities are released as zeros. `guarantee` states what holds by construction and under
+    which assumptions.
 
     Args:
         model: the private model, or any function that returns its answers: (batch, ...) -> scores (batch, classes),
             whose largest is the label, or integer labels (batch,).
         public_models: one module or several, (batch, ...) -> scores (batch, classes), of the same classes, on the same
-            device. That their data is public cannot be checked: see `guarantee.assumes`.
+            device. That their data is public cannot be checked.
         explainer: makes an explainer of a module: a class with Captum's interface, a function such as `lambda m:
             captum.attr.NoiseTunnel(captum.attr.Saliency(m))`, a hardened class or a row's `catalogued()` (both run
-            without hardening: there is nothing to hide; a function may choose one).
+            without hardening).
         model_digest: at least 16 bytes that name the private model and its version, if no model can be found in it.
-
-    Its `guarantee`, a frozen `Guarantee`, states what holds by construction and under which assumptions.
 
     Raises:
         ConfigurationTypeError: `public_models` are not models, or `explainer` makes no explainer.
@@ -98,8 +94,7 @@ class PublicExplainer:
             check_mode(one, stacklevel=3)
         if any(_holds(m, model) for m in self.public_models):
             raise RefusedError(
-                "expected models that were trained on public data, got the private model, or a model that holds it:"
-                " its explanations would be native ones"
+                "expected models that were trained on public data, got the private model, or a model that holds it"
             )
         self._explainers = tuple(_make_explainer(explainer, one) for one in self.public_models)
         if any(_holds(made, model) for made in self._explainers):
@@ -123,9 +118,8 @@ class PublicExplainer:
     ) -> Self:
         """The explainer of a guarantee's certificate, for exactly the models that it names.
 
-        A call raises if a model's parameters have changed since. `public_models` of a `StudentExplainer` is its
-        student; `path`, `file` and `public_key` are as of `Hardened.from_certificate`, the other arguments as of the
-        constructor.
+        `public_models` of a `StudentExplainer` is its student; `path`, `file` and `public_key` are as of
+        `Hardened.from_certificate`, the other arguments as of the constructor.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, of an audit, or about other models, another
@@ -183,8 +177,7 @@ class PublicExplainer:
     def measure(self, x: Tensor, *, fraction: float = 0.1, batch_size: int = 256, **options: Any) -> Measured:
         """Quality of these explanations: agreement of the models, and faithfulness of the maps.
 
-        Use it internally, or on public inputs: the figures depend on the private model, and the guarantee does not
-        cover them.
+        The figures depend on the private model, and the guarantee does not cover them.
 
         Args:
             x: (n, ...) examples like those that will be explained.
@@ -194,8 +187,7 @@ class PublicExplainer:
 
         Returns:
             Agreement of the public models' mean probabilities with the private labels. Deletion and insertion of these
-                maps, and of native maps (of the private model, by the same explainer); None if the private model is a
-                function that returns labels only. Each with a 95 % interval.
+                maps, and of the private model's native maps; None if it returns labels only. Each with a 95 % interval.
 
         Raises:
             InputError: no examples.
@@ -260,9 +252,7 @@ class PublicExplainer:
         """Digest of the private model, or the given one."""
         found = self._given_digest or digest_of(self.model)
         if found == OPAQUE_DIGEST:
-            raise RefusedError(
-                f"no model is found in {type(self.model).__name__} to take the digest of: give model_digest="
-            )
+            raise RefusedError(f"no model is found in {type(self.model).__name__}: give model_digest=")
         return found
 
 
@@ -273,13 +263,12 @@ class StudentExplainer(PublicExplainer):
         torch.save(explainer.student.state_dict(), "student.pt")
         explainer.certificate("guarantee.json")
 
-    Train it once, offline, and load it in the service by `StudentExplainer.from_certificate(model, student,
-    "guarantee.json", explainer)`. It learns from labels only, whatever the model returns: a student of probabilities
-    copies what its teacher remembers of its training records (measured in docs/surrogates.md).
+    It learns from labels only, whatever the model returns: a student of probabilities copies what its teacher remembers
+    of its training records (measured in docs/surrogates.md).
 
     Args:
         model, explainer, model_digest: as of `PublicExplainer`.
-        public_x: (n, ...) inputs that are public, or whose labels anybody may request; they need no labels.
+        public_x: (n, ...) inputs that are public, or whose labels anybody may request.
         build: (seed) -> an untrained module, (batch, ...) -> scores (batch, classes), of all the private model's
             classes. Unused if the recipe is a function.
         recipe: a `safexplain.audit.Recipe`, or a function `train(x, y, generator)` that returns a trained module.
@@ -331,8 +320,7 @@ class StudentExplainer(PublicExplainer):
             y = torch.cat(found).cpu()
             if int(y.min()) == int(y.max()):
                 raise InputError(
-                    f"expected public inputs of all classes that the model predicts, got {len(y):,} with the label"
-                    f" {int(y[0])}: a student learns nothing from them"
+                    f"expected public inputs of several classes, got {len(y):,} with the label {int(y[0])}"
                 )
             generator = torch.Generator().manual_seed(order)
             with torch.random.fork_rng([]):
@@ -351,7 +339,7 @@ class StudentExplainer(PublicExplainer):
 
     @property
     def student(self) -> nn.Module:
-        """The trained module, in evaluation mode, on the private model's device."""
+        """The trained module, in evaluation mode."""
         return self.public_models[0]
 
 
@@ -361,10 +349,7 @@ def _as_tuple(models: Any) -> tuple[Any, ...]:
 
 def _check_model(model: object) -> None:
     if not callable(model):
-        raise ConfigurationTypeError(
-            f"model: expected a module or a function of inputs, got {type(model).__name__}; for a scikit-learn"
-            " classifier pass its method predict"
-        )
+        raise ConfigurationTypeError(f"model: expected a module or a function, got {type(model).__name__}")
 
 
 def _holds(value: object, model: Callable[..., Any]) -> bool:
@@ -411,8 +396,7 @@ def _make_explainer(explainer: Any, model: Any) -> Any:
     if not isinstance(made, Hardened | AuditExplainer):
         raise ConfigurationTypeError(
             "explainer: expected a class or a function that makes a Captum explainer of a model, as"
-            f" captum.attr.InputXGradient or lambda m: IntegratedGradients(m), got {explainer!r:.80}; for an existing"
-            " explainer, pass its class"
+            f" captum.attr.InputXGradient, got {explainer!r:.80}"
         )
     return made
 

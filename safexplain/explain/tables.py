@@ -1,9 +1,7 @@
 """Explainers of rows of a table, audited and certified like maps: LIME, Anchors, ProtoDash, Shapley values.
 
-Each is made from a model and a background of public rows, and explains one row at a time. The audit attacks its
-answer's *numbers*, as many for every row; a service releases these numbers, or an answer made from them alone
-(`TableExplainer._to_answer`). A certificate names the background by its digest and states all other arguments of the
-constructor, so that no other explainer is loaded.
+The audit attacks an answer's *numbers*, as many for every row; a service releases these, or an answer made from them
+alone (`TableExplainer._to_answer`). A certificate names the background by its digest and states all other arguments.
 """
 
 from __future__ import annotations
@@ -24,20 +22,9 @@ from torch import Tensor, nn
 from safexplain._digest import sha256
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError, needs_extra
 from safexplain.explain.catalog import EXTRAS, Row
-from safexplain.explain.certified import Audited, Pinned, Predict, check_as_audited, check_options, load_audited
+from safexplain.explain.certified import Audited, Pinned, check_as_audited, check_options, load_audited
 from safexplain.explain.hardened import AuditExplainer
 from safexplain.hardening.hardening import Hardening
-
-__all__ = [
-    "MADE_WITH",
-    "Background",
-    "Predict",
-    "TableExplainer",
-    "TableExplainerFactory",
-    "feature_names",
-    "load_pinned",
-    "near_cutoff",
-]
 
 MADE_WITH = "made_with"
 """Key, among a certificate's options, of the constructor's arguments."""
@@ -80,7 +67,6 @@ class TableExplainer:
     _entry: ClassVar[str]
     _row: ClassVar[Row | None] = None
     _needs_background: ClassVar[bool] = True
-    """Whether a background is needed."""
     _libraries: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions a certificate names."""
     _init_options: ClassVar[frozenset[str]] = frozenset()
@@ -95,14 +81,19 @@ class TableExplainer:
     _columns: int | None = None
     """Columns of the background."""
 
+    @classmethod
+    def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
+        """The hardened version of a native explainer, see `harden`."""
+        self: Any = cls.__new__(cls)
+        self._adopt(native, hardening, **options)
+        return self
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hardening={vars(self).get('hardening')!r})"
 
     @classmethod
     def catalogued(cls, public: Any = None, *, background: Any = None, **made: Any) -> TableExplainerFactory:
         """The explainer as `safexplain.audit.audit` makes it for each model.
-
-            audit(model, ..., explainer=HardenedLimeTabular.catalogued(public=rows, feature_names=names), ...)
 
         Args:
             public: (n, d) public rows.
@@ -122,8 +113,7 @@ class TableExplainer:
             made |= {"feature_perturbation": "interventional"} if "feature_perturbation" in cls._init_options else {}
         if public is None and cls._needs_background:
             raise ConfigurationError(
-                f"{row.hardened_name} needs a background of public rows:"
-                f" {row.hardened_name}.catalogued(public=rows), and public=rows where it is loaded"
+                f"expected public rows as a background: {row.hardened_name}.catalogued(public=rows)"
             )
         if unknown := sorted(made.keys() - cls._init_options):
             raise ConfigurationError(
@@ -153,10 +143,8 @@ class TableExplainer:
         """The explainer that a certificate is about, with the audited model, background, hardening and options.
 
         A call chooses the row and, for methods that explain a class, the class; None is the predicted one, which was
-        audited. Other values of options are refused.
-
-        `public` are the (n, d) rows of the background, in the order of the audit. `made` are arguments of the
-        constructor; the certificate states them, so they may be left out. All others, and errors, are as of
+        audited. Other values of options are refused. `public` are the (n, d) rows of the background, in the order of
+        the audit; `made`, arguments of the constructor, may be left out. All others, and errors, are as of
         `Hardened.from_certificate`.
         """
         audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
@@ -177,11 +165,8 @@ class TableExplainer:
         return np.stack([self._numbers(row, target, options) for row, target in zip(rows, targets, strict=True)])
 
     def _explain_batch(self, x: Tensor, target: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """See `AuditExplainer.attribute`: (batch, k) float32 numbers of (batch, d) rows; options of the native entry.
-
-        Raises:
-            InputError: x is no table, or has other columns than the background.
-        """
+        """See `AuditExplainer.attribute`: (batch, k) float32 numbers of (batch, d) rows; options of the native entry;
+        InputError: x is no table, or has other columns than the background."""
         if x.dim() != 2:
             raise InputError(f"expected rows (batch, features) of a table, got {tuple(x.shape)}")
         rows = self._rows(x.detach().cpu().double().numpy())
@@ -215,15 +200,8 @@ class TableExplainer:
 
 @dataclass(frozen=True, eq=False)
 class TableExplainerFactory:
-    """Makes an explainer of rows for each model; from `TableExplainer.catalogued`.
-
-    Args:
-        method: name in the catalog, as in certificates.
-        kind: the hardened class.
-        background: public rows, or None.
-        made: other arguments of the constructor.
-        versions: of the libraries that it runs.
-    """
+    """Makes an explainer of rows for each model; from `TableExplainer.catalogued`; `made` are the constructor's
+    arguments beside the background, `versions` those of its libraries."""
 
     method: str
     kind: type[TableExplainer]
@@ -262,7 +240,7 @@ def load_pinned(kind: type[TableExplainer], audited: Audited, public: Any, **mad
     arguments = {name: value for name, value in stated.items() if name not in ("public", "libraries")}
     check_as_audited(_as_json(made), arguments)
     if public is None and "public" in stated:
-        raise RefusedError(f"{row.name} was audited with a background of public rows: pass public=, the same rows")
+        raise RefusedError(f"{row.name} was audited with a background: pass public=, the same public rows")
     try:
         factory = kind.catalogued(public if "public" in stated else None, **arguments)
     except ConfigurationError as error:
@@ -278,17 +256,8 @@ def load_pinned(kind: type[TableExplainer], audited: Audited, public: Any, **mad
 
 
 def near_cutoff(rows: Any, scores: Any, cutoff: float, n: int = 100) -> Any:
-    """Rows at or just above a cutoff, to compare applicants with: a background.
-
-    Args:
-        rows: (m, d) public rows.
-        scores: (m,) that decided, larger is better.
-        cutoff: least score that passes.
-        n: number of rows, those nearest to the cutoff.
-
-    Raises:
-        InputError: nobody passes, or not as many scores as rows.
-    """
+    """The n of (m, d) public rows whose scores, (m,), are at or just above a cutoff, as a background to compare
+    applicants with; InputError: none is, or not as many scores as rows."""
     scores, rows = np.asarray(scores, dtype=np.float64), np.asarray(rows)
     if scores.shape != (len(rows),) or not (scores >= cutoff).any():
         raise InputError(f"expected a score for each of {len(rows)} rows, and one of {cutoff:g} or more")
@@ -297,11 +266,7 @@ def near_cutoff(rows: Any, scores: Any, cutoff: float, n: int = 100) -> Any:
 
 
 def feature_names(made: TableExplainerFactory) -> list[str]:
-    """The given names of the columns, or their numbers.
-
-    Raises:
-        InputError: not as many distinct names as columns.
-    """
+    """The given names of the columns, or their numbers; InputError: not as many distinct names as columns."""
     assert made.background is not None
     d = made.background.rows.shape[1]
     names = [str(name) for name in made.made.get("feature_names") or map(str, range(d))]
@@ -316,8 +281,7 @@ def _as_json(made: Mapping[str, Any]) -> dict[str, Any]:
         return dict(json.loads(json.dumps(dict(made), allow_nan=False)))
     except (TypeError, ValueError):
         raise ConfigurationError(
-            f"{', '.join(sorted(made))}: expected numbers, texts, and lists and dictionaries of these, which a"
-            " certificate can state"
+            f"{', '.join(sorted(made))}: expected numbers, texts, and lists or dicts of these"
         ) from None
 
 

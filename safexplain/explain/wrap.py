@@ -10,23 +10,22 @@ from typing import Any
 from captum.attr import Attribution
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
-from safexplain.explain.aix360 import harden_aix360
-from safexplain.explain.alibi import harden_alibi
-from safexplain.explain.alibi.explainers import HardenedAlibi
+from safexplain.explain.aix360 import AIX360
+from safexplain.explain.alibi import ALIBI
+from safexplain.explain.alibi.rules import kind_of
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
-from safexplain.explain.hardened import HARDENED, AuditExplainer, ExplainerFactory, Hardened, build
+from safexplain.explain.hardened import HARDENED, Hardened, build
 from safexplain.explain.isolation import fresh_state
-from safexplain.explain.libraries import defined_in
 from safexplain.explain.orientation import Direction
-from safexplain.explain.shap import harden_shap
+from safexplain.explain.shap import SHAP
 from safexplain.explain.tables import TableExplainer
 from safexplain.hardening.hardening import Hardening
 
-__all__ = ["HARDENED", "AuditExplainer", "ExplainerFactory", "build", "harden"]
-
-
 _NATIVES = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
 """Native class -> its row, except NoiseTunnel, which has several."""
+
+_OTHERS = {"alibi": ALIBI, "aix360": AIX360, "lime": AIX360, "shap": SHAP}
+"""Library -> its name of an explainer of tables -> the hardened class."""
 
 
 def harden(
@@ -40,33 +39,49 @@ def harden(
     """A hardened version of an explainer of Captum, Alibi, AIX360, lime or shap.
 
     A hardened Captum explainer is an instance of a subclass of the native class. Captum classes outside the catalog run
-    on a private copy of the model, weights included, because they may write to it. See `harden_alibi`,
-    `harden_aix360` and `harden_shap` for the other libraries.
+    on a private copy of the model, weights included, because they may write to it. Explainers of Alibi and shap are
+    held from then on.
 
     Args:
         native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is not changed.
-        hardening: None for the method's own default: `Hardening.recommended()` for attributions, ordered for tables.
+        hardening: None for the method's own default: `Hardening.recommended()` for attributions, ordered for tables;
+            `anchor_hardening()` for anchors, `Hardening.ranked()` for ProtoDash.
         model_digest: at least 16 bytes that name the model and its version, where no model can be found in it.
         direction: of a Captum explainer, where the model's one output is a number: "up" or "down".
-        **options: further arguments of the hardened class, as `public=` for ProtoDash.
+        **options: further arguments of the hardened class: `public` (required) for ProtoDash, `bins` for LIME.
 
     Raises:
         ConfigurationTypeError: not an explainer of these libraries, or hardened already.
         RefusedError: the model silently turns the method into another one, it holds a hardened explainer, or no
             hardening makes its answers safe to release.
     """
-    if isinstance(native, Hardened | HardenedAlibi | TableExplainer):
+    if isinstance(native, Hardened | TableExplainer):
         raise ConfigurationTypeError(f"already hardened: {native!r}; harden the native explainer once")
-    others = {"alibi": harden_alibi, "aix360": harden_aix360, "lime": harden_aix360, "shap": harden_shap}
-    for library, harden_other in others.items():
-        if defined_in(type(native), library):
-            named = {} if model_digest is None else {"model_digest": model_digest}
-            return harden_other(native, hardening, **named, **options)
+    if (table := _table_class(native)) is not None:
+        named = {} if model_digest is None else {"model_digest": model_digest}
+        return table.around(native, hardening, **named, **options)
     if options:
         raise TypeError(f"harden got unexpected options {sorted(options)} for {type(native).__name__}")
     hardened = _harden_captum(native, hardening, model_digest)
     hardened.direction = direction
     return hardened
+
+
+def _table_class(native: Any) -> type[TableExplainer] | None:
+    """The hardened class of an explainer of `_OTHERS`; None: of another library."""
+    kinds = [(base.__module__.partition(".")[0], base.__name__) for base in type(native).__mro__]
+    library = next((library for library, _ in kinds if library in _OTHERS), None)
+    if library is None:
+        return None
+    if library == "alibi":
+        return ALIBI[kind_of(native)]
+    for own, name in kinds if library == "shap" else kinds[:1]:  # subclasses of the others may return more
+        if name in _OTHERS.get(own, ()):
+            return _OTHERS[own][name]
+    raise RefusedError(
+        f"expected one of {', '.join(sorted(_OTHERS[library]))}, got {type(native).__name__}, which cannot be hardened:"
+        " docs/libraries.md gives the reason"
+    )
 
 
 def _harden_captum(native: Attribution, hardening: Hardening | None, model_digest: bytes | None) -> Hardened:

@@ -113,9 +113,7 @@ class NormClip:
 class UnitNorm:
     """Scale every explanation to L2 norm `norm`: same direction and ranking, and no size left to read.
 
-    Membership attacks on gradient explanations use almost only their norms, because training drives the gradient at
-    members towards zero. An explanation of zeros has no direction; if there is noise, `Hardening` gives it a keyed
-    random one, so that its size does not reveal it.
+    An explanation of zeros has no direction; if there is noise, `Hardening` gives it a keyed random one.
     """
 
     norm: float = 1.0

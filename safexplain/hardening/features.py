@@ -1,9 +1,7 @@
 """The columns of a table as the applicant knows them, and reasons in their names.
 
-A model may take `home_owns` and `home_rents` where the applicant filled in `home`. Values of such columns are added up
-first, so that one reason is named once. If a column that an adverse action may not rest on (`prohibited`) is among the
-reasons, there is no answer: the commentary on Regulation B, 12 CFR 1002.9(b)(2), requires the factors that were scored,
-and none of the principal reasons may be missing.
+If a prohibited column is among the reasons, there is no answer: the commentary on Regulation B, 12 CFR 1002.9(b)(2),
+requires the factors that were scored, and none of the principal reasons may be missing.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ import torch
 from torch import Tensor
 
 from safexplain.errors import ConfigurationError, InputError, ProhibitedReasonError
-
-__all__ = ["Features", "Reason"]
 
 
 @dataclass(frozen=True)

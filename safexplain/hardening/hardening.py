@@ -4,9 +4,8 @@
 
 For a table whose columns are described (`Features`), v are the values of the applicant's columns, added up.
 
-The order is that of DeepLeak's text (arXiv 2601.03429, section IV-B); its released code has another. Each example is
-hardened independently, over all of its tensors together, so its batch and its place there do not change the answer.
-This is not differential privacy: `safexplain-audit` measures whether a hardening prevents leaks.
+The order is that of DeepLeak's text (arXiv 2601.03429, section IV-B). Each example is hardened independently, over all
+of its tensors together. This is not differential privacy: an audit measures whether a hardening prevents leaks.
 """
 
 from __future__ import annotations
@@ -24,21 +23,10 @@ from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import CLIPS, Clip, RangeClip, RankNorm, Relative, UnitNorm, absolute
 from safexplain.hardening.features import Features
-from safexplain.hardening.noise import (
-    GaussianNoise,
-    check_key,
-    fill_zeros,
-    keyed_normal,
-    query_seeds,
-    resolve_key,
-)
+from safexplain.hardening.noise import GaussianNoise, check_key, fill_zeros, keyed_normal, query_seeds, resolve_key
 from safexplain.hardening.selection import MASKS, Levels, ThresholdMask, TopKMask, TopKSet
 
-SLOTS: dict[str, tuple[type, ...]] = {
-    "clip": (*CLIPS, TopKSet, Levels),
-    "mask": MASKS,
-    "noise": (GaussianNoise,),
-}
+SLOTS: dict[str, tuple[type, ...]] = {"clip": (*CLIPS, TopKSet, Levels), "mask": MASKS, "noise": (GaussianNoise,)}
 """Classes of each slot, in the order in which they are applied."""
 
 RECOMMENDED = TopKSet(k=4, fraction=0.1)
@@ -47,9 +35,7 @@ RECOMMENDED = TopKSet(k=4, fraction=0.1)
 The rule: the gain of attacks over the labels of the same queries has an upper 95 % bound of at most one point of
 true-positive rate at 1 % false positives and .02 of AUC, at every level of patience; without the released top 10 % of
 the features, the explained probability drops by at most .02 less than for the native map, and by more than for models
-of public data only. This format met it in ten of eleven measured cells (gradients, integrated gradients, perturbations
-and weights of MLPs, small CNNs and boosted trees, on HELOC, digits, CIFAR-10 and GTSRB); for Saliency on CIFAR-10 the
-bound was too wide to decide. Graded formats met it in fewer. docs/evidence/releases.md has the figures."""
+of public data only. This format met it in ten of eleven measured cells, see docs/evidence/releases.md."""
 
 
 def to_plain(step: Any) -> dict[str, Any] | None:
@@ -197,18 +183,12 @@ class Hardening:
         return self if self.noise is None else replace(self, noise=replace(self.noise, std=0.0), grid=None)
 
     def sign_error_rate(self, d: int, k: int | None = None) -> float:
-        """Rate of wrong signs in releases of d features.
-
-        Measured by hardening at least 64 explanations of normal numbers at the clip's scale, always the same. Zeros
-        have no sign.
+        """Rate of wrong signs in releases of d features, measured on normal numbers at the clip's scale.
 
         Args:
             d: number of features.
             k: None: the share of released signs that differ from the native ones. A number: the share of explanations
                 in which one of the k largest released numbers (by magnitude) has a wrong sign.
-
-        Raises:
-            ConfigurationError: `d` or `k` is no whole number of at least 1.
 
         >>> noisy = Hardening(clip=RankNorm(), noise=GaussianNoise(Relative(0.3)))
         >>> print(f"{noisy.sign_error_rate(10):.2f} {Hardening.recommended().sign_error_rate(10):.2f}")

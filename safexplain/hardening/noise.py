@@ -1,13 +1,12 @@
 """Keyed noise: the same query always gets the same noise, which cannot be computed without the key.
 
-Fresh noise in each call can be averaged away by repeating the query. Here the noise of one example is a function of
+The noise of one example is a function of
 
     (key, model digest, method, hardening configuration, the example's input numbers, its target)
 
-and of nothing else: not of the rest of its batch, the process, the device, or options that only re-estimate the same
-quantity (`n_steps`, `n_samples`, ...). It is a keyed BLAKE2b hash (RFC 7693) of these fields; the input's numbers enter
-in one canonical form (`as_hashed`) by their keyed AES-GMAC (NIST SP 800-38D), twenty times as fast. Its 32 bytes are
-the key of AES-256 in counter mode (NIST SP 800-38A), whose stream gives each coordinate two words of 16 bits.
+and of nothing else. It comes from a keyed BLAKE2b hash (RFC 7693) of these fields; the input's numbers enter in one
+canonical form (`as_hashed`) by their keyed AES-GMAC (NIST SP 800-38D). Its 32 bytes are the key of AES-256 in counter
+mode (NIST SP 800-38A), whose stream gives each coordinate two words of 16 bits.
 
 The noise S is the sum of a table's entries for the two words: the quantiles of the normal distribution at
 (k + 1/2) / 65,536, scaled to variance 1/2, as whole multiples of 2^-28. Sums of whole numbers are the same on every
@@ -89,11 +88,7 @@ class GaussianNoise:
 
 
 def check_key(key: bytes | None) -> None:
-    """Raise unless `key` is None or non-empty bytes; warn if it is short enough to be guessed.
-
-    Raises:
-        ConfigurationTypeError: the key is not bytes, or is empty.
-    """
+    """ConfigurationTypeError unless `key` is None or non-empty bytes; warns if it is short enough to be guessed."""
     if key is None:
         return
     if not isinstance(key, bytes) or not key:
@@ -139,18 +134,9 @@ def query_seeds(
 ) -> list[bytes]:
     """One 32-byte seed for each example, from the key and the query.
 
-    Args:
-        key: secret bytes of any length.
-        inputs: tensor of shape (batch, ...), or a tuple of such; each example is hashed as its float32 numbers in order
-            (see `as_hashed`), without its shape and trailing zeros. If a model distinguishes shapes, `method` has to
-            state the shape.
-        target: as in Captum: None, int, tuple of ints, tensor (batch,) or (1,), list of ints or of tuples.
-        model_digest: digest of the explained model's parameters.
-        method: name of the explanation method.
-        configuration: canonical text of the hardening configuration, without the key.
-
-    Raises:
-        InputError: the inputs have different batch sizes, or the target does not fit.
+    Each example of the inputs, (batch, ...) each, is hashed as its float32 numbers in order (see `as_hashed`), without
+    its shape and trailing zeros: if a model distinguishes shapes, `method` has to state the shape. `target` is as in
+    Captum, `configuration` the text of the hardening without its key. InputError: different batch sizes.
     """
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     batch = tensors[0].shape[0]
@@ -192,10 +178,7 @@ def as_hashed(tensor: Tensor) -> Tensor:
 
 
 def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Tensor:
-    """(len(seeds), d) keyed standard normal numbers of the type and on the device of `like`, the same on all devices.
-
-    Words are made on the CPU, and the table is read on the device.
-    """
+    """(len(seeds), d) keyed standard normal numbers of the type and on the device of `like`, on all the same."""
     words = _words(seeds, d, purpose).to(like.device).flatten()
     table = _table_on(like.device)
     sums = table.index_select(0, words & 0xFFFF).add_(table.index_select(0, (words >> 16).bitwise_and_(0xFFFF)))
@@ -237,11 +220,8 @@ def _update(digest: Any, part: bytes) -> None:
 
 
 def _tag(gmac: AESGCM, row: NDArray[Any]) -> bytes:
-    """Length and GMAC of a row up to its last nonzero number.
-
-    Under a secret key, two given rows of n bytes share their tag with probability at most n / 16 * 2^-128 (GHASH is
-    almost universal). The nonce can be constant, because tags only enter a keyed hash.
-    """
+    """Length and GMAC of a row up to its last nonzero number. Two given rows of n bytes share it with probability at
+    most n / 16 * 2^-128 (GHASH is almost universal); the nonce is constant, because tags only enter a keyed hash."""
     if len(row) and row[-1] == 0:
         row = row[: int((row.nonzero()[0][-1:] + 1).sum())]
     tag: bytes = gmac.encrypt(bytes(12), b"", row.view(np.uint8))
@@ -284,14 +264,11 @@ def targets_of(target: Any, batch: int) -> Sequence[tuple[int, ...]]:
 
 
 def fill_zeros(rows: Tensor, seeds: list[bytes], *, whole_rows_only: bool) -> Tensor:
-    """Put keyed random numbers where a clip could not hide a zero. It takes as long without zeros, which hides them
-    too.
+    """Put keyed random numbers where a clip could not hide a zero of (rows, d) numbers, which may change in place. It
+    takes as long without zeros, which hides them too.
 
-    Args:
-        rows: (rows, d) finite numbers; may be changed in place.
-        seeds: of each row.
-        whole_rows_only: True gives rows of zeros a random direction. False replaces each zero by a number smaller than
-            all others, of random sign, or of the sign that all others share; sizes then count by their ranks only.
+    `whole_rows_only`: True gives rows of zeros a random direction. False replaces each zero by a number smaller than
+    all others, of random sign, or of the sign that all others share; sizes then count by their ranks only.
     """
     zero, d = rows == 0, rows.shape[1]
     if whole_rows_only:

@@ -2,8 +2,7 @@
 
 A mask sets the others to zero; it is a plain function of a (rows, d) tensor of finite numbers, one example a row, and
 of the clip's scale (None without a clip), never mixes rows, and may work in place. A format takes the clip's place and
-needs no noise and no key: membership attacks read sizes and the balance of signs, and a set of features, always as
-large, has neither. Nothing is added that could be averaged away; `audit/suites/releases` measures what still leaks.
+needs no noise and no key.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
 
-from safexplain._digest.digests import OPAQUE_DIGEST, _estimator_digests, estimator_digest, is_estimator, model_digest
+from safexplain._digest.digests import OPAQUE_DIGEST, _estimator_digests, estimator_digest, model_digest
 from safexplain.errors import OpaqueModelWarning
 
 X, Y = load_breast_cancer(return_X_y=True)
@@ -113,12 +113,6 @@ def test_records_are_read_by_their_fields_not_by_the_bytes_between():
     two["a"][0] = 3
     _estimator_digests.clear()
     assert estimator_digest(models[0]) != estimator_digest(models[1])
-
-
-def test_estimators_are_told_from_other_objects():
-    assert is_estimator(LogisticRegression())
-    assert not is_estimator(LogisticRegression)
-    assert not is_estimator(np.zeros(3))
 
 
 class Around(torch.nn.Module):

@@ -3,11 +3,9 @@
 import copy
 import functools
 import io
-import pickle
 import warnings
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,7 @@ from torch import nn
 from safexplain import GaussianNoise, HardenedSaliency, Hardening, harden
 from safexplain._digest import OPAQUE_DIGEST, explained_digest, model_digest
 from safexplain._digest import digests as identity
-from safexplain._digest.model_state import gist, network_of
+from safexplain._digest.model_state import network_of
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.loading.models.exported import ExportedModel
 from safexplain.outputs import Probability
@@ -80,21 +78,6 @@ def dynamic(model):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.ao.quantization.quantize_dynamic(model.eval(), {nn.Linear, nn.LSTM}, dtype=torch.qint8)
-
-
-def static(seed, scale=1.0):
-    """A network in int8 with weights and activations, convolution included."""
-    torch.manual_seed(seed)
-    ao = torch.ao.quantization
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        net = nn.Sequential(
-            ao.QuantStub(), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3), ao.DeQuantStub()
-        )
-        net.eval().qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
-        prepared = ao.prepare(net)
-        prepared(scale * torch.randn(8, 1, 6, 6))
-        return ao.convert(prepared)
 
 
 def scripted(**arguments):
@@ -190,11 +173,6 @@ def lstm(seed):
     return nn.LSTM(6, 4)
 
 
-def closure(factor):
-    net = Net()
-    return lambda x: net(x) * factor
-
-
 def times(factor):
     return lambda x: x * factor
 
@@ -211,40 +189,19 @@ DIFFER = {
     "a plain tensor": lambda: (Net(shift=0.0), Net(shift=0.1)),
     "a non-persistent buffer": lambda: (Net(mask=1.0), Net(mask=0.9)),
     "dynamic int8": lambda: (dynamic(Net(0)), dynamic(Net(1))),
-    "dynamic int8 and float": lambda: (dynamic(Net(0)), Net(0)),
     "dynamic int8 LSTM": lambda: (dynamic(nn.Sequential(lstm(0))), dynamic(nn.Sequential(lstm(1)))),
-    "static int8": lambda: (static(0), static(1)),
-    "static int8, the scale of activations": lambda: (static(0, 1.0), static(0, 3.0)),
     "exported": lambda: (exported(seed=0), exported(seed=1)),
     "exported, a number": lambda: (exported(temperature=2.0), exported(temperature=2.5)),
-    "exported, a constant": lambda: (exported(shift=0.0), exported(shift=0.1)),
     "exported, a buffer": lambda: (exported(mask=1.0), exported(mask=0.9)),
-    "fx": lambda: (traced_fx(seed=0), traced_fx(seed=1)),
     "fx, a number": lambda: (traced_fx(temperature=2.0), traced_fx(temperature=2.5)),
-    "fx, a constant": lambda: (traced_fx(shift=0.0), traced_fx(shift=0.1)),
     "slope": lambda: (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
-    "padding": lambda: (
-        Given(nn.Conv2d(1, 1, 3, padding_mode="zeros")),
-        Given(nn.Conv2d(1, 1, 3, padding_mode="circular")),
-    ),
-    "stride": lambda: (nn.MaxPool2d(2, stride=1), nn.MaxPool2d(2, stride=2)),
-    "eps": lambda: (nn.BatchNorm1d(6, eps=1e-5), nn.BatchNorm1d(6, eps=1e-3)),
     "a bool": lambda: (Given(True), Given(False)),
-    "a number and a bool": lambda: (Given(True), Given(1)),
     "a text": lambda: (Given("mean"), Given("sum")),
     "a tuple": lambda: (Given((1, 2)), Given((1, 3))),
     "a list": lambda: (Given([1.0]), Given([2.0])),
-    "a dictionary": lambda: (Given({"t": 1.0}), Given({"t": 2.0})),
-    "a namespace": lambda: (Given(SimpleNamespace(t=1.0)), Given(SimpleNamespace(t=2.0))),
-    "a NumPy array": lambda: (Given(np.arange(3.0)), Given(np.arange(3.0) + 1)),
-    "a NumPy number": lambda: (Given(np.float32(1)), Given(np.float32(2))),
     "a list of tensors": lambda: (Given([torch.zeros(2)]), Given([torch.ones(2)])),
     "layers in a list": lambda: (Listed(0), Listed(1)),
     "a function": lambda: (Functional(F.relu), Functional(F.gelu)),
-    "a function's argument": lambda: (
-        Functional(functools.partial(F.leaky_relu, negative_slope=0.1)),
-        Functional(functools.partial(F.leaky_relu, negative_slope=0.2)),
-    ),
     "a lambda's constant": lambda: (Functional(lambda x: x * 2), Functional(lambda x: x * 3)),
     "a lambda's closure": lambda: (Functional(times(2.0)), Functional(times(3.0))),
     "a quantised buffer's scale": lambda: (quantised_buffer(0.1), quantised_buffer(0.2)),
@@ -258,49 +215,32 @@ DIFFER = {
     "a wrapper that computes": lambda: (Scaled(NET), NET),
     "functions that compute": lambda: (lambda x: NET(x) * 2, lambda x: NET(x) * 3),
     "operations": lambda: (lambda x: NET(x) * 2, lambda x: NET(x) / 2),
-    "methods": lambda: (lambda x: NET(x).softmax(1), lambda x: NET(x).log_softmax(1)),
-    "a closure's number": lambda: (closure(1.0), closure(2.0)),
     "a closure's tensor": lambda: (tensor_closure(torch.eye(3)), tensor_closure(-torch.eye(3))),
     "a partial's argument": lambda: tuple(functools.partial(lambda x, k: NET(x) * k, k=k) for k in (1.0, 2.0)),
     "other arguments": lambda: (lambda x: NET(x), lambda x: NET(-x)),
-    "other order": lambda: (lambda x, y: NET(x, y), lambda x, y: NET(y, x)),
     "a part of the answer": lambda: (lambda x: NET(x), lambda x: NET(x)[0]),
 }
 
 EQUAL = {
     "built twice": lambda: (Net(), Net()),
-    "copied": lambda: (NET, copy.deepcopy(NET)),
     "DataParallel": lambda: (NET, nn.DataParallel(NET)),
-    "DataParallel inside": lambda: (nn.Sequential(NET, nn.ReLU()), nn.Sequential(nn.DataParallel(NET), nn.ReLU())),
     "compiled": lambda: (NET, torch.compile(NET)),
-    "compiled in DataParallel": lambda: (NET, nn.DataParallel(torch.compile(NET))),
     "probability": lambda: (NET, Probability(NET)),
-    "probability of DataParallel": lambda: (NET, Probability(nn.DataParallel(NET))),
     "a module that hands on": lambda: (NET, Wrapper(NET)),
     "a module that calls forward": lambda: (NET, Loud(NET)),
-    "a sequence of one": lambda: (NET, nn.Sequential(NET)),
     "a lambda": lambda: (NET, lambda x: NET(x)),
     "a lambda with a closure": lambda: (NET, (lambda model: lambda x: model(x))(NET)),
-    "a lambda around a wrapper": lambda: (NET, (lambda model: lambda x: model(x))(Wrapper(NET))),
     "a lambda that calls forward": lambda: (NET, lambda x: NET.forward(x)),
     "a partial": lambda: (NET, functools.partial(NET)),
     "forward": lambda: (NET, NET.forward),
-    "call": lambda: (NET, NET.__call__),
     "a method that hands on": lambda: (NET, SimpleNamespace(call=Wrapper(NET).forward).call),
     "float64": lambda: (NET, copy.deepcopy(NET).double()),
     "memory format": lambda: (nn.Conv2d(3, 4, 3), None),
-    "evaluation mode": lambda: (Net().train(), Net().eval()),
-    "gradients": lambda: (Net(), Net().requires_grad_(False)),
     "in place": lambda: (nn.ReLU(inplace=True), nn.ReLU()),
     "compiled in place": lambda: (NET, compiled_in_place()),
     "dynamic int8": lambda: (dynamic(Net()), dynamic(Net())),
-    "static int8": lambda: (static(0), static(0)),
-    "static int8, copied": lambda: (same := static(0), copy.deepcopy(same)),
-    "exported twice": lambda: (exported(), exported()),
     "exported, saved and loaded": lambda: (exported(), exported_and_loaded()),
     "exported behind our interface": lambda: (exported(), ExportedModel(exported(), (6,))),
-    "fx": lambda: (traced_fx(), traced_fx()),
-    "an LSTM": lambda: (lstm(0), lstm(0)),
     "a tensor subclass": lambda: (subclass(0, 0.1), subclass(0, 0.1)),
     "a text that nothing reads": lambda: (noted(Net(), "/here/model.pt"), noted(Net(), "/there/model.pt")),
     "a name that is not used": lambda: (lambda x: NET(x) * 2, lambda rows: NET(rows) * 2),
@@ -467,15 +407,6 @@ def test_a_change_of_a_quantised_model_is_seen_too():
     assert model_digest(model) != before
 
 
-@pytest.mark.parametrize("make", [Net, lambda: dynamic(Net()), exported])
-def test_what_is_known_is_not_hashed_again(make, monkeypatch):
-    model, calls = make(), []
-    hash_once = identity._hash
-    monkeypatch.setattr(identity, "_hash", lambda m: calls.append(1) or hash_once(m))
-    assert len({model_digest(model) for _ in range(3)}) == 1
-    assert len(calls) == 1
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["parallel", "compile", "probability", "wrap", "sequence", "function"]), max_size=5))
 def test_no_pile_of_wrappers_changes_the_digest(pile):
@@ -507,20 +438,6 @@ def test_attributes_are_equal_if_and_only_if_the_digests_are(one, other):
     assert (model_digest(Given(one)) == model_digest(Given(other))) == (repr(one) == repr(other))
 
 
-def test_the_gist_of_a_function_leaves_out_its_variables_and_holds_all_else():
-    def f(x):
-        return x.abs().sum() * 3 if x is not None else -x
-
-    def g(rows):
-        return rows.abs().sum() * 3 if rows is not None else -rows
-
-    def h(x):
-        return x.abs().sum() * 4 if x is not None else -x
-
-    assert gist(f.__code__) == gist(g.__code__) != gist(h.__code__)
-    assert "abs" in gist(f.__code__)
-
-
 def test_a_global_number_that_a_function_reads_counts(monkeypatch):
     def heated(x):
         return NET(x) / TEMPERATURE
@@ -544,33 +461,9 @@ def test_a_digest_of_ones_own_stands_for_what_cannot_be_seen():
     assert not torch.equal(named, other)
     wrapped = harden(Saliency(model), hardening, model_digest=b"version 1 of it!")
     assert torch.equal(wrapped.attribute(X, target=0), named)
-    loaded = pickle.loads(pickle.dumps(HardenedSaliency(NET, hardening=hardening, model_digest=b"version 1 of it!")))
-    assert torch.equal(
-        loaded.attribute(X, target=0),
-        HardenedSaliency(NET, hardening=hardening, model_digest=b"version 1 of it!").attribute(X, target=0),
-    )
 
 
-@pytest.mark.parametrize(
-    ("given", "error"), [(b"short", ConfigurationError), ("text of 16 bytes", ConfigurationTypeError)]
-)
-def test_a_digest_of_ones_own_is_bytes_and_long_enough(given, error):
-    with pytest.raises(error, match="model_digest"):
-        HardenedSaliency(NET, model_digest=given)
-    with pytest.raises(error, match="model_digest"):
-        harden(Saliency(NET), model_digest=given)
-
-
-def test_the_models_probability_and_its_logit_have_other_noise_and_wrappers_have_the_same():
-    hardening = Hardening(noise=GaussianNoise(1.0, key=b"sixteen bytes or more"))
-
-    def noise(model):
-        return HardenedSaliency(model, hardening=hardening).attribute(X, target=0) - Saliency(model).attribute(
-            X, target=0
-        )
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain, wrapped, probability = noise(NET), noise(nn.DataParallel(NET)), noise(Probability(NET))
-    torch.testing.assert_close(plain, wrapped)
-    assert (plain - probability).abs().mean() > 0.5
+def test_a_digest_of_ones_own_is_bytes_and_long_enough():
+    for name, error in ((b"short", ConfigurationError), ("text of 16 bytes", ConfigurationTypeError)):
+        with pytest.raises(error, match="model_digest"):
+            harden(Saliency(NET), model_digest=name)

@@ -3,8 +3,6 @@
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 
 import captum.attr
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import IntegratedGradients, LayerGradCam, NoiseTunnel, Saliency
-from explain_nets import TORCH_ROWS, image_net, images, net_for, quiet, target_for, tensors, torch_rows
+from explain_nets import TORCH_ROWS, images, net_for, quiet, target_for, tensors, torch_rows
 from torch import nn
 
 import safexplain.captum
@@ -213,19 +211,6 @@ def test_the_ranges_are_those_of_deepleaks_table_viii_and_counts_of_samples():
     assert {name: space[name] for name in expected} == expected
 
 
-def test_a_row_takes_a_target_if_and_only_if_its_entry_does():
-    for row in TORCH_ROWS:
-        signature = inspect.signature(row.native.attribute).parameters
-        assert ("target" in signature or row.nt_type is not None) is row.target
-
-
-def test_captum_chooses_the_target_of_layer_feature_permutation_twice():
-    """Why the tests give this method a model with one output: should this fail, `net_for` needs no special case."""
-    model, x, row = image_net(), images(), CATALOG["LayerFeaturePermutation"]
-    with pytest.raises(AssertionError, match="Cannot choose target column"):
-        row.explainer(model).attribute(x, target=1)
-
-
 def test_the_plain_choice_of_arguments_has_these_values():
     image, table, signal = torch.ones(2, 3, 32, 16), torch.ones(2, 7), torch.ones(2, 5, 40)
     windows = CATALOG["Occlusion"].options
@@ -253,31 +238,3 @@ def test_without_the_arguments_that_a_row_supplies_the_method_cannot_be_called()
             if parameter.default is parameter.empty and name not in ("self", "inputs", "kwargs")
         ]
         assert set(required) <= set(needed), row.name
-
-
-WITHOUT_EXTRAS = """
-import sys
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("alibi", "aix360", "lime", "shap"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Missing())
-from safexplain.explain import CATALOG
-for row in CATALOG.values():
-    try:
-        row.native
-    except Exception as error:
-        print(row.name, row.in_base, type(error).__name__, error)
-"""
-
-
-def test_rows_of_extras_that_are_missing_name_the_extra():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=True)
-    said = done.stdout.splitlines()
-    extras = [row for row in CATALOG.values() if row.library in EXTRAS]
-    assert len(said) == len(extras) == 8
-    for line, row in zip(said, extras, strict=True):
-        assert line.startswith(f"{row.name} False MissingExtraError")
-        assert f"safexplain[{EXTRAS[row.library]}]" in line

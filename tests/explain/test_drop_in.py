@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.ensemble import RandomForestClassifier
 
 from safexplain.errors import NotHardenedError
-from safexplain.explain.alibi.rules import REFUSED, ROWS
+from safexplain.explain.alibi.rules import REFUSED
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4))
@@ -41,43 +40,6 @@ def test_alibis_anchors_of_tables() -> None:
     assert all(any(name in condition for name in NAMES) for condition in explanation.anchor)
     assert 0 <= np.asarray(explanation.precision).item() <= 1
     assert "raw" not in explanation.data
-
-
-def test_alibis_anchors_of_images_and_texts() -> None:
-    pytest.importorskip("alibi")
-    from safexplain.alibi import AnchorImage
-
-    def predict(images: Any) -> Any:
-        share = np.asarray(images).reshape(len(images), -1).mean(axis=1)
-        return np.column_stack([share < 0.5, share >= 0.5]).astype(float)
-
-    image = RNG.random((8, 8, 1)) / 4
-    explainer = AnchorImage(predict, (8, 8, 1), segmentation_fn=lambda im: np.arange(64).reshape(8, 8) // 32, seed=0)
-    explanation = explainer.explain(image, threshold=0.9, p_sample=0.5, coverage_samples=50)
-    assert explanation.anchor.shape == (8, 8, 1)
-    assert explanation.segments.shape == (8, 8)
-
-
-def test_alibis_shapley_values() -> None:
-    pytest.importorskip("alibi")
-    pytest.importorskip("shap")
-    from safexplain.alibi import KernelShap, TreeShap
-
-    kernel = KernelShap(MODEL.predict_proba, feature_names=NAMES, link="logit", seed=0)
-    kernel.fit(X[:20])
-    explanation = kernel.explain(X[:2], nsamples=20, silent=True)
-    assert [values.shape for values in explanation.shap_values] == [(2, 4), (2, 4)]
-    tree = TreeShap(MODEL, model_output="raw", task="classification")
-    tree.fit()
-    explanation = tree.explain(X[:2])
-    assert [values.shape for values in explanation.shap_values] == [(2, 4), (2, 4)]
-    assert not {"expected_value", "raw"} & set(explanation.data)
-
-
-def test_every_alibi_explainer_with_a_rule_can_be_imported() -> None:
-    import safexplain.alibi
-
-    assert set(safexplain.alibi.__all__) == set(ROWS)
 
 
 def test_alibis_explanations_of_a_whole_data_set_say_why_they_are_not_hardened() -> None:
@@ -111,33 +73,6 @@ def test_limes_tables(library: str) -> None:
     assert {name for name, _ in exp.as_list(label=label)} <= set(NAMES)
     assert np.isnan(exp.score)
     assert np.isnan(exp.predict_proba).all()
-
-
-def test_limes_texts_and_images() -> None:
-    pytest.importorskip("lime")
-    from safexplain import lime
-
-    def of_texts(texts: list[str]) -> Any:
-        share = np.array([0.9 if "good" in text else 0.1 for text in texts])
-        return np.column_stack([1 - share, share])
-
-    explainer = lime.lime_text.LimeTextExplainer(class_names=["bad", "good"], random_state=0)
-    exp = explainer.explain_instance("a good day", of_texts, num_features=2, num_samples=50)
-    assert {word for word, _ in exp.as_list()} <= {"a", "good", "day"}
-
-    def of_images(images: Any) -> Any:
-        share = np.asarray(images)[:, :4].mean(axis=(1, 2, 3))
-        return np.column_stack([1 - share, share])
-
-    explainer = lime.lime_image.LimeImageExplainer(random_state=0)
-    squares = lambda image: np.arange(64).reshape(8, 8) // 16  # noqa: E731
-    image = RNG.random((8, 8, 3))
-    exp = explainer.explain_instance(
-        image, of_images, top_labels=1, hide_color=0, num_samples=20, segmentation_fn=squares
-    )
-    shown, mask = exp.get_image_and_mask(exp.local_exp and min(exp.local_exp), positive_only=False, num_features=2)
-    assert shown.shape == image.shape
-    assert mask.shape == (8, 8)
 
 
 # --- shap ------------------------------------------------------------------------------------------------------------
@@ -197,9 +132,10 @@ def test_all_that_is_listed_is_there_and_takes_a_hardening(library: str) -> None
 def test_the_modules_import_no_library_before_it_is_used() -> None:
     code = (
         "import sys, safexplain.alibi, safexplain.aix360, safexplain.lime, safexplain.shap\n"
-        "from safexplain.explain.aix360 import HardenedProtoDash, harden_aix360\n"
+        "from safexplain.explain import harden\n"
+        "from safexplain.explain.aix360 import HardenedProtoDash\n"
         "native = type('ProtodashExplainer', (), {'__module__': 'aix360.algorithms.protodash.PDASH'})\n"
-        "harden_aix360(native(), public=[[1.0, 2.0]] * 3)\n"
+        "harden(native(), public=[[1.0, 2.0]] * 3)\n"
         "HardenedProtoDash([[1.0, 2.0]] * 3)\n"
         "found = {'alibi', 'aix360', 'lime', 'shap', 'cvxpy', 'osqp', 'spacy'} & set(sys.modules)\n"
         "assert not found, found\n"

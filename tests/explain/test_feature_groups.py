@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from captum.attr import FeatureAblation, LayerFeatureAblation, NeuronFeatureAblation, NoiseTunnel, Occlusion, Saliency
+from captum.attr import FeatureAblation, LayerFeatureAblation, Occlusion, Saliency
 from explain_nets import KEY, NOISY, TwoInputs, image_net, images, quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from safexplain.errors import RefusedError
 from safexplain.explain import grid_segments, harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
 from safexplain.explain.hardened import HARDENED, HardenedFeatureAblation
-from safexplain.hardening.clips import NormClip, RankNorm, Relative, UnitNorm
+from safexplain.hardening.clips import NormClip
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.selection import TopKMask
@@ -200,24 +200,6 @@ def test_other_windows_with_the_same_cells_are_another_question():
     assert abs(torch.corrcoef(torch.stack(noises))[0, 1]) < 0.25
 
 
-def test_an_occlusion_of_an_image_and_a_vector_is_hardened_cell_by_cell():
-    model, x = TwoInputs().eval(), (images(2), torch.randn(2, 5))
-    for strides in (((3, 4, 4), (2,)), None, ((3, 4, 4), 2)):
-        options = {"target": 1, "sliding_window_shapes": ((3, 4, 4), (2,)), "strides": strides}
-        native = Occlusion(model).attribute(x, **options)
-        released = HardenedOcclusion(model, hardening=Hardening(clip=RankNorm())).attribute(x, **options)
-        values = {v for t in released for v in t[0].flatten().tolist()}
-        distinct = {v for t in native for v in t[0].flatten().tolist()}
-        assert len(distinct) <= len(values) + 1  # RankNorm draws a random value for each zero
-        noise = [
-            r - n
-            for r, n in zip(HardenedOcclusion(model, hardening=NOISY).attribute(x, **options), native, strict=True)
-        ]
-        assert all(n.abs().max() < 0.4 for n in noise)
-        if strides is not None:
-            assert len(noise[0][0].flatten().mul(1e5).round().unique()) == 4
-
-
 def test_places_of_two_inputs_are_never_in_one_cell():
     tensors = (torch.zeros(1, 2, 2), torch.zeros(1, 2))
     groups = find_groups({"sliding_window_shapes": ((1, 1), (1,))}, tensors)
@@ -234,27 +216,6 @@ def test_a_layers_map_is_hardened_by_its_layer_mask():
     noise = harden(explainer, NOISY).attribute(x, target=1, layer_mask=mask) - native
     for example in noise:
         assert len(example.mul(1e5).round().unique()) == len(mask.unique())
-
-
-def test_a_neurons_map_is_hardened_by_its_feature_mask():
-    model, x, mask = image_net(), images(), shared_mask()
-    explainer = NeuronFeatureAblation(model, model[3])
-    options = {"neuron_selector": (1, 2, 2), "feature_mask": mask}
-    native = explainer.attribute(x, **options)
-    released = harden(explainer, STEPS).attribute(x, **options)
-    assert torch.equal(released, slowly_hardened(native, mask, STEPS, {}))
-
-
-def test_a_tunnel_over_a_masked_method_is_hardened_by_the_mask():
-    nt_type = "vargrad"
-    model, x, mask = image_net(), images(), shared_mask()
-    tunnel = NoiseTunnel(FeatureAblation(model))
-    options = {"target": 1, "feature_mask": mask, "nt_type": nt_type, "nt_samples": 3}
-    native = ask(tunnel, x, **options)
-    released = ask(harden(tunnel, STEPS), x, **options)
-    assert torch.equal(released, slowly_hardened(native, mask, STEPS, {}))
-    noise = ask(harden(tunnel, NOISY), x, **options) - native
-    assert all(len(example.mul(1e5).round().unique()) <= 7 for example in noise)
 
 
 @pytest.mark.parametrize("name", ["Lime", "FeaturePermutation"])
@@ -290,17 +251,6 @@ def test_noise_of_the_full_size_is_left_when_a_group_is_averaged():
     good = HardenedFeatureAblation(model, hardening=NOISY).attribute(x, target=1, feature_mask=mask)
     assert left(good) == pytest.approx(std, rel=0.15)
     assert left(NOISY(native, inputs=x)) == pytest.approx(std / pixels**0.5, rel=0.15)  # the wrong way
-
-
-def test_relative_noise_is_relative_to_a_number_of_the_map():
-    model, x, mask = image_net(), images(64), grid_segments(images(1), 2)
-    hardening = Hardening(clip=UnitNorm(), noise=GaussianNoise(Relative(0.3), key=KEY))
-    clipped = HardenedFeatureAblation(model, hardening=Hardening(clip=UnitNorm())).attribute(
-        x, target=1, feature_mask=mask
-    )
-    noise = HardenedFeatureAblation(model, hardening=hardening).attribute(x, target=1, feature_mask=mask) - clipped
-    assert noise[:, 0, ::4, ::4].std().item() == pytest.approx(0.3 / 4**0.5, rel=0.15)
-    assert torch.linalg.vector_norm(clipped[:, 0, ::4, ::4].flatten(1), dim=1).allclose(torch.ones(64))
 
 
 @PAIRS
@@ -379,14 +329,6 @@ def test_neither_order_nor_company_changes_an_answer_under_masks_of_ones_own(nam
     torch.testing.assert_close(noise(order), noise([0, 1, 2, 3])[order], atol=1e-5, rtol=0)
 
 
-def test_one_mask_for_all_and_the_same_mask_for_each_name_the_same_groups():
-    model, x, mask = image_net(), images(), shared_mask()
-    explainer = HardenedFeatureAblation(model, hardening=NOISY)
-    one = explainer.attribute(x, target=1, feature_mask=mask)
-    each = explainer.attribute(x, target=1, feature_mask=mask.expand(4, 1, 8, 8))
-    torch.testing.assert_close(each, one, atol=1e-5, rtol=0)
-
-
 def test_a_mask_with_fewer_axes_is_broadcast():
     groups = Groups((torch.tensor([[0, 0], [5, 5]]),)).canonical((torch.zeros(3, 2, 2, 2),))
     assert groups.tolist() == [[0, 0, 1, 1, 0, 0, 1, 1]]
@@ -398,7 +340,7 @@ def test_a_map_that_is_not_constant_on_the_groups_is_refused():
             return Saliency(self.forward_func).attribute(inputs, target=target)
 
     explainer = Uneven(image_net())
-    with pytest.raises(RefusedError, match="different ones within a group"):
+    with pytest.raises(RefusedError, match="one value for each group"):
         harden(explainer, NOISY).attribute(images(), target=1, feature_mask=shared_mask())
     each = torch.arange(192).view(1, 3, 8, 8)
     assert harden(explainer, NOISY).attribute(images(), target=1, feature_mask=each).shape == (4, 3, 8, 8)
@@ -411,11 +353,11 @@ def test_one_place_that_differs_is_enough():
     assert torch.equal(harden_groups(good, groups, lambda values, rows: -values)[0], -good[0])
     for far in (1.0, 1e-3):
         bad = (torch.tensor([[2.0, 2.0, 3.0, 3.0 + far]]),)
-        with pytest.raises(RefusedError, match="within a group"):
+        with pytest.raises(RefusedError, match="one value for each group"):
             harden_groups(bad, groups, lambda values, rows: values)
     for hidden in (torch.nan, torch.inf):  # what is no number does not make others look small
         bad = (torch.tensor([[hidden, hidden, 1e-6, 2e-6]]),)
-        with pytest.raises(RefusedError, match="within a group"):
+        with pytest.raises(RefusedError, match="one value for each group"):
             harden_groups(bad, groups, lambda values, rows: values)
     rounded = (torch.tensor([[2.0, 2.0, 3.0, 3.0 + 1e-6]]),)  # sums of windows in another order
     assert harden_groups(rounded, groups, lambda values, rows: values)[0].tolist() == [[2.0, 2.0, 3.0, 3.0]]

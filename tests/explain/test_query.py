@@ -60,18 +60,6 @@ def test_a_set_of_baselines_is_part_of_the_query_whatever_its_order(name):
         assert abs(torch.corrcoef(torch.stack([one.flatten(), other_noise.flatten()]))[0, 1]) < 0.15
 
 
-def test_a_tunnel_over_a_method_with_baselines_has_them_in_its_query():
-    model = image_net()
-
-    def make(hardening):
-        return HARDENED["SmoothGrad"](CATALOG["IG"].explainer(model), hardening=hardening)
-
-    options = {"target": 1, "nt_samples": 2, "n_steps": 3}
-    zero, one = (noise(make, baselines=b, **options) for b in (torch.zeros_like(X), torch.ones_like(X)))
-    assert abs(torch.corrcoef(torch.stack([zero.flatten(), one.flatten()]))[0, 1]) < 0.15
-    torch.testing.assert_close(zero, noise(make, **options), atol=1e-5, rtol=0)  # zero is what stands for none
-
-
 def test_baselines_of_a_layer_are_part_of_the_query():
     model = image_net()
 

@@ -152,9 +152,3 @@ def test_deeplift_refuses_an_exported_graph_where_it_would_be_input_times_gradie
     assert HardenedDeepLift(model)
     with pytest.raises(RefusedError, match="exported graph"):
         HardenedDeepLift(graph)
-
-
-def test_baselines_of_a_wrong_shape_get_the_native_error() -> None:
-    explainer = HardenedIG(nn.Linear(6, 3), hardening=NOISY)
-    with pytest.raises(AssertionError, match=r"[Bb]aseline"):
-        explainer.attribute(torch.rand(5, 6), torch.rand(4, 6), target=0)

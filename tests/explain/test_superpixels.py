@@ -55,20 +55,6 @@ def test_the_scale_of_an_image_does_not_matter(scale, shift):
     torch.testing.assert_close(superpixels(images * scale + shift, 12, 1.0), superpixels(images, 12, 1.0))
 
 
-def test_each_image_of_a_batch_is_on_its_own():
-    images = pictures(4)
-    images[2] *= 300
-    alone = torch.cat([superpixels(image[None], 12, 1.0) for image in images])
-    assert torch.equal(superpixels(images, 12, 1.0), alone)
-
-
-def test_a_flat_image_has_at_least_two_segments():
-    flat = torch.full((1, 3, 16, 16), 0.7)
-    for n_segments in (2, 4, 9, 50):
-        mask = superpixels(flat, n_segments)
-        assert len(mask.unique()) >= 2
-
-
 def test_an_image_in_which_slic_finds_a_single_segment_gets_squares(monkeypatch):
     monkeypatch.setattr(segmentation, "slic", lambda pixels, **_: np.zeros(pixels.shape[:2], int))
     mask = superpixels(pictures(2), n_segments=9)
@@ -83,19 +69,6 @@ def test_not_a_number_and_infinity_are_taken_as_zero():
     assert torch.equal(superpixels(broken, 12, 1.0), superpixels(images, 12, 1.0))
     nothing = torch.full((1, 3, 16, 16), float("nan"))
     assert len(superpixels(nothing, 9).unique()) >= 2
-
-
-def test_neither_gradients_nor_dtypes_nor_layouts_matter():
-    images = pictures().float()
-    expected = superpixels(images, 12, 1.0)
-    assert torch.equal(superpixels(images.clone().requires_grad_(), 12, 1.0), expected)
-    assert torch.equal(superpixels(images.to(memory_format=torch.channels_last), 12, 1.0), expected)
-    assert superpixels(images.bfloat16(), 12, 1.0).shape == expected.shape
-    assert superpixels((images * 255).to(torch.uint8), 12, 1.0).shape == expected.shape
-
-
-def test_no_images_have_no_segments():
-    assert superpixels(torch.empty(0, 3, 16, 16)).shape == (0, 1, 16, 16)
 
 
 def test_what_is_no_batch_of_images_is_refused():
@@ -132,11 +105,6 @@ def slow_grid(shape, side):
             index = index * len(set(pieces[axis])) + pieces[axis][p]
         found[tuple(place)] = index
     return found
-
-
-def test_a_grid_has_eight_pieces_on_each_axis_unless_others_are_asked_for():
-    assert torch.equal(grid_segments(torch.zeros(1, 3, 32, 32)), grid_segments(torch.zeros(1, 3, 32, 32), 8))
-    assert int(grid_segments(torch.zeros(1, 3, 32, 32)).max()) == 63
 
 
 @settings(max_examples=20, deadline=None)

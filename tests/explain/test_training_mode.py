@@ -3,8 +3,6 @@
 import warnings
 
 import captum.attr
-import numpy as np
-import pytest
 import torch
 from explain_nets import NOISY, image_net, images, quiet
 from torch import nn
@@ -101,18 +99,3 @@ def test_a_probability_is_in_the_mode_of_its_model():
     assert net.training
     net.eval()
     assert not probability.training
-
-
-def test_lime_warns_of_the_model_behind_its_function():
-    pytest.importorskip("lime")
-    from safexplain.explain.aix360 import HardenedLimeTabular
-
-    model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5), nn.Softmax(1))
-    rows = np.random.default_rng(0).normal(size=(30, 4))
-
-    def predict(x):
-        return model(torch.from_numpy(x).float()).detach().numpy()
-
-    explainer = HardenedLimeTabular(rows, hardening=NOISY)
-    assert len(told(lambda: explainer.explain_instance(rows[0], predict, num_samples=20))) == 1
-    assert told(lambda: explainer.explain_instance(rows[0], predict, num_samples=20)) == []

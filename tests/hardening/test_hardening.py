@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from itertools import product
@@ -136,21 +133,6 @@ def test_the_order_is_clip_then_mask_then_noise_then_grid(clip):
         seeds = query_seeds(KEY, **query, configuration=hardening.to_json()) if hardening.noise else [None] * len(a)
         expected = [slow_harden(hardening, row, seed) for row, seed in zip(a.tolist(), seeds, strict=True)]
         assert np.allclose(hardening(a, **query).numpy(), expected, rtol=1e-9, atol=1e-12)
-
-
-@given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from(EVERY_PAIR))
-@settings(max_examples=30)
-def test_single_precision_agrees_with_double(seed, d, hardening):
-    if isinstance(hardening.mask, TopKMask | ThresholdMask):
-        hardening = replace(hardening, mask=None)  # a mask's edge may fall either way
-    hardening = replace(hardening, grid=2.0**-30)
-    a = torch.randn(4, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).float()
-    x = torch.arange(4.0)[:, None]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAFEXPLAIN_NOISE_KEY", "the environment's own secret key")
-        single, double = hardening(a, inputs=x), hardening(a.double(), inputs=x)
-    assert single.dtype == torch.float32
-    assert torch.allclose(single, double.float(), atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------ what may not be seen
@@ -320,11 +302,6 @@ def test_no_configuration_releases_what_is_not_finite(hardening, row, dtype):
     assert hardening.is_none or bool(released.isfinite().all())
 
 
-def test_numbers_too_large_for_the_grid_are_released_as_they_are():
-    a = torch.tensor([[1e36, -3e38]])
-    assert torch.equal(Hardening(noise=GaussianNoise(0.02, key=KEY))(a, inputs=torch.ones(1, 1)), a)
-
-
 # ------------------------------------------------------------------------------------------------ any tensor
 
 
@@ -334,10 +311,6 @@ def test_an_empty_batch_gives_an_empty_tensor(hardening):
         released = hardening(torch.zeros(shape, dtype=torch.float16), inputs=torch.zeros(shape[0], 2), target=1)
         assert released.shape == shape
         assert released.dtype == torch.float16
-
-
-def test_one_number_for_each_example_is_hardened():
-    assert Hardening(RangeClip(-1, 1))(torch.tensor([0.5, 3.0])).tolist() == [0.5, 1.0]
 
 
 @some
@@ -353,15 +326,6 @@ def test_the_memory_layout_does_not_matter(hardening):
         assert torch.equal(hardening(view, inputs=x), expected)
     repeated = a[:1, :1, :1].expand(4, 3, 5, 6)
     assert torch.equal(hardening(repeated, inputs=x), hardening(repeated.contiguous(), inputs=x))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_precisions_come_back_as_they_came(dtype):
-    a, x = batch(dtype=dtype)
-    released = Hardening(UnitNorm(2.0), None, GaussianNoise(0.1, key=KEY))(a, inputs=x)
-    assert released.dtype == dtype
-    single = Hardening(UnitNorm(2.0), None, GaussianNoise(0.1, key=KEY))(a.float(), inputs=x)
-    assert torch.allclose(released.float(), single, atol=2.0**-7)
 
 
 @some
@@ -419,74 +383,23 @@ def test_large_batches_are_worked_on_in_parts_with_the_same_result(monkeypatch):
     assert torch.equal(in_parts[-5:], hardening(a[-5:], inputs=x[-5:]))
 
 
-MEMORY = """
-import sys, torch
-import safexplain.hardening.hardening as hardening
-from safexplain.hardening.hardening import *
-def held(name): return int(next(l for l in open("/proc/self/status") if l.startswith(name)).split()[1]) * 1024
-torch.set_num_threads(1)
-def growth(n):
-    a, x = torch.full((n, 3, 32, 32), 0.5), torch.ones(n, 1)
-    a[..., 0] = 0.1
-    masked = Hardening(NormClip(1.0), TopKMask(0.5), GaussianNoise(0.1, key=b"k" * 32))
-    found = []
-    ranked = Hardening(RankNorm(), None, GaussianNoise(Relative(0.3), key=b"k" * 32))
-    for h in (masked, ranked, Hardening.recommended()):
-        ballast = b"1" * max(held("VmHWM") - held("VmRSS"), 0)  # an old peak, of the imports, would hide this one
-        before = held("VmHWM")
-        h(a, inputs=x)
-        found.append((held("VmHWM") - before) / (a.numel() * 4))
-    return max(found)
-growth(64)
-in_parts = growth(512)
-hardening.CHUNK = 1 << 40
-print(in_parts, growth(512))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_memory_stays_below_twice_the_attribution():
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back, and is counted again
-    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=environment)
-    in_parts, at_once = map(float, run.stdout.split())
-    assert 0.9 < in_parts < 2
-    assert at_once > 3
-
-
 # ------------------------------------------------------------------------------------------------ configurations
 
 
-FLOATS = st.floats(1e-6, 1e6)
-AMOUNTS = st.one_of(FLOATS, st.just(0.0), FLOATS.map(Relative))
-CONFIGURED_CLIPS = st.one_of(
-    st.tuples(st.floats(-1e6, 1e6), FLOATS).map(lambda p: RangeClip(p[0], p[0] + p[1])),
-    FLOATS.map(NormClip),
-    FLOATS.map(UnitNorm),
-    st.builds(RankNorm, FLOATS, FLOATS, st.none() | st.integers(2, 100)),
-    st.builds(TopKSet, st.integers(1, 9), st.none() | st.floats(0.01, 1), st.booleans(), st.booleans()),
-    st.builds(Levels, st.integers(1, 16), st.booleans()),
-)
-ABSOLUTE = st.builds(
-    Hardening,
-    st.none(),
-    st.one_of(st.none(), FLOATS.map(ThresholdMask), st.floats(0.01, 1).map(TopKMask)),
-    st.one_of(st.none(), FLOATS.map(lambda s: GaussianNoise(s, key=KEY))),
-    st.one_of(st.none(), FLOATS),
-)
-RELATIVE = st.builds(
-    Hardening,
-    CONFIGURED_CLIPS,
-    st.one_of(st.none(), AMOUNTS.map(ThresholdMask), st.floats(0.01, 1).map(TopKMask)),
-    st.one_of(st.none(), AMOUNTS.map(lambda s: GaussianNoise(s, key=KEY))),
-    st.one_of(st.none(), FLOATS),
-)
-CONFIGURATIONS = st.one_of(ABSOLUTE, RELATIVE)
+CONFIGURATIONS = [
+    *EVERY_PAIR,
+    Hardening(RangeClip(-1, 2), ThresholdMask(Relative(0.5)), GaussianNoise(Relative(0.1), key=KEY), 0.25),
+    Hardening(TopKSet(k=2, fraction=0.1, positive=False, ordered=True)),
+    Hardening(Levels(3, balanced=False)),
+]
 
 
-@given(CONFIGURATIONS)
-@settings(max_examples=40)
-def test_a_configuration_survives_json_and_repr_without_its_key(hardening):
+def test_a_configuration_survives_json_and_repr_without_its_key():
+    for hardening in CONFIGURATIONS:
+        check_copies(hardening)
+
+
+def check_copies(hardening):
     assert Hardening.from_json(hardening.to_json()) == hardening
     assert Hardening.from_json(hardening.to_dict()) == hardening
     assert Hardening.from_json(hardening.to_json()).to_json() == hardening.to_json()
@@ -496,11 +409,6 @@ def test_a_configuration_survives_json_and_repr_without_its_key(hardening):
     for text in (repr(hardening), hardening.to_json(), str(hardening.to_dict()), f"{hardening.noise}"):
         assert "secret" not in text
         assert KEY.hex() not in text
-
-
-@given(CONFIGURATIONS, CONFIGURATIONS)
-def test_equal_configurations_are_those_that_read_the_same(a, b):
-    assert (a == b) == (a.to_json() == b.to_json())
 
 
 def test_keys_do_not_count_in_equality():
@@ -546,11 +454,6 @@ def test_json_that_is_no_hardening_is_refused():
     for text in NO_HARDENINGS:
         with pytest.raises(ConfigurationError):
             Hardening.from_json(text)
-
-
-def test_whole_numbers_in_json_are_read():
-    text = '{"clip": {"kind": "RangeClip", "low": -1, "high": 1}, "grid": 1}'
-    assert Hardening.from_json(text) == Hardening(RangeClip(-1.0, 1.0), grid=1.0)
 
 
 NOISY = Hardening(noise=GaussianNoise(0.1, key=KEY))

@@ -1,15 +1,11 @@
-"""LIME whose answers hold hardened weights, and nothing else that was computed from the model or the training set.
-
-A native answer of LIME (arXiv 1602.04938) also carries the intercept and the quality of its linear fit, predicted
-probabilities, and for tables training quartiles in the names of features and the instance scaled by training means.
-Here a new object is filled from a list: weights, names, labels, and the client's input. Everything else is NaN.
-"""
+"""LIME (arXiv 1602.04938) whose answers hold hardened weights, names, labels and the client's input, and nothing else
+that was computed from the model or the training set: everything else is NaN."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Self
@@ -24,15 +20,14 @@ from safexplain._validate import checked_digest
 from safexplain.errors import InputError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.certified import Predict
 from safexplain.explain.libraries import load
 from safexplain.explain.orientation import PROBABILITY, Direction, explained_classes
 from safexplain.explain.query import round_as_hashed
-from safexplain.explain.tables import Predict, TableExplainer, TableExplainerFactory, feature_names
+from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import query_seeds, resolve_key
 from safexplain.native_maps import watch
-
-__all__ = ["HardenedLimeImage", "HardenedLimeTabular", "HardenedLimeText"]
 
 _NUMPYS_OWN = np.random.mtrand._rand  # LIME's generator if random_state is not given
 
@@ -91,15 +86,12 @@ def __getattr__(name: str) -> Any:
 class _HardenedLime(TableExplainer):
     """What the hardened LIME explainers share.
 
-    A repeated query gets the same answer: each call runs on a copy that starts from the state of `random_state` at
-    construction, or without one from a seed made from the key and the instance.
-
-    Weights are for the predicted class, unless `labels` or `top_labels` name others; natively for class 1. If the
-    output is a number, `direction` selects why it is as high as it is ("up") or as low. With `Hardening.none()` the
-    labels are the native ones.
+    A repeated query gets the same answer: each call starts from the state of `random_state` at construction, or without
+    one from a seed made from the key and the instance. Weights are for the predicted class, unless `labels` or
+    `top_labels` name others (natively, and with `Hardening.none()`, for class 1), and labels in increasing order.
 
     With `num_features` below the number of features, the set of named features is exact; their order is that of the
-    hardened weights. Labels are in increasing order, not in that of the prediction.
+    hardened weights.
     """
 
     _entry = "explain_instance"
@@ -111,25 +103,13 @@ class _HardenedLime(TableExplainer):
     ) -> None:
         self._adopt(getattr(load(self._module), self._name)(*args, **kwargs), hardening, model_digest)
 
-    @classmethod
-    def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
-        """The hardened version of a native explainer of AIX360 or LIME; `native` is not changed."""
-        self = cls.__new__(cls)
-        self._adopt(native, hardening, **options)
-        return self
-
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         self.hardening = hardening_or_default(hardening, ordered=self._row is not None)
         self._explainer = _private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
         self._native, self._model_digest = type(self._explainer), checked_digest(model_digest)
 
     def explain_instance(self, *args: Any, direction: Direction | None = None, **kwargs: Any) -> Any:
-        """Explain one instance.
-
-        Args:
-            *args: as natively: the instance, the prediction function, ...
-            direction: for a number, "up" or "down"; None: "up".
-            **kwargs: as natively.
+        """Explain one instance; arguments as natively, and for a number `direction`, "up" (None) or "down".
 
         Returns:
             A new native explanation, whose `local_exp`, `as_list`, `as_map`, `available_labels` and plots have hardened
@@ -140,8 +120,7 @@ class _HardenedLime(TableExplainer):
 
         Warns:
             TrainingModeWarning: once for each torch model behind it in training mode.
-            OpaqueModelWarning: no torch or scikit-learn model is found behind the prediction function, so the noise
-                does not change when the model does.
+            OpaqueModelWarning: no model is found behind the prediction function, so the noise does not change with it.
         """
         entry, noise = inspect.signature(self._explainer.explain_instance), self.hardening.noise
         given = entry.bind(*args, **kwargs).arguments
@@ -187,13 +166,11 @@ class _HardenedLime(TableExplainer):
             released.local_exp[0] = [(feature, -weight) for feature, weight in released.local_exp[1]]
         return released
 
-    def _inputs(self, instance: Any) -> Tensor:
-        """The instance as one row."""
-        raise NotImplementedError
-
-    def _blank(self, raw: Any, explainer: Any, instance: Any) -> Any:
-        """A native explanation with the listed fields, without weights."""
-        raise NotImplementedError
+    _inputs: Callable[[Any], Tensor]
+    """The instance as one row."""
+    _blank: Callable[[Any, Any, Any], Any]
+    """A native explanation with the listed fields, without weights, of the native one, the explainer and the instance.
+    """
 
     def _harden(self, raw: Weights, label: int, query: dict[str, Any]) -> Weights:
         if self.hardening.is_none:
@@ -210,12 +187,11 @@ class _HardenedLime(TableExplainer):
 class HardenedLimeTabular(_HardenedLime):
     """The `LimeTabularExplainer` of lime and AIX360, hardened.
 
-    Audited and certified (`catalogued`, `from_certificate`) with public rows in place of the training set, which give
-    LIME's bins and the spread of its samples: the numbers of a row are the weights of all features for the predicted
-    class, which a service releases. A certificate states `feature_names`, `class_names`, `categorical_features`,
-    `categorical_names`, `kernel_width`, `feature_selection` ("none" by default, so that no feature is left out),
-    `discretize_continuous`, `discretizer`, `sample_around_instance` and an integer `random_state`, and the options
-    `num_samples` and `distance_metric`.
+    Audited and certified with public rows in place of the training set, which give LIME's bins and the spread of its
+    samples: the numbers of a row are the weights of all features for the predicted class, which a service releases. A
+    certificate states `feature_names`, `class_names`, `categorical_features`, `categorical_names`, `kernel_width`,
+    `feature_selection` ("none" by default, so that no feature is left out), `discretize_continuous`, `discretizer`,
+    `sample_around_instance` and an integer `random_state`, and the options `num_samples` and `distance_metric`.
 
     Args:
         *args: as natively.

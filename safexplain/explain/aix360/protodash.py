@@ -1,8 +1,7 @@
 """ProtoDash over public rows: prototypes from a declared public set, with hardened weights.
 
-Natively ProtoDash (arXiv 1707.01212) explains instances by rows of its data set, usually the training set, and returns
-their indices: a client who gets the submitted record back knows that it is a member. Noise on weights does not prevent
-that, so `HardenedProtoDash` selects from a set that was declared public.
+Natively ProtoDash (arXiv 1707.01212) returns indices of rows of its data set, usually the training set: a client who
+gets the submitted record back knows that it is a member, whatever noise the weights have.
 """
 
 from __future__ import annotations
@@ -25,29 +24,23 @@ from safexplain.explain.tables import TableExplainer, TableExplainerFactory
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 
-__all__ = ["HardenedProtoDash"]
-
 Rows = NDArray[Any]
 
 
 class HardenedProtoDash(TableExplainer):
     """AIX360's `ProtodashExplainer` with prototypes from a public set and hardened weights.
 
-    The answer shows the public cases that represent the explained instances best, not training cases. Their indices and
-    order are exact: they depend on the explained and the public rows alone, and reveal the training set only if one of
-    the two does (as features computed by the trained model). The weights are hardened for that case.
+    Indices and order of the prototypes are exact: they depend on the explained and the public rows alone, and reveal
+    the training set only if one of the two does (as features computed by the trained model). The weights are hardened
+    for that case.
 
-    Audited and certified (`catalogued`, `from_certificate`) one row at a time. With p public rows, its numbers are p
-    ranks, (m - i) / m for the i-th prototype and 0 for all others, and then p weights; a service releases the
-    prototypes' rows, their order and their weights.
+    Audited and certified one row at a time. With p public rows, its numbers are p ranks, (m - i) / m for the i-th
+    prototype and 0 for all others, and then p weights; a service releases the prototypes' rows, order and weights.
 
     Args:
-        public: candidate prototypes (n, d), n > 2: public, synthetic or otherwise released rows. They are released
-            unchanged. A copy is kept, as `public`; integers become float64.
+        public: candidate prototypes (n, d), n > 2, which are released unchanged. A read-only copy is kept, as `public`;
+            integers become float64.
         hardening: of the weights of one answer; None for `Hardening.ranked()`.
-
-    Attributes:
-        public: the candidates, read-only; the prototypes of an answer are `public[S]`.
 
     Raises:
         ConfigurationTypeError: no `public`.
@@ -92,7 +85,7 @@ class HardenedProtoDash(TableExplainer):
 
         Args:
             X: rows to explain (q, d): one instance, or a set to summarise.
-            Y: candidates, if not all of `public`: any of its rows in any order, with the same numbers.
+            Y: candidates, if not all of `public`: any of its rows in any order.
             m: number of prototypes, less than the number of candidates.
             kernelType: "other" (or "linear") for the inner product, "Gaussian" for exp(-|x - y|^2 / (2 sigma^2)).
             sigma: width of the Gaussian kernel.
@@ -101,13 +94,11 @@ class HardenedProtoDash(TableExplainer):
         Returns:
             W, S, V as natively: W (m,) the hardened weights, none below zero; S (m,) the indices of the prototypes in
                 Y, or in `public` without Y, in the order of their selection; V (m,) NaN in place of the objective
-                values. With `Hardening.none()` W and S are the native ones. Otherwise, with the linear kernel,
-                ProtoDash runs on the mean of X, which gives the same up to rounding.
+                values. With `Hardening.none()` W and S are the native ones.
 
         Raises:
             RefusedError: a row of Y is not public.
             InputError: an array or option cannot be used.
-            MissingExtraError: AIX360 is not installed.
         """
         options: dict[str, Any] = {"m": m, "kernelType": kernelType, "sigma": sigma, "optimizer": optimizer}
         if self._pinned is not None:
@@ -163,9 +154,8 @@ class HardenedProtoDash(TableExplainer):
         public = set(map(_digest, self.public))
         if others := sum(_digest(row) not in public for row in candidates):
             raise RefusedError(
-                f"Y: expected rows of the declared public set, got {others} of {len(candidates)} others. ProtoDash"
-                " returns rows of Y: with Y = training set, its answers reveal the members. Leave Y out to choose from"
-                " the public set, or declare these rows public: HardenedProtoDash(public=...)"
+                f"Y: expected rows of the declared public set, got {others} of {len(candidates)} others, which answers"
+                " would reveal. Leave Y out, or declare these rows public: HardenedProtoDash(public=...)"
             )
 
     def _harden(self, weights: Rows, query: Tensor, prototypes: list[bytes], kernel: str) -> Rows:

@@ -1,8 +1,6 @@
 """Alibi's explainers, hardened: each holds a native explainer and runs private copies of it.
 
-Explainers of rows of tables can be audited. An anchor's rule is then written as numbers, and read back from them: for
-each feature, the share of the bins that it excludes below and above. The bins are quantiles of public rows, so rule and
-numbers can be converted into each other by anyone who knows these rows.
+For audits, an anchor's rule is written as numbers (see `Rule`), and read back from them.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tensor, release
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG, Row
+from safexplain.explain.certified import Predict
 from safexplain.explain.libraries import (
     SHARED_PIPELINE_LOCK,
     defined_in,
@@ -36,27 +35,19 @@ from safexplain.explain.libraries import (
 from safexplain.explain.orientation import Direction
 from safexplain.explain.query import round_as_hashed
 from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
-from safexplain.explain.tables import Predict, TableExplainer, TableExplainerFactory, feature_names
+from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.selection import TopKMask
 from safexplain.outputs import EstimatorModule
 
-__all__ = [
-    *("HardenedAlibi", "HardenedAlibiKernelShap", "HardenedAnchorImage", "HardenedAnchorTabular", "HardenedAnchorText"),
-    *("HardenedAnchors", "HardenedTreeShap", "Rule", "anchor_hardening"),
-]
-
 Rows = NDArray[Any]
 
 
 def anchor_hardening(key: bytes | None = None) -> Hardening:
-    """The default for anchors: precision and coverage get noise of 0.05 and are rounded to multiples of 0.05.
-
-    Args:
-        key: of the noise, see `GaussianNoise`.
-    """
+    """The default for anchors: precision and coverage get noise of 0.05, and are rounded to multiples of 0.05; `key` is
+    that of `GaussianNoise`."""
     return Hardening(clip=RangeClip(0.0, 1.0), noise=GaussianNoise(0.05, key=key), grid=0.05)
 
 
@@ -66,14 +57,11 @@ def _new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
 
 
 class HardenedAlibi(TableExplainer):
-    """An Alibi explainer, hardened; `harden_alibi` makes it.
+    """An Alibi explainer, hardened: takes the native arguments, `hardening`, and `model_digest` as in `harden`.
 
     `explain` has the native arguments and returns a new `Explanation` with the listed fields; others are absent. With
-    `Hardening.none()` they have the native values. A repeated query gets the same answer, also after a restart: its
-    samples come from its own generator, seeded like the noise by the key, the model, the configuration and the
-    instance. Threads may share it, but not while `fit` or `reset_predictor` runs.
-
-    Takes the native arguments, `hardening`, and `model_digest` as in `harden_alibi`.
+    `Hardening.none()` they have the native values. A repeated query gets the same answer: its samples come from its own
+    generator, seeded like the noise. Threads may share it, but not while `fit` or `reset_predictor` runs.
     """
 
     _kind: ClassVar[str]
@@ -115,13 +103,8 @@ class HardenedAlibi(TableExplainer):
 class Rule:
     """The conditions that an AnchorTabular can state about one feature, and their numbers.
 
-    With k bins, a condition that excludes the lowest i and the highest j of them is (i / k, j / k). A category, the
-    v-th of K, is ((v + 1) / (K + 1), (K - v) / (K + 1)). No condition is (0, 0).
-
-    Args:
-        name: of the feature.
-        bins: names of the bins or categories, from the fitted explainer.
-        categorical: whether they are categories.
+    With k `bins` (from the fitted explainer), a condition that excludes the lowest i and the highest j of them is
+    (i / k, j / k). A category, the v-th of K, is ((v + 1) / (K + 1), (K - v) / (K + 1)). No condition is (0, 0).
     """
 
     def __init__(self, name: str, bins: list[str], categorical: bool) -> None:
@@ -161,10 +144,10 @@ class HardenedAnchors(HardenedAlibi):
     The rule is released as it is, precision and coverage hardened; training rows, predictions and background images are
     not released. Source: Ribeiro, Singh, Guestrin: Anchors, AAAI 2018 (doi 10.1609/aaai.v32i1.11491).
 
-    Anchors of rows of tables can be audited and certified (`catalogued`, `from_certificate`). With d features, the
-    numbers of a row are the 2 d of its rule (see `Rule`), precision and coverage; a service releases the rule, its
-    conditions in the order of the columns, and both. They explain the predicted class. A certificate states
-    `feature_names`, `categorical_names` (column -> names), `seed` and `disc_perc`, and the options of `explain`.
+    Anchors of rows of tables can be audited and certified. With d features, the numbers of a row are the 2 d of its
+    rule (see `Rule`), precision and coverage; a service releases the rule and both. They explain the predicted class. A
+    certificate states `feature_names`, `categorical_names` (column -> names), `seed` and `disc_perc`, and the options
+    of `explain`.
 
     Args:
         native: the native explainer, fitted or not.
@@ -185,7 +168,7 @@ class HardenedAnchors(HardenedAlibi):
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         if not kind_of(native).startswith("Anchor"):
-            raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden_alibi")
+            raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden")
         hardening = hardening_or_default(hardening, anchor_hardening)
         for step in (hardening.clip, hardening.mask):
             if isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
@@ -257,9 +240,7 @@ class HardenedAnchors(HardenedAlibi):
         for text in released.data["anchor"]:
             found = [i for i, rule in enumerate(self._rules) if text in rule.texts]
             if len(found) != 1:
-                raise RefusedError(
-                    f"expected one condition on one feature, got {text!r:.80}; give the features other names"
-                )
+                raise RefusedError(f"{text!r:.80} fits {len(found)} features; give the features other names")
             conditions[found[0]] = self._rules[found[0]].texts[text]
         return np.concatenate([conditions.ravel(), *(np.ravel(released.data[name])[:1] for name in FRACTIONS)])
 
@@ -306,10 +287,7 @@ class _Shapley(HardenedAlibi):
 
     def explain(self, *args: Any, target: Any = None, direction: Direction | None = None, **kwargs: Any) -> Any:
         """Hardened Shapley values of rows, as natively a list with an array for each output; one array for a named
-        class.
-
-        `target`, `direction` and errors are as of `HardenedTreeExplainer.shap_values`; ConfigurationError before `fit`.
-        """
+        class. `target`, `direction` and errors are as of `HardenedTreeExplainer.shap_values`."""
         given = _named_arguments(self, args, kwargs)
         X = given.pop("X")
         check_mode(self._explainer.predictor)
@@ -329,12 +307,10 @@ class _Shapley(HardenedAlibi):
     def _shap(self) -> HardenedShap:
         native, known = getattr(self._explainer, "_explainer", None), self._made
         if not defined_in(type(native), "shap"):
-            raise ConfigurationError(
-                f"expected a {self._kind} fitted in this process: call fit, without distributed_opts"
-            )
+            raise ConfigurationError(f"expected a fitted {self._kind}: call fit, without distributed_opts")
         if known is None or known._explainer is not native:
-            known = self._made = self._core.around(native, self.hardening, self._model_digest)
-            known._fitted, known._name = self._explainer.predictor, self._kind  # type: ignore[misc]
+            known = self._made = self._core.around(native, self.hardening, model_digest=self._model_digest)
+            known._fitted, known._name = self._explainer.predictor, self._kind
         known._pinned, known._columns, known._places = self._pinned, self._columns, self._places
         return known
 

@@ -18,9 +18,6 @@ from torch import Tensor
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.libraries import defined_in
 
-__all__ = ["FRACTIONS", "META", "PARAMS", "REFUSED", "ROWS", "kind_of", "query_tensor", "release"]
-
-
 META = ("name", "type", "explanations", "version", "task")
 """Released keys of `Explanation.meta`, beside `params`."""
 
@@ -65,12 +62,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 
 
 def kind_of(native: Any) -> str:
-    """The name of an Alibi explainer's class, or of the base class, in `ROWS`.
-
-    Raises:
-        ConfigurationTypeError: not an explainer of alibi.
-        RefusedError: no such class.
-    """
+    """The name of an Alibi explainer's class, or of the base class, in `ROWS`; RefusedError: no such class."""
     if not defined_in(type(native), "alibi"):
         raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
     names = [kind.__name__ for kind in type(native).__mro__ if kind.__module__.partition(".")[0] == "alibi"]
@@ -103,16 +95,8 @@ def query_tensor(value: Any) -> Tensor:
 
 
 def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """A new `alibi.api.interfaces.Explanation` with the listed fields of the native one.
-
-    Args:
-        native: the native explanation.
-        fields: names of the released fields.
-        harden: hardens the `FRACTIONS` (1, 2) among them; None to release them as they are.
-
-    Raises:
-        RefusedError: a field holds something else than plain values.
-    """
+    """A new `alibi.api.interfaces.Explanation` with these fields of the native one; RefusedError: one holds something
+    else than plain values. `harden` hardens the `FRACTIONS` (1, 2) among them; None releases them as they are."""
     given = {name: native.data[name] for name in fields if name in native.data}
     if harden is not None:
         numbers = [float(np.ravel(given[name])[0]) for name in FRACTIONS]

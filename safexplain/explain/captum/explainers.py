@@ -18,20 +18,12 @@ from torch import Tensor, nn
 from safexplain._digest import modules_of
 from safexplain.errors import InputError
 
-__all__ = [
-    *("GradCAM", "GradCAMPlusPlus", "Gradient", "TokenIG"),
-    *("as_map", "default_embedding", "default_layer", "whole_layer"),
-]
-
 Inputs = Tensor | tuple[Tensor, ...]
 
 
 class Gradient(Saliency):  # type: ignore[misc]
-    """The signed gradient of the output with respect to the input: Captum's Saliency with `abs=False` by default.
-
-    SmoothGrad and VarGrad are defined on this (arXiv 1706.03825 and 1810.03307): averaging magnitudes instead lets the
-    noise that the average should remove add up.
-    """
+    """The signed gradient, on which SmoothGrad and VarGrad are defined (arXiv 1706.03825 and 1810.03307): Captum's
+    Saliency with `abs=False` by default."""
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
@@ -46,7 +38,7 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
     """Grad-CAM (arXiv 1610.02391, equations 1 and 2): a layer's channels added up, weighted by their mean gradients.
 
     Called like Captum's `LayerGradCam`, it returns the same numbers. In addition the layer has a default, layers of
-    transformers give maps, and the map can be enlarged to the input.
+    transformers give maps, and maps can be enlarged.
 
     Args:
         forward_func: as in Captum.
@@ -88,7 +80,7 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
             relu_attributions: True for the paper's map, without negative values.
             attr_dim_summation: False to keep a map for each channel.
             grad_kwargs: for torch.autograd.grad.
-            interpolate_mode: of torch.nn.functional.interpolate, to the (first) input's size. None: the layer's size.
+            interpolate_mode: of torch.nn.functional.interpolate, to the first input's size. None: the layer's size.
 
         Returns:
             (batch, 1, height, width), or a tuple of such if the layer returns several tensors.
@@ -142,13 +134,9 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
 
 
 class GradCAMPlusPlus(GradCAM):
-    """Grad-CAM++ (arXiv 1710.11063, equations 10 and 19): a channel's weight is the sum of its positive gradients, each
-    times a coefficient that weights small and large regions of the channel equally.
-
-    With gradients g and activations A of a channel the coefficients are g^2 / (2 g^2 + g^3 sum A), for an output that
-    is the exponential of the explained score; its factor exp(score), constant over a map, is left out, as usual.
-
-    Arguments as in `GradCAM`.
+    """Grad-CAM++ (arXiv 1710.11063, equations 10 and 19): a channel's weight is the sum of its positive gradients g,
+    each times g^2 / (2 g^2 + g^3 sum A) with its activations A. The output is the exponential of the explained score;
+    its factor exp(score), constant over a map, is left out. Arguments as in `GradCAM`.
     """
 
     def weights(self, gradients: Tensor, activations: Tensor) -> Tensor:
@@ -163,12 +151,8 @@ class GradCAMPlusPlus(GradCAM):
 
 class TokenIG(GradientAttribution):  # type: ignore[misc]
     """Integrated gradients of a text's embeddings, like Captum's `LayerIntegratedGradients`, added up over the
-    dimensions of an embedding: one number for each token or word.
-
-    Args:
-        forward_func: the model, of token numbers, or a function around one.
-        embedding: its layer that embeds tokens; None: `safexplain.explain.default_embedding`, the first one.
-    """
+    dimensions of an embedding: one number for each token or word. `embedding`: the layer that embeds tokens; None:
+    `default_embedding`, the first one."""
 
     def __init__(self, forward_func: Callable[..., Any], embedding: nn.Module | None = None) -> None:
         super().__init__(forward_func)
@@ -187,7 +171,7 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
         method: str = "gausslegendre",
         internal_batch_size: int | None = None,
     ) -> Tensor:
-        """Attributions of tokens.
+        """Attributions (n, tokens) of tokens; other arguments as of `captum.attr.IntegratedGradients`.
 
         Args:
             inputs: (n, tokens) token numbers, integers or (in an audit) floats.
@@ -196,12 +180,9 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
             feature_mask: (n or 1, tokens) integers, the same for tokens of one word (`safexplain.explain.words`), which
                 all get the sum of the word. None: one number for each token.
             additional_forward_args: as in Captum.
-            n_steps: points of the integral, as in `captum.attr.IntegratedGradients`.
-            method: its rule, as there.
+            n_steps: points of the integral.
+            method: its rule.
             internal_batch_size: most points in one call of the model; None: all.
-
-        Returns:
-            (n, tokens), of the embeddings' dtype.
         """
         if isinstance(baselines, Tensor):
             baselines = baselines.expand_as(inputs)
@@ -225,11 +206,8 @@ def _parts_of(forward_func: object) -> list[nn.Module]:
 
 
 def default_layer(forward_func: object) -> nn.Module:
-    """The layer that Grad-CAM's paper recommends (arXiv 1610.02391), the last convolution, or without any the second to
-    last linear layer.
-
-    Args:
-        forward_func: a module, or a function around one.
+    """The layer that Grad-CAM's paper recommends (arXiv 1610.02391), the last convolution of a module or a function
+    around one, or without any the second to last linear layer.
 
     Raises:
         InputError: neither exists, or the last convolution cuts an image into patches, as in a transformer.
@@ -245,8 +223,7 @@ def default_layer(forward_func: object) -> nn.Module:
     raise InputError(
         "expected a model with convolutions up to its last layers or two linear layers, not an exported graph: found no"
         " layer. Give layer=, for a vision transformer the first normalisation of its last block:"
-        " layer=model.blocks[-1].norm1 in timm, layer=model.model.vit.encoder.layer[-1].layernorm_before for a ViT of"
-        " transformers"
+        " layer=model.blocks[-1].norm1 in timm"
     )
 
 

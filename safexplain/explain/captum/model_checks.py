@@ -1,12 +1,8 @@
 """Checks that a method is correct on a model: evaluation mode, activations that DeepLift has a rule for, ReLU modules.
 
-Captum applies DeepLift's rescale rule to the activation modules that it knows. For all others (GELU, ReLU6,
-normalisation layers, attention, functions) it silently uses the plain gradient, and the result is not DeepLift.
-GuidedBackprop and Deconvolution without any nn.ReLU module are the plain gradient.
-
-Modules are checked when an explainer is made. Functions are only found with data, at the first call for each model: by
-DeepLift's sum, which must be the difference from the baseline (arXiv 1704.02685, "summation-to-delta"), and by counting
-the ReLUs that run.
+For all other activations, and functions, Captum silently uses the plain gradient. Modules are checked when an explainer
+is made; functions are found at the first call, by DeepLift's sum, which must be the difference from the baseline (arXiv
+1704.02685, "summation-to-delta"), and by counting the ReLUs that run.
 """
 
 from __future__ import annotations
@@ -17,16 +13,8 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from captum.attr import (
-    Attribution,
-    Deconvolution,
-    DeepLift,
-    GuidedBackprop,
-    LayerDeepLift,
-    NeuronAttribution,
-    NeuronDeepLift,
-    NeuronDeepLiftShap,
-)
+from captum import attr
+from captum.attr import Attribution, DeepLift
 from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -37,10 +25,8 @@ from safexplain.errors import RefusedError, TrainingModeWarning
 from safexplain.native_maps import unwrapped
 from safexplain.outputs import EstimatorModule, Logits, Probability
 
-__all__ = ["check_first_call", "check_mode", "check_modes", "check_modules", "in_training_mode", "is_estimator"]
-
-_KINDS = (DeepLift, LayerDeepLift, NeuronDeepLift, NeuronDeepLiftShap)
-_RELU_KINDS = (GuidedBackprop, Deconvolution)
+_KINDS = (DeepLift, attr.LayerDeepLift, attr.NeuronDeepLift, attr.NeuronDeepLiftShap)
+_RELU_KINDS = (attr.GuidedBackprop, attr.Deconvolution)
 _UNSUPPORTED: tuple[type[nn.Module], ...] = (
     *(nn.GELU, nn.SiLU, nn.Mish, nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh),
     *(nn.SELU, nn.CELU, nn.PReLU, nn.GLU),
@@ -62,9 +48,7 @@ _CONTAINERS = frozenset(
 """Modules that only hold or call others, so their own training flag has no effect."""
 
 _MODELESS_PACKAGES = ("torch.fx", "torch.export", "torch._dynamo", "torch.ao.nn.quantized")
-"""Packages of modules that compute the same in both modes, or wrap others: exported graphs, the result of
-torch.compile, quantized layers.
-"""
+"""Packages of modules that compute the same in both modes, or wrap others."""
 
 _warned: WeakSet[nn.Module] = WeakSet()
 _checked: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -72,11 +56,8 @@ _checked: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 def in_training_mode(model: nn.Module) -> list[str]:
-    """Names of the parts of a model that are in training mode.
-
-    Modules of unknown classes count too, as training mode may change them, and `model.eval()` sets them all. Modules
-    without a mode do not count: containers, wrappers, parameter-free modules of torch.nn such as activations (often
-    added to a model in evaluation mode), and exported graphs.
+    """Names of the parts of a model that are in training mode, unknown classes included; modules without a mode do not
+    count: containers, wrappers, parameter-free modules of torch.nn such as activations, and exported graphs.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
     >>> in_training_mode(nn.Sequential(net, nn.Softmax(1))), in_training_mode(Probability(net.train()))
@@ -98,11 +79,7 @@ def _depends_on_mode(part: nn.Module) -> bool:
 
 
 def check_mode(explained: object, *, stacklevel: int = 4) -> None:
-    """Warn once for each model in an object (see `safexplain._digest.modules_of`) that is in training mode.
-
-    Warns:
-        TrainingModeWarning: a part of a model is in training mode.
-    """
+    """Warn once (TrainingModeWarning) for each model in an object, see `modules_of`, that is in training mode."""
     check_modes(modules_of(explained), stacklevel=stacklevel + 1)
 
 
@@ -127,12 +104,8 @@ def check_modes(models: tuple[nn.Module, ...], *, stacklevel: int = 4) -> bool:
 
 
 def check_modules(explainer: Attribution) -> None:
-    """Refuse a DeepLift or ReLU method on a model with the wrong modules for it.
-
-    Raises:
-        RefusedError: a DeepLift, and the model has modules without a rule, or is an exported graph without modules; or
-            a method that needs ReLU modules, and there are none.
-    """
+    """RefusedError for a DeepLift if the model has modules without a rule, or is an exported graph without modules; and
+    for a method that needs ReLU modules if there are none."""
     if isinstance(explainer, _RELU_KINDS) and not _relus(explainer.model):
         raise RefusedError(_without_relus(explainer, "has none"))
     if not isinstance(explainer, _KINDS):
@@ -149,16 +122,8 @@ def check_modules(explainer: Attribution) -> None:
 
 
 def check_first_call(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
-    """The checks that need data, once for each model: DeepLift's sum, and whether a ReLU module runs.
-
-    Args:
-        explainer: its model is a copy of the original, and may be hooked.
-        original: the model.
-        options: of the call.
-
-    Raises:
-        RefusedError: the model silently turns the method into another one.
-    """
+    """The checks that need data, once for each model: DeepLift's sum, and whether a ReLU module runs; RefusedError if
+    the model silently turns the method into another one. The explainer's model is a copy, and may be hooked."""
     if isinstance(explainer, _KINDS):
         _check_sum(explainer, original, options)
     elif isinstance(explainer, _RELU_KINDS):
@@ -175,12 +140,9 @@ def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str
     case = "given baselines" if given is not None and not callable(given) else "zeros"
     if case in _checked.get(original, ()) or _changed_by_training(model):
         return
-    rows, arguments = (
-        tuple(x.requires_grad_() for x in _detached_inputs(options)),
-        options.get("additional_forward_args"),
-    )
-    target = options.get("target")
-    if isinstance(explainer, NeuronAttribution):
+    rows = tuple(x.requires_grad_() for x in _detached_inputs(options))
+    arguments, target = options.get("additional_forward_args"), options.get("target")
+    if isinstance(explainer, attr.NeuronAttribution):
         target = (0,) * (_run_model(model, rows, arguments).dim() - 1) or None
     found, delta = DeepLift(model).attribute(
         rows,
@@ -195,10 +157,9 @@ def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str
         share = float((off / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
         raise RefusedError(
             f"DeepLift's values do not add up on {_class_name(model)}: the sum is off by {share:.1%} of their size."
-            " The model calls functions as activations (torch.nn.functional.relu, softmax), calls one activation module"
-            " several times, or has parts for which Captum's DeepLift has no correct rule (nn.Softmax; max pooling if"
-            " the baseline is not flat). Use modules for them, explain logits, or use HardenedIG. To turn functions"
-            f" into modules, one for each call:{_REWRITE_EXAMPLE}"
+            " The model calls functions as activations or one activation module several times, or has parts for which"
+            " Captum's DeepLift has no correct rule (nn.Softmax; max pooling if the baseline is not flat). Explain"
+            f" logits, use HardenedIG, or turn functions into modules, one for each call:{_REWRITE_EXAMPLE}"
         )
     if bool(((size > 0) & off.isfinite()).any()):  # inputs equal to the baseline prove nothing
         _checked.setdefault(original, set()).add(case)

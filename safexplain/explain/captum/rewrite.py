@@ -1,9 +1,5 @@
-"""Turns functions into modules, for DeepLift and the guided methods.
-
-These methods change what activation modules pass back. A function such as `torch.nn.functional.relu` has no module to
-change, and a module that is called twice keeps only its last call. `rewrite_functional` gives each call its own module.
-It uses symbolic tracing (torch.fx), so the network must make the same calls for all inputs.
-"""
+"""Turns functions into modules by symbolic tracing (torch.fx), for DeepLift and the guided methods, which change what
+activation modules pass back: a function has no module, and a module that is called twice keeps only its last call."""
 
 from __future__ import annotations
 
@@ -16,8 +12,6 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from safexplain.errors import InputError, RefusedError
-
-__all__ = ["rewrite_functional"]
 
 _POOL = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _ACTIVATIONS: tuple[tuple[type[nn.Module], tuple[str, ...], tuple[Any, ...]], ...] = (
@@ -45,15 +39,11 @@ def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | N
     Functions (`F.relu`, `torch.relu`, `x.relu()`, `F.max_pool2d`, ...) become modules, and such modules that are called
     several times become several. The new network is a `torch.fx.GraphModule` that shares all parameters and buffers
     with the old one, under the same names; parts that its `forward` does not call are left out, and dropout functions
-    are off.
-
-    Its digest differs from the model's, and is the same each time: audit the rewritten network, and rewrite the network
-    again to load a certificate.
+    are off. Its digest differs from the model's, and is the same each time: rewrite again to load a certificate.
 
     Args:
-        model: in evaluation mode.
-        inputs: on which both networks' outputs are compared, (batch, ...) or several of these. None: no comparison;
-            make sure yourself that they agree.
+        model: in evaluation mode, the same calls for all inputs.
+        inputs: on which both networks' outputs are compared, (batch, ...) or several of these. None: no comparison.
 
     Returns:
         The new network, in evaluation mode; `model` itself if there is nothing to rewrite.
@@ -157,6 +147,5 @@ def _compare(model: nn.Module, rewritten: nn.Module, inputs: tuple[Tensor, ...])
             if not torch.allclose(expected, found, 0, 0, equal_nan=True):
                 raise RefusedError(
                     f"expected the same outputs after rewriting {type(model).__name__}, got others: it computes what"
-                    " cannot be traced (perhaps with a number read from its input). Write its activations as"
-                    " modules by hand, or use HardenedIG"
+                    " cannot be traced. Write its activations as modules by hand, or use HardenedIG"
                 )

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
@@ -24,6 +24,7 @@ from safexplain._validate import checked_digest
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG
+from safexplain.explain.certified import Predict
 from safexplain.explain.libraries import draw_from, load, seeded_generators
 from safexplain.explain.orientation import (
     LOG_ODDS,
@@ -37,13 +38,11 @@ from safexplain.explain.orientation import (
 )
 from safexplain.explain.shap.pipelines import Encoded
 from safexplain.explain.shap.trees import path_values
-from safexplain.explain.tables import Predict, TableExplainer, TableExplainerFactory, feature_names
+from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 from safexplain.outputs import EstimatorModule
-
-__all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedShap", "HardenedTreeExplainer"]
 
 Values = NDArray[Any]
 
@@ -55,28 +54,26 @@ class HardenedShap(TableExplainer):
     """What the hardened explainers of shap share.
 
     `shap_values` returns hardened values in the shape of the native ones, and a call of the explainer a
-    `HardenedExplanation`, which shap's plots draw. No other attribute of the native explainer can be read:
-    `expected_value` is an AttributeError. A repeated query gets the same answer, whatever the other rows of the batch.
-    Threads may share an explainer.
+    `HardenedExplanation`, which shap's plots draw. No other attribute of the native explainer can be read. A repeated
+    query gets the same answer, whatever the other rows of the batch. Threads may share an explainer.
 
-    Values explain the decision. If the model has one output for two classes (boosters, linear models), each row's
-    values are for its predicted class, or for `target`; natively all are for class 1. If it has an output for each
+    If the model has one output for two classes (boosters, linear models), each row's values are for its predicted
+    class, or for `target`; natively, and with `Hardening.none()`, all are for class 1. If it has an output for each
     class, so have the values, and `target` picks one. If the output is a number, `direction` selects why it is as high
-    as it is ("up") or as low. With `Hardening.none()` values are the native ones, unless a class is named.
+    as it is ("up") or as low.
 
     Each output of a row is hardened independently. If the values of two outputs are each other's negatives and there is
     noise, they share it: two answers to one question would average it.
 
-    Certificates are about the predicted class: the d values of a row for that class, which a service releases. A
-    certified explainer returns NaN for all other classes. Of a Pipeline, the last step is explained, and the values of
-    all columns that other steps make of one user's column are added up.
+    Certificates are about the d values of a row for the predicted class. A certified explainer returns NaN for all
+    other classes. Of a Pipeline, the last step is explained, and the values of all columns that other steps make of one
+    user's column are added up.
 
     All take the native arguments, and:
 
     Args:
         background: the same as `data`, (n, d) public rows that features are replaced from, with which the values
-            compare: all applicants, or those who just passed (`near_cutoff`), in the words of the commentary on
-            Regulation B. They are not released except through the values.
+            compare: all applicants, or those who just passed (`near_cutoff`). They are not released.
         hardening: of each row's and output's values; None: `Hardening.recommended(ordered=True)`.
         model_digest: at least 16 bytes that name the model and its version; None: taken from the model.
 
@@ -99,14 +96,7 @@ class HardenedShap(TableExplainer):
     _places: Sequence[int] | None = None
     """The class of each native output of a certified explainer."""
 
-    @classmethod
-    def around(cls, native: Any, hardening: Hardening | None = None, model_digest: bytes | None = None) -> Self:
-        """The hardened version of a native explainer, which it holds from then on."""
-        self = cls.__new__(cls)
-        self._adopt(native, hardening, model_digest)
-        return self
-
-    def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None) -> None:
+    def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         self.hardening = hardening_or_default(hardening, ordered=True)
         self._model_digest = checked_digest(model_digest)
         self._explainer, self._explained = native, self._model_of(native)
@@ -115,26 +105,18 @@ class HardenedShap(TableExplainer):
     if not TYPE_CHECKING:  # a type checker refuses other names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(
-                f"{type(self).__name__} has no {name!r}: it releases only hardened values, by shap_values(X) or"
-                " explainer(X).values. With a base value they would add up to the model's output"
-            )
+            raise AttributeError(f"{type(self).__name__} has no {name!r}: it releases only hardened values")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         load("shap")
         self.__dict__.update(state)
 
-    def _model_of(self, native: Any) -> Any:
-        """The explained model, to which the noise is tied."""
-        raise NotImplementedError
-
-    def _settings(self) -> dict[str, Any]:
-        """Arguments of the constructor, beside the model, on which the values depend."""
-        raise NotImplementedError
-
-    def _native_values(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
-        """Like `_run`, for the columns that the model itself takes."""
-        raise NotImplementedError
+    _model_of: Callable[[Any], Any]
+    """The explained model of a native explainer, to which the noise is tied."""
+    _settings: Callable[[], dict[str, Any]]
+    """Arguments of the constructor, beside the model, on which the values depend."""
+    _native_values: Callable[[Any, Mapping[str, Any], Values | None], tuple[Values, Any]]
+    """Like `_run`, for the columns that the model itself takes."""
 
     @cached_property
     def _threshold(self) -> float | None:
@@ -211,9 +193,8 @@ class HardenedShap(TableExplainer):
         """A `HardenedExplanation`; options as of `shap_values`."""
         known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
         instances = X.toarray() if hasattr(X, "toarray") else np.array(X)
-        names = getattr(
-            X, "columns", known if known is not None else [f"Feature {i}" for i in range(instances.shape[-1])]
-        )
+        known = [f"Feature {i}" for i in range(instances.shape[-1])] if known is None else known
+        names = getattr(X, "columns", known)
         values = self._values(X, options, target, direction)
         return _explanation()(values, data=instances, feature_names=[str(name) for name in names])
 
@@ -225,8 +206,8 @@ class HardenedShap(TableExplainer):
         given = {k: v for k, v in options.items() if v is not None and (v is not False or k in self._entry_options)}
         if refused := sorted(given.keys() - self._entry_options):
             raise RefusedError(
-                f"{', '.join(refused)}: only Shapley values of single features are released; expected no other options"
-                f" than {', '.join(sorted(self._entry_options))}. To add up columns, give the hardening Features"
+                f"expected the options {', '.join(sorted(self._entry_options))}, got {', '.join(refused)}: only Shapley"
+                " values of single features are released"
             )
         return given
 
@@ -323,14 +304,11 @@ class _OfModel(HardenedShap):
 
 
 class HardenedTreeExplainer(_OfModel):
-    """Hardened `shap.TreeExplainer`: exact Shapley values of trees.
+    """Hardened `shap.TreeExplainer`: exact Shapley values of forests and boosted trees. See `HardenedShap`.
 
-    For forests and boosted trees of scikit-learn, XGBoost, LightGBM and others that shap reads. Without a background
-    the values follow the paths of the training rows through the trees: they compare with all rows on the same path.
-    With a `background`, `feature_perturbation` is "interventional". See `HardenedShap`.
-
-    A certificate states `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as
-    `data`. Interactions, Saabas' approximation, subsets of the trees and explanations of a loss are not hardened.
+    Without a background the values follow the paths of the training rows through the trees: they compare with all rows
+    on the same path. With a `background`, `feature_perturbation` is "interventional". A certificate states
+    `feature_names`, `model_output` and `feature_perturbation`, with or without public rows as `data`.
 
     Raises:
         InputError: shap does not know this kind of trees.
@@ -361,15 +339,14 @@ class HardenedTreeExplainer(_OfModel):
             native = shap.TreeExplainer(model, data, model_output, feature_perturbation, feature_names)
         except shap.utils._exceptions.InvalidModelError:
             raise InputError(
-                f"expected a forest or boosted trees that shap knows, got {type(model).__name__}: use KernelExplainer,"
-                " which explains any model"
+                f"expected a forest or boosted trees that shap knows, got {type(model).__name__}: use KernelExplainer"
             ) from None
         self._adopt(native, hardening, model_digest)
         self._fitted = model
 
     @property
     def explains(self) -> str:
-        """See `_OfModel.explains`."""
+        """As of `HardenedLinearExplainer`."""
         native = self._explainer
         return "probability" if "probability" in (native.model_output, native.model.tree_output) else "log odds"
 
@@ -418,19 +395,18 @@ class HardenedTreeExplainer(_OfModel):
             if "dditivity" not in str(error):
                 raise
             raise InputError(  # shap's message holds the sum of the values and the model's output
-                "shap's values do not add up to the model's output for some row, as happens if float32 cannot hold its"
-                " numbers, or with feature_perturbation; check_additivity=False releases them anyway"
+                "shap's values do not add up to the model's output for some row; check_additivity=False releases them"
             ) from None
         found = np.stack(found, axis=-1) if isinstance(found, list) else np.asarray(found)
         return _select_outputs(found, outputs), native.expected_value
 
 
 class HardenedLinearExplainer(_OfModel):
-    """Hardened `shap.LinearExplainer`: Shapley values of a linear model, a coefficient times the distance from a
-    reference.
+    """Hardened `shap.LinearExplainer`: Shapley values of a linear model's log odds, for independent features: a
+    coefficient times the distance from a reference.
 
-    They are of the log odds, for independent features. The reference of an audit is the means of public rows, or
-    without any, zeros in the columns that the model itself takes: the learned mean, if a scaler precedes it.
+    The reference of an audit is the means of public rows, or without any, zeros in the columns that the model itself
+    takes: the learned mean, if a scaler precedes it.
 
     Args:
         masker: (n, d) public rows, whose means count; or (means, covariances); None: zeros. All others as natively, and
@@ -477,12 +453,9 @@ class HardenedLinearExplainer(_OfModel):
 class HardenedKernelExplainer(HardenedShap):
     """Hardened `shap.KernelExplainer`: Shapley values of any model by a weighted regression.
 
-    The samples of a row are drawn by its own generator, seeded like the noise from the key and the query; NumPy's
-    global one is neither read nor moved, except with `Hardening.none()`, as natively.
-
-    A certificate states `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and
-    `l1_reg`. Arguments as natively, and see `HardenedShap`: `data` are public rows, or `shap.kmeans` or `shap.sample`
-    of these.
+    The samples of a row are drawn by its own generator, seeded like the noise from the key and the query. Arguments as
+    natively, and see `HardenedShap`: `data` are public rows, or `shap.kmeans` or `shap.sample` of these. A certificate
+    states `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and `l1_reg`.
 
     Warns:
         OpaqueModelWarning: no model is found behind the function, so the noise does not change when it does.
@@ -491,10 +464,8 @@ class HardenedKernelExplainer(HardenedShap):
     _name, _row = "KernelExplainer", CATALOG["KernelExplainer"]
     _init_options = frozenset({"feature_names", "link"})
     _no_options = frozenset({"self", "X", "silent", "gc_collect"})
-    _kwargs_options, _entry_options = (
-        frozenset({"nsamples", "l1_reg"}),
-        frozenset({"nsamples", "l1_reg", "silent", "gc_collect"}),
-    )
+    _kwargs_options = frozenset({"nsamples", "l1_reg"})
+    _entry_options = _kwargs_options | {"silent", "gc_collect"}
 
     def __init__(
         self,
@@ -526,16 +497,8 @@ class HardenedKernelExplainer(HardenedShap):
         """Hardened values, as of `HardenedTreeExplainer.shap_values`, without a progress bar.
 
         One output has two classes with the link "logit", if the function belongs to a classifier, or if its outputs for
-        `data` are all from 0 to 1.
-
-        Args:
-            X: (n, d) rows, or a row.
-            nsamples: model evaluations for a row; "auto" for 2 d + 2048.
-            l1_reg: "num_features(k)", "aic", "bic" or a number.
-            silent: as natively.
-            gc_collect: as natively.
-            target: as of `HardenedTreeExplainer`.
-            direction: as of `HardenedTreeExplainer`.
+        `data` are all from 0 to 1. `nsamples` is the number of model evaluations for a row, "auto" for 2 d + 2048;
+        `l1_reg` is "num_features(k)", "aic", "bic" or a number.
         """
         options = {"nsamples": nsamples, "l1_reg": l1_reg, "gc_collect": gc_collect}
         return self._values(X, options, target, direction)
@@ -557,7 +520,7 @@ class HardenedKernelExplainer(HardenedShap):
             digest = b"" if self.hardening.noise is None else self._digest()
             instances = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),)
             generators = seeded_generators(self.hardening, instances, digest, self._method())
-        found = [np.zeros((0, rows.shape[1]))] if not generators else []
+        found = [] if generators else [np.zeros((0, rows.shape[1]))]
         for i, generator in enumerate(generators):
             with draw_from(generator):
                 one = copy.copy(self._explainer).shap_values(rows[i : i + 1], **{**options, "silent": True})
@@ -614,8 +577,8 @@ def _explanation() -> Any:
     class HardenedExplanation(shap.Explanation):  # type: ignore[misc, name-defined]
         """A `shap.Explanation` of hardened values, with a copy of the rows as `data`, and the names of the features.
 
-        shap's bar, beeswarm, heatmap, scatter and violin plots draw one output of it: `[..., 1]`. Waterfall and force
-        plots raise RefusedError: they add values up from a base value, which is not released, to the model's output.
+        Bar, beeswarm, heatmap, scatter and violin plots draw one output of it: `[..., 1]`. Waterfall and force plots,
+        which need a base value, raise RefusedError.
         """
 
         @shap.Explanation.base_values.getter  # type: ignore[untyped-decorator]
@@ -623,21 +586,17 @@ def _explanation() -> Any:
             """None, or what you have set; RefusedError where a plot would start from it."""
             if self._s.base_values is None and _is_drawn():
                 raise RefusedError(
-                    "this plot needs a base value, and a hardened explanation has none: its values rank the features,"
-                    " and do not add up to the model's output. Draw shap.plots.bar(explanation), or name the reasons by"
-                    " TopKSet.reasons or Features.reasons"
+                    "this plot needs a base value, and a hardened explanation has none. Draw"
+                    " shap.plots.bar(explanation), or name the reasons by TopKSet.reasons or Features.reasons"
                 )
             return self._s.base_values
 
         @shap.Explanation.values.getter  # type: ignore[untyped-decorator]
         def values(self) -> Any:
-            """The hardened values; RefusedError where a plot would draw those of several outputs at once."""
+            """The hardened values; RefusedError where a plot would draw several outputs at once."""
             values, rows = self._s.values, self._s.data
             if rows is not None and np.ndim(values) > np.ndim(rows) and _is_drawn():
-                raise RefusedError(
-                    f"expected the values of one output, got those of {values.shape[-1]}: draw explanation[..., 1] for"
-                    " class 1, or explain one class, explainer(X, target=1)"
-                )
+                raise RefusedError(f"expected values of one output, got {values.shape[-1]}: draw explanation[..., 1]")
             return values
 
         def __copy__(self) -> Any:

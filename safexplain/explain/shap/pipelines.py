@@ -1,7 +1,6 @@
 """A classifier behind its preprocessing: the columns of its last step, and the user's columns that they come from.
 
-Explainers that read a model (its trees, its coefficients) give values for the columns that the model takes. If each of
-these comes from one of the user's columns, as one-hot columns do, the value of a user's column is their sum.
+The value of a user's column is the sum of the values of the columns made from it alone, as one-hot columns are.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from numpy.typing import NDArray
 
 from safexplain.errors import InputError
 from safexplain.outputs import EstimatorModule
-
-__all__ = ["Encoded", "MixedColumnsError"]
 
 Values = NDArray[Any]
 Places = NDArray[np.int64]
@@ -75,8 +72,8 @@ class Encoded:
 
 
 def _through(step: Any, origins: Places, made: int | None) -> Places:
-    """The user's column of each of the `made` columns (None: unknown number) of a fitted transformer or "passthrough"
-    whose inputs come from `origins`."""
+    """The user's column of each of the `made` columns (None: unknown) of a fitted transformer or "passthrough" whose
+    inputs come from `origins`."""
     from sklearn.base import OneToOneFeatureMixin
     from sklearn.compose import ColumnTransformer
     from sklearn.feature_selection import SelectorMixin
@@ -113,7 +110,7 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
         made = -1
     if made is not None and len(origins) != made:
         raise MixedColumnsError(
-            f"{type(step).__name__} combines several of your columns, so the values of an explainer of the model behind"
-            " it (TreeExplainer, LinearExplainer) cannot be added up for yours; use FeatureAblation"
+            f"{type(step).__name__} combines several of your columns, so that values cannot be added up for yours; use"
+            " FeatureAblation"
         )
     return origins

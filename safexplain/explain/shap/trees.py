@@ -9,8 +9,8 @@ take them. Since s! (m - s - 1)! / m! is the integral of t^s (1 - t)^(m - s - 1)
 
     v (o_j - z_j) * integral of prod_{k != j} (o_k t + z_k (1 - t)) dt
 
-of a polynomial of degree m - 1, which Gauss-Legendre quadrature with m / 2 points computes exactly. For each point, the
-products are passed down a tree and the sums over its leaves back up: a row costs nodes * points, not leaves * depth^2.
+of a polynomial of degree m - 1, which Gauss-Legendre quadrature with m / 2 points computes exactly: products are passed
+down a tree, and sums over its leaves back up.
 """
 
 from __future__ import annotations
@@ -26,20 +26,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import roots_legendre
 
-__all__ = ["path_values"]
-
 Values = NDArray[Any]
 
 
 def path_values(ensemble: Any, missing: Values, rows: Values, outputs: Values) -> Values:
-    """Shapley values (n, d) of one output for each row, up to rounding those of shap; threads share the rows.
-
-    Args:
-        ensemble: a `TreeEnsemble` of shap, whose values add up.
-        missing: (trees, nodes) the child of a row whose number is NaN.
-        rows: (n, d).
-        outputs: (n,) the explained output of each row.
-    """
+    """Shapley values (n, d) of rows (n, d) of a shap `TreeEnsemble` for one output of each, (n,), up to rounding those
+    of shap. `missing` is (trees, nodes) the child of a row whose number is NaN."""
     rules = _rules(min(int(ensemble.max_depth), rows.shape[1]) // 2 + 1)
     trees = (ensemble.children_left, ensemble.children_right, missing, ensemble.features, ensemble.thresholds)
     x, compiled = np.ascontiguousarray(rows, dtype=ensemble.input_dtype), _compiled()

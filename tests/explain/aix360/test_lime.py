@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib import pyplot
-from scipy.sparse import csr_matrix
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import Ridge
 from torch import nn
 
-from safexplain import GaussianNoise, Hardening, TopKSet, UnitNorm
+from safexplain import GaussianNoise, Hardening, UnitNorm
 from safexplain.errors import ConfigurationTypeError, InputError, OpaqueModelWarning
-from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText, harden_aix360
+from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
+from safexplain.explain.wrap import harden
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER, MARKER_TEXT
 
@@ -64,10 +63,6 @@ def of_images(images):
 def blocks(image):
     """Segments of 2 x 2 pixels."""
     return (np.arange(8)[:, None] // 2) * 4 + np.arange(8)[None] // 2
-
-
-def kernel(distances, kernel_width):
-    return np.exp(-(distances**2) / kernel_width**2)
 
 
 @dataclass(frozen=True)
@@ -239,22 +234,12 @@ def test_nothing_that_is_not_listed_leaves(case):
     assert find_markers([answer, pickle.dumps(answer)]) == []
 
 
-def test_withheld_numbers_are_nan():
-    case = CASES["tabular"]
-    native, answer = case.ask(case.native(*case.made_of, random_state=0)), case.ask(case.make(random_state=0))
-    for name in {"score", "local_pred", "predict_proba"} & vars(native).keys():
-        assert np.isfinite(getattr(native, name)).all()
-        assert np.isnan(getattr(answer, name)).all()
-    assert np.isfinite(native.intercept[1])
-    assert np.isnan(answer.intercept[1])
-
-
 def test_a_native_explainer_is_left_as_it_is_and_an_earlier_answer_stays_in_it():
     case = CASES["text"]
     native = case.native(*case.made_of, random_state=0)
     earlier = case.ask(native)
     before = native.explainer.random_state.get_state()[1].copy()
-    wrapped = harden_aix360(native, NOISY)
+    wrapped = harden(native, NOISY)
     case.ask(wrapped)
     assert native.explanation is earlier
     assert np.array_equal(native.explainer.random_state.get_state()[1], before)
@@ -267,7 +252,7 @@ def test_the_wrapped_explainer_may_be_that_of_aix360_or_of_lime():
     case = CASES["text"]
     expected = case.ask(case.make(random_state=0)).local_exp
     for kind in (case.native, case.lime):
-        wrapped = harden_aix360(kind(*case.made_of, random_state=0), NOISY)
+        wrapped = harden(kind(*case.made_of, random_state=0), NOISY)
         assert type(wrapped) is case.hardened
         assert wrapped._native is case.lime
         assert case.ask(wrapped).local_exp == expected
@@ -281,17 +266,6 @@ def test_verbose_explainers_print_nothing_of_the_model(capsys):
     assert "Intercept" in capsys.readouterr().out
 
 
-def test_an_explainer_pickles_where_the_native_one_does():
-    case = CASES["tabular"]
-    options = {"kernel": kernel, "random_state": 0}
-    options |= {"discretize_continuous": False}
-    pickle.dumps(case.native(*case.made_of, **options))
-    explainer = case.make(**options)
-    assert case.ask(pickle.loads(pickle.dumps(explainer))).local_exp == case.ask(explainer).local_exp
-    seeded_by_key = case.make(**{**options, "random_state": None})
-    assert case.ask(pickle.loads(pickle.dumps(seeded_by_key))).local_exp == case.ask(seeded_by_key).local_exp
-
-
 def test_names_of_features_carry_no_training_quartiles_unless_asked_for():
     case = CASES["tabular"]
     native = [name for name, _ in case.ask(case.native(*case.made_of, random_state=0)).as_list()]
@@ -302,17 +276,8 @@ def test_names_of_features_carry_no_training_quartiles_unless_asked_for():
     assert all(any(c.isdigit() for c in name) for name in native)
     quartiles = {f"{q:.2f}" for q in np.percentile(TABLE, [25, 50, 75], axis=0).ravel()}
     assert any(q in name for q in quartiles for name in native)
-    wrapped = harden_aix360(case.native(*case.made_of, random_state=0), NOISY, bins=True)
+    wrapped = harden(case.native(*case.made_of, random_state=0), NOISY, bins=True)
     assert {name for name, _ in case.ask(wrapped).as_list()} == set(native)
-
-
-def test_training_means_cannot_be_read_from_the_scaled_row():
-    case = CASES["tabular"]
-    native = case.ask(case.native(*case.made_of, discretize_continuous=False, random_state=0))
-    scaled = native.domain_mapper.scaled_row
-    np.testing.assert_allclose(case.instance - scaled * TABLE.std(0), TABLE.mean(0))
-    answer = case.ask(case.make(discretize_continuous=False, random_state=0))
-    assert np.isnan(answer.domain_mapper.scaled_row).all()
 
 
 def test_a_regression_has_one_answer_and_its_negative():
@@ -331,48 +296,6 @@ def test_a_regression_has_one_answer_and_its_negative():
     assert np.isnan([answer.predicted_value, answer.min_value, answer.max_value]).all()
 
 
-def test_categories_and_sparse_rows_are_named_as_natively():
-    table = np.column_stack([TABLE[:, :2], np.arange(200) % 3])
-    options = {"feature_names": ["age", "income", "colour"], "categorical_features": [2], "random_state": 0}
-    options["categorical_names"] = {2: ["red", "green", "blue"]}
-
-    def predict(rows):
-        return of_rows(np.column_stack([rows, rows]))
-
-    answer = HardenedLimeTabular(table, hardening=NOISY, **options).explain_instance(table[4], predict, num_samples=60)
-    assert {name for name, _ in answer.as_list()} == {"age", "income", "colour=green"}
-
-    def sparse_predict(rows):
-        return of_rows(rows.toarray())
-
-    sparse = csr_matrix(np.where(TABLE > 4, TABLE, 0))
-    made = HardenedLimeTabular(sparse, feature_names=NAMES, hardening=RAW, random_state=0)
-    native = native_lime.LimeTabularExplainer(sparse, feature_names=NAMES, random_state=0)
-    answers = [e.explain_instance(sparse[0], sparse_predict, num_samples=60).as_list() for e in (made, native)]
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("options", [{}, {"char_level": True, "bow": False}], ids=str)
-def test_words_and_their_places_are_named_as_natively(options):
-    case = CASES["text"]
-    native = case.ask(case.native(random_state=0, **options))
-    answer = case.ask(case.make(RAW, random_state=0, **options))
-    assert answer.as_list() == native.as_list()
-    if options.get("bow", True):
-        assert answer.as_list(positions=True) == native.as_list(positions=True)
-
-
-def test_an_image_shows_its_hardened_segments():
-    case = CASES["image"]
-    answer = case.ask(case.make(random_state=0))
-    image, mask = answer.get_image_and_mask(1, positive_only=True, num_features=4)
-    best = [segment for segment, weight in answer.local_exp[1] if weight > 0][:4]
-    assert np.array_equal(mask == 1, np.isin(blocks(image), best))
-    assert np.array_equal(answer.segments, blocks(image))
-    assert np.allclose(answer.image, case.instance, rtol=0, atol=1e-7)  # as float32 holds it
-    assert answer.image is not case.instance
-
-
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_page_shows_hardened_weights_and_no_probabilities():
     case = CASES["tabular"]
@@ -382,25 +305,6 @@ def test_a_page_shows_hardened_weights_and_no_probabilities():
     for p in native.predict_proba:
         assert str(p) in native.as_html()
         assert str(p) not in page
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_set_is_listed_plotted_and_shown_in_a_notebook_as_natively(monkeypatch):
-    name = "text"
-    display, shown = pytest.importorskip("IPython.display"), []
-    monkeypatch.setattr(display, "display", shown.append)
-    case = CASES[name]
-    answer = case.make(hardening=Hardening(clip=TopKSet(k=2))).explain_instance(case.instance, case.predict)
-    (explained,) = answer.available_labels()
-    listed = answer.as_list()
-    assert listed == answer.as_list(label=explained)
-    assert sorted(weight for _, weight in listed)[-3:] == [0, 1, 1]
-    figure = answer.as_pyplot_figure()
-    assert [bar.get_width() for bar in figure.axes[0].patches] == [weight for _, weight in reversed(listed)]
-    pyplot.close(figure)
-    answer.show_in_notebook()
-    assert [type(page) for page in shown] == [display.HTML]
-    assert f'"{listed[0][0]}"' in shown[0].data
 
 
 class Rule:
@@ -421,22 +325,6 @@ def test_a_model_that_nobody_finds_is_warned_about_once_unless_nothing_is_noised
     assert plain.as_list() != again.as_list()
 
 
-def test_a_model_of_scikit_learn_gets_other_noise_when_it_is_fitted_again():
-    def noise(classifier):
-        loud, plain = (
-            HardenedLimeTabular(TABLE, hardening=hardening, random_state=0)
-            .explain_instance(TABLE[0], classifier.predict_proba, num_samples=50, labels=(1,))
-            .as_map()[1]
-            for hardening in (NOISY, RAW)
-        )
-        return np.array([value for _, value in sorted(loud)]) - np.array([value for _, value in sorted(plain)])
-
-    labels = np.arange(200) % 2
-    first, same, other = (LogisticRegression(C=c).fit(TABLE, labels) for c in (1.0, 1.0, 0.5))
-    np.testing.assert_allclose(noise(first), noise(same), atol=1e-9)
-    assert np.abs(noise(first) - noise(other)).max() > 1e-3
-
-
 def test_what_cannot_be_answered_is_said():
     with pytest.raises(InputError, match="expected a text"):
         HardenedLimeText(hardening=NOISY).explain_instance(["words"], of_texts)
@@ -445,7 +333,7 @@ def test_what_cannot_be_answered_is_said():
     with pytest.raises(ConfigurationTypeError, match="hardening must be"):
         HardenedLimeImage(hardening="strong")
     with pytest.raises(TypeError, match="unexpected keyword argument 'bins'"):
-        harden_aix360(lime_text.LimeTextExplainer(), NOISY, bins=True)
+        harden(lime_text.LimeTextExplainer(), NOISY, bins=True)
 
 
 def test_one_question_has_one_noise_however_it_is_written():
@@ -467,19 +355,3 @@ def test_one_question_has_one_noise_however_it_is_written():
     assert weights(explainer, rows[0], 2) == weights(explainer, rows[0], -1)
     assert weights(explainer, rows[0] * (1 + 1e-12), 2) == weights(explainer, rows[0], 2)
     assert weights(explainer, rows[0], 2) != weights(explainer, rows[0], 1)
-
-
-@pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
-def test_weights_that_cannot_be_right_are_told_to_the_operator(caplog):
-    def sure(rows):
-        return np.tile([1.0, 0.0, 0.0], (len(rows), 1))
-
-    def right(rows):
-        return of_rows(rows)
-
-    explainer = HardenedLimeTabular(TABLE, feature_names=NAMES, hardening=RAW, random_state=0)
-    explainer.explain_instance(TABLE[0], right, num_samples=200)
-    assert caplog.records == []
-    answer = explainer.explain_instance(TABLE[0], sure, num_samples=200)
-    assert [weight for _, weight in answer.as_list()] == [0.0] * 6
-    assert ["zero everywhere" in record.getMessage() for record in caplog.records] == [True]

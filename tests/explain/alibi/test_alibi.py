@@ -7,7 +7,6 @@ import inspect
 import logging
 import pickle
 import sys
-import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, NoKeyWarning, RefusedError
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, RefusedError
 from safexplain.explain import libraries as library
 from safexplain.explain.alibi import (
     HardenedAnchorImage,
@@ -24,11 +23,11 @@ from safexplain.explain.alibi import (
     HardenedAnchorTabular,
     HardenedAnchorText,
     explainers,
-    harden_alibi,
 )
 from safexplain.explain.alibi.explainers import anchor_hardening
 from safexplain.explain.alibi.rules import REFUSED
 from safexplain.explain.libraries import AlibiLicenceWarning, quiet_failed_searches
+from safexplain.explain.wrap import harden
 
 pytest.importorskip("alibi", reason='Alibi is not installed: pip install "safexplain[alibi]"')
 
@@ -132,7 +131,7 @@ def test_without_alibi_constructing_names_the_extra(unloaded, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "alibi"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "alibi", None)
-    for make in (*PUBLIC.values(), lambda predictor: harden_alibi(stub("AnchorText", {}))):
+    for make in (*PUBLIC.values(), lambda predictor: harden(stub("AnchorText", {}))):
         with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[alibi\]"'):
             make(label)
     assert list(inspect.signature(HardenedAnchorTabular).parameters) == ["args", "hardening", "model_digest", "kwargs"]
@@ -195,47 +194,11 @@ def test_fractions_get_the_noise_that_the_hardening_says(alibi):
     data = {"anchor": ["a > 0.00"], "precision": 0.5, "coverage": 0.5}
     for std, fits in ((0.05, True), (0.1, False)):
         hardening = Hardening(clip=RangeClip(0.0, 1.0), noise=GaussianNoise(std, key=KEY))
-        explainer = harden_alibi(stub("AnchorTabular", data), hardening)
+        explainer = harden(stub("AnchorTabular", data), hardening)
         answers = [explainer.explain(row) for row in ROWS_OF_DATA]
         noise = np.array([[a.precision - 0.5, a.coverage - 0.5] for a in answers])
         assert (abs(noise.std() / 0.05 - 1) < 0.15) == fits
         assert abs(np.corrcoef(noise.T)[0, 1]) < 0.2
-
-
-def test_an_empty_rule_is_released_with_its_native_types(alibi):
-    explainer = HardenedAnchorTabular(lambda x: np.zeros(len(x), int), NAMES, hardening=anchor_hardening(KEY))
-    released = explainer.fit(ROWS_OF_DATA).explain(ROWS_OF_DATA[0], **FAST)
-    assert released.anchor == []
-    assert released.precision.shape == (1,)
-    assert 0.0 <= float(released.precision[0]) <= 1.0
-    assert isinstance(released.coverage, float)
-
-
-def test_fit_returns_the_hardened_explainer_and_an_unfitted_one_can_be_wrapped(alibi):
-    hardened = HardenedAnchors(alibi.AnchorTabular(label, NAMES), hardening=anchor_hardening(KEY))
-    with pytest.raises(Exception, match="not fitted"):
-        hardened.explain(ROWS_OF_DATA[0])
-    assert hardened.fit(ROWS_OF_DATA) is hardened
-    assert hardened.explain(ROWS_OF_DATA[0], **FAST).anchor
-
-
-def test_reset_predictor_changes_what_is_explained(alibi):
-    explainer, asked = made("AnchorTabular", anchor_hardening(KEY))
-    before = explainer.explain(asked, **FAST)
-    explainer.reset_predictor(lambda x: (x[:, 5] > 0).astype(int))
-    after = explainer.explain(asked, **FAST)
-    assert before.anchor != after.anchor
-    assert all("f" in rule for rule in after.anchor)
-
-
-def test_one_hot_encoded_categories_work(alibi):
-    rows = np.random.default_rng(0).integers(0, 3, size=(200, 1))
-    one_hot = np.concatenate([np.eye(3)[rows[:, 0]], ROWS_OF_DATA[:200, :1]], 1).astype(np.float32)
-    explainer = HardenedAnchorTabular(
-        lambda x: x[:, 0].astype(int), ["c", "v"], {0: list("xyz")}, ohe=True, hardening=anchor_hardening(KEY)
-    )
-    released = explainer.fit(one_hot).explain(one_hot[int((rows[:, 0] == 0).argmax())], **FAST)
-    assert released.anchor == ["c = x"]
 
 
 # Asking again, and threads.
@@ -312,31 +275,6 @@ def test_a_call_within_a_call_changes_nothing_because_each_runs_on_a_private_cop
 
 
 @pytest.mark.parametrize("kind", ["AnchorTabular", "AnchorText"])
-def test_eight_threads_get_the_answers_of_one(alibi, kind):
-    explainer, _ = made(kind, anchor_hardening(KEY))
-    questions = {
-        "AnchorTabular": list(ROWS_OF_DATA[:16]),
-        "AnchorText": [f"{TEXT} It is {'good' if i % 2 else 'bad'} and has page {i} ." for i in range(16)],
-    }[kind]
-    expected = [explainer.explain(question, **FAST) for question in questions]
-    start, switching = threading.Barrier(8), sys.getswitchinterval()
-
-    def ask(i):
-        start.wait()
-        np.random.seed(i)  # noqa: NPY002 - others may use the global generator meanwhile
-        return [explainer.explain(question, **FAST) for question in questions[2 * i : 2 * i + 2]]
-
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            got = [answer for pair in pool.map(ask, range(8)) for answer in pair]
-    finally:
-        sys.setswitchinterval(switching)
-    assert all(same(a, b) for a, b in zip(got, expected, strict=True))
-    assert len({a.to_json() for a in expected}) > 4
-
-
-@pytest.mark.parametrize("kind", ["AnchorTabular", "AnchorText"])
 def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
     free = []
 
@@ -362,44 +300,21 @@ def test_only_calls_that_share_a_pipeline_wait_for_each_other(alibi, kind):
     assert free == [kind != "AnchorText"]
 
 
-def test_training_data_and_predictors_are_shared_not_copied(alibi):
-    explainer, _ = native("AnchorTabular")
-    copied = explainers.private_copy(explainer)
-    assert copied is not explainer
-    assert copied.samplers[0] is not explainer.samplers[0]
-    assert copied.samplers[0].ord_lookup is not explainer.samplers[0].ord_lookup
-    assert copied.samplers[0].train_data is explainer.samplers[0].train_data
-    assert copied.predictor is explainer.predictor
-    explainer.explain(ROWS_OF_DATA[0], **FAST)
-    assert hasattr(explainer, "mab")  # natively, the samples of the last search
-    assert not hasattr(explainers.private_copy(explainer), "mab")
-
-
 # Configuration and refusals.
 
 
-def test_harden_alibi_gives_the_public_class_where_there_is_one(alibi):
+def test_harden_gives_the_public_class_where_there_is_one(alibi):
     for kind, cls in PUBLIC.items():
         explainer, asked = native(kind)
-        hardened = harden_alibi(explainer, anchor_hardening(KEY))
+        hardened = harden(explainer, anchor_hardening(KEY))
         assert type(hardened) is cls
         assert same(hardened.explain(asked, **FAST), made(kind, anchor_hardening(KEY))[0].explain(asked, **FAST))
 
 
 def test_defaults_are_chosen_by_kind(alibi):
     assert HardenedAnchorTabular(label, NAMES).hardening == anchor_hardening()
-    assert harden_alibi(stub("KernelShap", {})).hardening == Hardening.recommended(ordered=True)
+    assert harden(stub("KernelShap", {})).hardening == Hardening.recommended(ordered=True)
     assert anchor_hardening(KEY).noise.key == KEY
-    with pytest.warns(NoKeyWarning) if _no_key_yet() else warnings.catch_warnings():
-        made("AnchorTabular", None)[0].explain(ROWS_OF_DATA[0], **FAST)
-
-
-def _no_key_yet():
-    import os
-
-    from safexplain.hardening import noise
-
-    return noise._process_key is None and noise.KEY_VARIABLE not in os.environ
 
 
 def test_a_hardening_that_weighs_precision_against_coverage_is_refused(alibi):
@@ -409,7 +324,7 @@ def test_a_hardening_that_weighs_precision_against_coverage_is_refused(alibi):
             HardenedAnchorTabular(label, NAMES, hardening=hardening)
         assert "anchor_hardening(key)" in str(caught.value)
     HardenedAnchorTabular(label, NAMES, hardening=Hardening(RangeClip(0.0, 1.0), ThresholdMask(0.01)))
-    harden_alibi(stub("KernelShap", {}), ranks)
+    harden(stub("KernelShap", {}), ranks)
 
 
 def test_explanations_of_a_whole_data_set_are_refused_and_it_is_said_why(alibi):
@@ -417,46 +332,32 @@ def test_explanations_of_a_whole_data_set_are_refused_and_it_is_said_why(alibi):
         derived = type("Mine", (getattr(alibi, name),), {})
         for native in (object.__new__(getattr(alibi, name)), object.__new__(derived)):
             with pytest.raises(RefusedError, match="is refused: it describes the model over a data set"):
-                harden_alibi(native)
+                harden(native)
 
 
 def test_an_explainer_that_has_no_rule_is_refused():
     for name in ("CEM", "IntegratedGradients", "Brandnew"):
         with pytest.raises(RefusedError, match=f"{name} is refused: no rule lists the fields that may be released"):
-            harden_alibi(stub(name, {}))
+            harden(stub(name, {}))
 
 
 def test_anchors_that_keep_their_rows_in_other_processes_are_refused(alibi):
     distributed = type("DistributedAnchorTabular", (alibi.AnchorTabular,), {"__module__": "alibi.explainers"})
     with pytest.raises(RefusedError, match="DistributedAnchorTabular is refused"):
-        harden_alibi(distributed(label, NAMES))
-
-
-def test_those_that_return_training_rows_point_to_protodash_over_a_public_set(alibi):
-    protoselect = importlib.import_module("alibi.prototypes").ProtoSelect(lambda x, y: x @ y.T, eps=0.5)
-    with pytest.raises(RefusedError, match="HardenedProtoDash"):
-        harden_alibi(protoselect)
-    with pytest.raises(RefusedError, match="HardenedProtoDash"):
-        harden_alibi(stub("GradientSimilarity", {}))
+        harden(distributed(label, NAMES))
 
 
 def test_what_is_no_native_explainer_is_a_type_error(alibi):
     hardened = HardenedAnchorTabular(label, NAMES, hardening=anchor_hardening(KEY))
-    for wrap in (harden_alibi, HardenedAnchors):
-        with pytest.raises(ConfigurationTypeError, match="got HardenedAnchorTabular"):
-            wrap(hardened)
+    with pytest.raises(ConfigurationTypeError, match="already hardened"):
+        harden(hardened)
+    for other in (hardened, label):
         with pytest.raises(ConfigurationTypeError, match="expected an alibi explainer"):
-            wrap(label)
-    with pytest.raises(ConfigurationTypeError, match="harden_alibi"):
+            HardenedAnchors(other)
+    with pytest.raises(ConfigurationTypeError, match="harden"):
         HardenedAnchors(stub("KernelShap", {}))
     with pytest.raises(ConfigurationTypeError, match="must be a Hardening"):
         HardenedAnchorTabular(label, NAMES, hardening=0.05)
-
-
-def test_repr_shows_method_and_hardening_and_neither_key_nor_data(alibi):
-    explainer, _ = made("AnchorTabular", anchor_hardening(KEY))
-    assert repr(explainer) == f"HardenedAnchorTabular(AnchorTabular, hardening={anchor_hardening()!r})"
-    assert repr(KEY) not in repr(explainer)
 
 
 def test_an_audit_of_anchors_does_not_log_each_search_that_failed_and_nothing_else_is_hidden(caplog):

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import pickle
-import re
 import warnings
-from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
 
 from safexplain import GaussianNoise, Hardening, RangeClip, TopKSet
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.explain import anchor_hardening
-from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular, harden_alibi
-from safexplain.explain.alibi.rules import FRACTIONS, META, PARAMS, ROWS
+from safexplain.explain.alibi.rules import META, PARAMS, ROWS
+from safexplain.explain.wrap import harden
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER as NUMBER
 from safexplain.testing.markers import MARKER_TEXT as WORD
@@ -155,7 +151,7 @@ def test_markers_planted_in_every_other_field_are_not_found_in_what_is_released(
     make, args, options = CASES[name]
     native, found = make(), []
     with planted(type(native), "explain", lambda told, _: found.append(with_secrets(told, name)) or found[-1]):
-        released = harden_alibi(native, hardening_for(name)).explain(*args, **options)
+        released = harden(native, hardening_for(name)).explain(*args, **options)
     assert all(find_markers(told) for told in (found[0].raw, found[0].meta, repr(found[0]), pickle.dumps(found[0])))
     check_released(released, name)
     assert not {id(x) for x in reachable(released)} & {id(x) for x in reachable(found[0]) if isinstance(x, np.ndarray)}
@@ -168,7 +164,7 @@ def test_markers_planted_in_an_explainer_of_shapley_values_are_not_found_either(
     planted_in = with_secrets(interfaces.Explanation(meta=native.meta, data={}), name).meta
     native.meta = {**planted_in, "params": {**native.meta["params"], **planted_in["params"]}}
     native.raw = native.expected_value = secrets()
-    released = harden_alibi(native, PLAIN).explain(*args, **options)
+    released = harden(native, PLAIN).explain(*args, **options)
     check_released(released, name)
     assert released.feature_names == NAMES
     assert released.feature_names is not native.feature_names
@@ -186,26 +182,13 @@ def check_released(released, name):
     assert all(x.base is None for x in reachable(released) if isinstance(x, np.ndarray))
 
 
-@pytest.mark.parametrize("name", ANCHORS)
-def test_every_listed_field_of_anchors_leaves_as_natively_but_for_its_numbers(name):
-    make, args, options = CASES[name]
-    native = make()
-    released = harden_alibi(native, hardening_for(name)).explain(*args, **options)
-    expected = native.explain(*args, **options)
-    for field in set(ROWS[name]) - {*FRACTIONS}:
-        if field in expected.data and name != "AnchorTabular":
-            assert np.array_equal(released.data[field], expected.data[field])
-            assert type(released.data[field]) is type(expected.data[field])
-    assert "NaN" not in released.to_json()
-
-
 @pytest.mark.parametrize("name", ["KernelShap", "TreeShap"])
 def test_shapley_values_are_hardened_and_the_same_when_asked_again_and_natively_without(name):
     make, args, options = CASES[name]
     native = make()
-    quiet, loud = (np.stack(harden_alibi(native, h).explain(*args, **options).shap_values)
+    quiet, loud = (np.stack(harden(native, h).explain(*args, **options).shap_values)
                    for h in (Hardening.none(), PLAIN))  # fmt: skip
-    again = harden_alibi(make(), PLAIN).explain(*args, **options).shap_values
+    again = harden(make(), PLAIN).explain(*args, **options).shap_values
     assert np.array_equal(loud, np.stack(again))
     inner = np.moveaxis(native._explainer.shap_values(*args, **options), -1, 0)
     np.testing.assert_allclose(quiet, inner, atol=1e-9 if name == "TreeShap" else 1e-6)
@@ -221,11 +204,11 @@ def test_alibis_and_shaps_names_give_the_same_shapley_values(name):
     boosted = GradientBoostingClassifier(n_estimators=3, random_state=0).fit(X, Y)
     for model in (FOREST, boosted):
         if name == "TreeShap":
-            theirs = harden_alibi(explainers.TreeShap(model).fit(), hardening)
+            theirs = harden(explainers.TreeShap(model).fit(), hardening)
             ours = core.HardenedTreeExplainer(model, hardening=hardening)
         else:
             predict = model.predict_proba if model is FOREST else model.decision_function
-            theirs = harden_alibi(explainers.KernelShap(predict).fit(X[:10]), hardening)
+            theirs = harden(explainers.KernelShap(predict).fit(X[:10]), hardening)
             ours = core.HardenedKernelExplainer(predict, X[:10], hardening=hardening)
         for target in (None, 0):
             found, expected = theirs.explain(X[:6], target=target).shap_values, ours.shap_values(X[:6], target=target)
@@ -239,7 +222,7 @@ def test_an_unexpected_kind_of_value_in_a_listed_field_is_refused():
     for anchor in ([object()], np.array([WORD, 1], object)):
         data = {"anchor": anchor, "precision": 0.5, "coverage": 0.5}
         with pytest.raises(RefusedError, match="expected numbers, strings"):
-            harden_alibi(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(X[0])
+            harden(stub("AnchorTabular", data), anchor_hardening(KEY)).explain(X[0])
 
 
 @pytest.mark.parametrize(
@@ -252,23 +235,14 @@ def test_an_unexpected_kind_of_value_in_a_listed_field_is_refused():
 )
 def test_other_numbers_than_shapley_values_of_single_features_are_refused(name, option):
     with pytest.raises(RefusedError, match=f"{min(option)}.*only Shapley values of single features"):
-        harden_alibi(shapley(name), PLAIN).explain(X[:5], **option)
-
-
-def test_groups_of_columns_get_a_value_each_and_a_row_alone_its_own():
-    pytest.importorskip("shap")
-    native = explainers.KernelShap(FOREST.predict_proba).fit(X[:10], groups=[[0, 1], [2], [3]], group_names=list("xyz"))
-    hardened = harden_alibi(native, PLAIN)
-    values = hardened.explain(X[:5], silent=True).shap_values
-    assert [one.shape for one in values] == [(5, 3)] * 2
-    assert np.array_equal(np.stack(hardened.explain(X[2], silent=True).shap_values), np.stack(values)[:, 2])
+        harden(shapley(name), PLAIN).explain(X[:5], **option)
 
 
 def test_nothing_is_explained_before_fit_and_reset_predictor_is_seen():
     pytest.importorskip("shap")
     with pytest.raises(ConfigurationError, match="call fit"):
-        harden_alibi(explainers.TreeShap(FOREST), PLAIN).explain(X[:2])
-    hardened = harden_alibi(shapley("KernelShap"), Hardening(clip=TopKSet(k=1)))
+        harden(explainers.TreeShap(FOREST), PLAIN).explain(X[:2])
+    hardened = harden(shapley("KernelShap"), Hardening(clip=TopKSet(k=1)))
     before = hardened.explain(X[:9]).shap_values[1]
     hardened.reset_predictor(lambda x: probabilities(-x[:, ::-1]))
     assert not np.array_equal(hardened.explain(X[:9]).shap_values[1], before)
@@ -277,81 +251,4 @@ def test_nothing_is_explained_before_fit_and_reset_predictor_is_seen():
 # From end to end.
 
 
-def rows_in(text, rows):
-    """The rows of a training set that stand in a JSON text: number lists that agree with one in 27 of 30 features."""
-    exposed = set()
-
-    def look(value):
-        if isinstance(value, dict):
-            value = list(value.values())
-        if isinstance(value, list):
-            if len(value) == rows.shape[1] and all(isinstance(v, int | float) for v in value):
-                agree = np.isclose(rows, np.array(value), rtol=1e-5).sum(1)
-                if agree.max() >= 0.9 * rows.shape[1]:
-                    exposed.add(int(agree.argmax()))
-            for item in value:
-                look(item)
-
-    look(json.loads(text))
-    return exposed
-
-
-def test_training_rows_never_leave_answers_on_breast_cancer():
-    """Natively 20 answers give away hundreds of training rows; released none, nor any other number of theirs."""
-    data = load_breast_cancer()
-    rows, names = data.data[:400], list(data.feature_names)
-    forest = RandomForestClassifier(5, max_depth=4, random_state=0).fit(rows, data.target[:400])
-    native = explainers.AnchorTabular(forest.predict, names, seed=0).fit(rows)
-    hardened = HardenedAnchorTabular(forest.predict, names, hardening=anchor_hardening(KEY)).fit(rows)
-    quick = {"max_anchor_size": 1, "coverage_samples": 500, "binary_cache_size": 100, "tau": 0.4, "delta": 0.3}
-    exposed, released = set(), set()
-    values = {f"{value:.6g}" for value in rows.ravel() if abs(value - round(value, 2)) > 1e-9}
-    for x in data.data[400:420]:
-        exposed |= rows_in(native.explain(x, **quick).to_json(), rows)
-        text = hardened.explain(x, **quick).to_json()
-        released |= rows_in(text, rows)
-        numbers = {f"{float(number):.6g}" for number in re.findall(r"\d+\.\d+", text)}
-        assert not numbers & values
-    assert len(exposed) > 100
-    assert released == set()
-
-
-def test_background_images_never_leave():
-    background = np.random.default_rng(5).random((20, 16, 16, 3)).astype(np.float32)
-    arguments = (lambda x: (x.mean((1, 2, 3)) > 0.5).astype(int), (16, 16, 3))
-    native = explainers.AnchorImage(*arguments, images_background=background)
-    hardened = HardenedAnchorImage(*arguments, images_background=background, hardening=anchor_hardening(KEY))
-    theirs, ours = native.explain(IMAGE, **FAST), hardened.explain(IMAGE, **FAST)
-    assert str(float(background[7, 3, 3, 1])) in theirs.to_json()
-    assert len(theirs.to_json()) > 20 * len(ours.to_json())
-    assert not any(str(float(value)) in ours.to_json() for value in background[7, 3, 3])
-    assert "images_background" not in ours.meta["params"]
-    assert ours.anchor.max() <= 255
-    assert ours.anchor.base is None
-    assert ours.segments.base is None
-
-
-def test_thresholds_of_a_rule_are_quantiles_of_the_data_given_to_fit():
-    """What the page on Alibi says about rules, as it is: nothing hides them, and fitting on public data avoids them."""
-    public = np.random.default_rng(9).normal(size=(200, 4))
-    for rows in (X, public):
-        hardened = HardenedAnchorTabular(labels, NAMES, hardening=anchor_hardening(KEY)).fit(rows)
-        rules = [rule for x in X[:6] for rule in hardened.explain(x, **FAST).anchor]
-        printed = {float(number) for rule in rules for number in re.findall(r"-?\d+\.\d\d", rule)}
-        quartiles = np.round(np.percentile(rows, (25, 50, 75), axis=0), 2)
-        assert printed
-        assert all(np.isclose(quartiles, number, atol=0.0051).any() for number in printed)
-
-
 # The page about it.
-
-
-def test_the_table_of_the_page_lists_every_class_and_field():
-    text = (Path(__file__).parents[3] / "docs" / "libraries.md").read_text()
-    for name, fields in ROWS.items():
-        for field in fields:
-            way = "coarsened" if field in FRACTIONS else "hardened" if field == "shap_values" else "leaves"
-            assert re.search(rf"^\|[^|\n]*`{name}`[^|\n]*\|[^|\n]*`{field}`[^|\n]*\| {way} \|", text, re.M), (
-                name,
-                field,
-            )

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from captum.attr import LayerAttribution, LayerGradCam
-from explain_nets import NOISY, TwoInputs, image_net, images, quiet
+from explain_nets import NOISY, image_net, images, quiet
 from torch import nn
 
 from safexplain import HardenedGradCAM, HardenedGradCAMPlusPlus
@@ -57,17 +57,6 @@ def test_nets_of_one_to_three_dimensions_have_captums_map(dimensions, shape):
     assert 0.01 < noise.std() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("layer", "height", "width", "channels"),
-    [(0, 12, 12, 5), (3, 18, 12, 14), (2, 10, 16, 6)],
-)
-def test_a_convolutions_axes_are_never_mistaken_for_channels_last(layer, height, width, channels):
-    """Shapes such as (2, 8, 8, 14) can be read both ways."""
-    model, x = conv_net(3, height, width, channels=channels), torch.randn(2, 3, height, width)
-    expected = LayerGradCam(model, model[layer]).attribute(x, target=1)
-    assert torch.equal(GradCAM(model, model[layer]).attribute(x, target=1), expected)
-
-
 def test_without_a_layer_it_is_the_last_convolution():
     model, x = image_net(), images()
     expected = LayerGradCam(model, model[3]).attribute(x, target=1)
@@ -78,28 +67,6 @@ def test_without_a_layer_it_is_the_last_convolution():
         harden(GradCAM(model), Hardening.none()).attribute(x, target=1),
     ):
         assert torch.equal(released, expected)
-
-
-def test_a_closure_and_additional_arguments_work_as_with_captum():
-    model, x = image_net(), images()
-
-    def scaled(inputs, factor):
-        return model(inputs * factor).softmax(1)
-
-    options = {"target": 1, "additional_forward_args": torch.tensor(2.0)}
-    expected = LayerGradCam(scaled, model[3]).attribute(x, **options)
-    for layer in (None, model[3]):
-        assert torch.equal(GradCAM(scaled, layer).attribute(x, **options), expected)
-    assert torch.equal(HardenedGradCAM(scaled, hardening=Hardening.none()).attribute(x, **options), expected)
-
-
-def test_several_inputs_give_one_map_enlarged_to_the_first():
-    model, x = TwoInputs().eval(), (images(), torch.randn(4, 5))
-    small = LayerGradCam(model, model.image[0]).attribute(x, target=1)
-    assert torch.equal(GradCAM(model).attribute(x, target=1), small)
-    large = HardenedGradCAM(model, hardening=Hardening.none()).attribute(x, target=1, interpolate_mode="bilinear")
-    assert large.shape == (4, 1, 8, 8)
-    assert torch.equal(large, LayerAttribution.interpolate(small, (8, 8), "bilinear"))
 
 
 class Siamese(nn.Module):
@@ -224,11 +191,6 @@ def test_all_modes_share_one_draw_of_noise():
     assert torch.equal(corners[0], explainer.attribute(x, target=1))
 
 
-def test_relu_is_before_the_noise():
-    released = HardenedGradCAM(image_net(), hardening=NOISY).attribute(images(), target=1, relu_attributions=True)
-    assert (released < -0.01).any()
-
-
 def test_an_empty_batch_gives_empty_maps():
     empty = HardenedGradCAM(image_net(), hardening=NOISY).attribute(
         torch.empty(0, 3, 8, 8), target=torch.empty(0, dtype=torch.long), interpolate_mode="bilinear"
@@ -310,23 +272,6 @@ def test_channels_may_come_last(layout):
     reshape = move if layout == "function" else layout
     found = GradCAM(model, model.norm, reshape_transform=reshape).attribute(x, target=1)
     torch.testing.assert_close(found, expected)
-
-
-def test_channels_last_is_recognised_by_the_shape_of_the_image_too():
-    model = Tokens(front=0, height=4, width=7, channels_last=True).eval()
-    x = torch.randn(2, 3, 8, 14)
-    found = GradCAM(model, model.norm).attribute(x, target=1)
-    torch.testing.assert_close(found, slow_cam(model, x, 1, lambda features: features.permute(0, 3, 1, 2)))
-
-
-def test_tokens_of_an_image_that_is_not_square_need_a_function():
-    model, x = Tokens(height=4, width=6).eval(), torch.randn(2, 3, 8, 12)
-    model.num_prefix_tokens = 1
-    with pytest.raises(InputError, match=r"square image after 1 prefix tokens, got 25.*reshape_transform="):
-        GradCAM(model, model.norm).attribute(x, target=1)
-    reshape = to_map(1, 4, 6)
-    found = GradCAM(model, model.norm, reshape_transform=reshape).attribute(x, target=1)
-    torch.testing.assert_close(found, slow_cam(model, x, 1, reshape))
 
 
 @pytest.mark.parametrize("layout", ["tokens", "BHWC"])

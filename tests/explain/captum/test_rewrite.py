@@ -70,18 +70,6 @@ def test_a_method_gives_on_a_rewritten_network_what_it_gives_on_one_written_with
     assert torch.equal(hardened(rewritten, hardening=PLAIN).attribute(x, target=1), expected)
 
 
-@pytest.mark.parametrize("hardened", [HardenedDeepLift, HardenedGuidedBackprop])
-def test_the_two_lines_of_the_refusal_are_the_way_out(hardened):
-    model, _ = nets()
-    with pytest.raises(RefusedError) as refused:
-        hardened(model, hardening=PLAIN).attribute(pictures(), target=1)
-    lines = [line.strip() for line in str(refused.value).splitlines() if line.startswith("    ")]
-    assert lines == ["from safexplain.explain import rewrite_functional", "model = rewrite_functional(model, inputs=x)"]
-    names = {"model": model, "x": pictures()}
-    exec("\n".join(lines), names)
-    assert hardened(names["model"], hardening=PLAIN).attribute(pictures(), target=1).any()
-
-
 def test_a_relu_module_beside_relus_as_functions_is_refused_and_rewritten():
     class Half(nn.Module):
         def __init__(self):
@@ -121,18 +109,6 @@ def test_a_module_that_is_called_twice_becomes_two():
     by_hand = nn.Sequential(model.first, nn.ReLU(), model.second, nn.ReLU(), model.third)
     expected = DeepLift(by_hand).attribute(x, target=1)
     assert torch.equal(HardenedDeepLift(rewritten, hardening=PLAIN).attribute(x, target=1), expected)
-
-
-def test_a_resnet_of_torchvision_can_be_explained_by_deeplift():
-    torchvision = pytest.importorskip("torchvision")
-    torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None, num_classes=5).eval()
-    x = torch.randn(2, 3, 32, 32)
-    rewritten = rewrite_functional(model)
-    assert rewritten.state_dict().keys() == model.state_dict().keys()
-    sums = HardenedDeepLift(rewritten, hardening=PLAIN).attribute(x, target=1).sum((1, 2, 3))
-    with torch.no_grad():
-        torch.testing.assert_close(sums, (model(x) - model(torch.zeros_like(x)))[:, 1], rtol=1e-3, atol=1e-4)
 
 
 class Calls(nn.Module):
@@ -196,11 +172,6 @@ def test_parameters_and_buffers_are_shared_under_the_same_names_and_the_model_st
     assert not any(part.training for part in rewritten.modules())
 
 
-def test_a_network_without_such_calls_is_returned_itself():
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
-    assert rewrite_functional(model) is model
-
-
 def test_the_digest_is_the_same_each_time_and_survives_pickling_and_a_certificate_is_about_it(tmp_path):
     model, _ = nets()
     first, again = rewrite_functional(model), rewrite_functional(copy.deepcopy(model))
@@ -242,12 +213,6 @@ def test_training_mode_is_refused_and_dropout_as_a_function_stays_off():
         rewrite_functional(model)
     x = torch.randn(5, 6)
     assert torch.equal(rewrite_functional(model.eval())(x), model(x))
-
-
-def test_outputs_that_are_no_numbers_are_the_same_where_both_are():
-    model, x = Calls(lambda x: torch.relu(x).log()).eval(), torch.randn(20, 6)
-    assert not model(x).isfinite().all()
-    assert rewrite_functional(model, inputs=x) is not model
 
 
 def test_outputs_are_compared_on_the_inputs_that_are_given():

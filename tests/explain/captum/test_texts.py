@@ -1,6 +1,6 @@
 """Texts: integrated gradients of embeddings, added up to words, which are what the hardening sees."""
 
-from functools import cache, partial
+from functools import cache
 
 import captum.attr
 import pytest
@@ -10,8 +10,7 @@ from torch import nn
 
 from safexplain import GaussianNoise, HardenedTokenIG, Hardening, Probability, TopKSet
 from safexplain.errors import InputError, RefusedError
-from safexplain.explain import CATALOG, default_embedding, harden, words
-from safexplain.testing import check_explainer
+from safexplain.explain import CATALOG, default_embedding, words
 
 transformers = pytest.importorskip("transformers")
 pytestmark = quiet
@@ -97,17 +96,6 @@ def test_all_tokens_of_a_word_have_one_noise():
     noise = released(Hardening(noise=GaussianNoise(0.05, key=KEY))) - released(Hardening.none())
     assert len(noise[1].round(decimals=5).unique()) == 6
     assert torch.equal(noise[1, 2:5], noise[1, 2].expand(3))
-
-
-def test_harden_takes_the_explainer_and_the_contract_holds():
-    of_texts = harden(captum.attr.LayerIntegratedGradients(model(), default_embedding(model())), Hardening.none())
-    options = {name: value for name, value in CATALOG["TokenIG"].options(IDS, SAID).items() if name != "feature_mask"}
-    torch.testing.assert_close(of_texts.attribute(IDS, target=1, **options).sum(-1), of_tokens())
-    asked = IDS.repeat(2, 1)[:3].float()
-    report = check_explainer(
-        HardenedTokenIG, model(), asked, 1, options=partial(CATALOG["TokenIG"].options, chosen=SAID)
-    )
-    assert report.broken == ()
 
 
 def test_a_model_without_an_embedding_is_refused_in_words():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import pytest
 import torch
@@ -17,9 +14,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from safexplain import HardenedKernelShap, HardenedOcclusion, Hardening
+from safexplain import HardenedKernelShap, Hardening
 from safexplain._digest import model_digest
-from safexplain.audit import Policy, Population, audit
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.libraries import global_generators
 from safexplain.explain.served import load_release
@@ -76,34 +72,6 @@ def test_another_fit_is_another_model_also_one_in_place(tmp_path: Path) -> None:
         release.explain(ASKED, TARGET)
 
 
-LOADED_ELSEWHERE = """
-import sys
-import joblib, torch
-from safexplain.errors import CertificateError
-from safexplain.explain.served import load_release
-
-for name in sys.argv[1:]:
-    release = load_release(joblib.load(f"{name}/model.joblib"), f"{name}/certificate.json")
-    try:
-        load_release(joblib.load(f"{name}/other.joblib"), f"{name}/certificate.json")
-    except CertificateError as error:
-        print(name, release.explain(torch.zeros(1, 4), torch.tensor([0])).shape, "another model" in str(error))
-"""
-
-
-@pytest.mark.slow
-def test_a_classifier_that_was_dumped_is_the_audited_one_in_another_process(tmp_path: Path) -> None:
-    for name, estimator in ESTIMATORS.items():
-        (tmp_path / name).mkdir()
-        about(tmp_path / name, estimator.fit(X, Y))
-        joblib.dump(estimator, tmp_path / name / "model.joblib")
-        joblib.dump(estimator.fit(X[:70], Y[:70]), tmp_path / name / "other.joblib")
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED_ELSEWHERE, *ESTIMATORS], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines() == [f"{name} (1, 4) True" for name in ESTIMATORS], done.stderr
-
-
 def test_a_classifier_is_a_module_from_its_fit_on() -> None:
     fitted = LogisticRegression().fit(X, Y)
     module = as_module(fitted)
@@ -133,27 +101,3 @@ def test_columns_keep_the_names_that_a_classifier_was_fitted_with() -> None:
     frame = pytest.importorskip("pandas").DataFrame(X, columns=list("abcd"))
     fitted = RandomForestClassifier(3, random_state=0).fit(frame, Y)
     np.testing.assert_allclose(as_module(fitted)(ASKED).numpy(), fitted.predict_proba(frame[:3]), rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [HardenedOcclusion, HardenedKernelShap])
-def test_an_audit_of_a_forest_ends_in_what_a_service_loads(kind: Any, tmp_path: Path) -> None:
-    member = np.arange(40) % 2 == 0
-    fitted = RandomForestClassifier(3, random_state=0).fit(X[:40][member], Y[:40][member])
-    run = audit(
-        fitted,
-        Population.of(X[:40], Y[:40]),
-        RandomForestClassifier(3, random_state=0),
-        member=member,
-        explainer=kind,
-        hardening=Hardening.recommended(),
-        arguments={"n_samples": 5} if kind is HardenedKernelShap else {},
-        references=4,
-        policy=Policy(patience=(1,), uncounted=True, reason="a small example"),
-    )
-    path = run.save(tmp_path / "run") / "certificate.json"
-    with pytest.raises(CertificateError, match="certifies nothing"):
-        load_release(fitted, path)
-    release = load_release(fitted, path, uncertified=True)
-    assert (release.method, release.shape, release.uncertified) == (kind._row.name, (4,), True)
-    assert release.explain(ASKED, TARGET).shape == (3, 4)  # type: ignore[union-attr]
