@@ -129,7 +129,7 @@ def test_a_baseline_may_be_numbers_of_the_shape_of_an_example_or_of_each():
     ("change", "message"),
     [
         ({"maps": MAPS[:5]}, "shape of x"),
-        ({"maps": MAPS[:, :, :2]}, "Enlarge"),
+        ({"maps": MAPS[:, :, :2]}, "enlarge"),
         ({"labels": LABELS + 6}, "outputs 0 .. 5"),
         ({"baseline": torch.zeros(7)}, "broadcast"),
         ({"x": X * torch.nan}, "finite outputs"),

@@ -1,4 +1,7 @@
-"""Digests of models, estimators, code, files and arrays, without importing torch."""
+"""Digests of models, estimators, code, files and arrays, without importing torch.
+
+`model_state` finds everything that a model computes with, and `digests` hashes it.
+"""
 
 from safexplain._digest.digests import OPAQUE_DIGEST as OPAQUE_DIGEST
 from safexplain._digest.digests import Undigestable as Undigestable

@@ -1,4 +1,7 @@
-"""Hardened AIX360: ProtoDash over public rows, and LIME whose answers hold only weights."""
+"""Hardened AIX360.
+
+`protodash` chooses from public rows, and `lime` fills new answers that hold only weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Alibi's explainers, hardened: a new explanation is built from the fields that `rules` lists."""
+"""Alibi's explainers, hardened.
+
+`explainers` runs a private copy of the native one, and `rules` builds the answer from the fields that may be released.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""What Captum lacks for the explainers here: methods, checks of models, and functions as modules."""
+"""What Captum lacks for the explainers here.
+
+`explainers` has methods and layouts of layers, `model_checks` refusals, and `rewrite` turns functions into modules.
+"""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import importlib
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from safexplain import Hardening
 from safexplain.errors import ConfigurationTypeError, MissingExtraError, RefusedError
+from safexplain.explain import libraries
 from safexplain.explain.aix360 import HardenedLimeText
 from safexplain.explain.libraries import load
 from safexplain.explain.wrap import harden
@@ -32,36 +34,6 @@ BLOCKED = {"aix360", "lime", "cvxpy", "osqp"}
 sys.meta_path.insert(0, Block())
 """
 
-NO_TRACE = """
-import gc, sys, types
-from importlib.util import find_spec
-
-def is_xport(value):
-    return isinstance(value, types.ModuleType) and value.__name__ == "xport"
-
-def no_trace():
-    kept = [value for value in gc.get_objects() if is_xport(value)]
-    holders = [n for n, m in list(sys.modules.items()) if any(map(is_xport, getattr(m, "__dict__", {}).values()))]
-    try:
-        import xport
-    except ModuleNotFoundError as error:
-        assert error.name == "xport"
-    else:
-        raise AssertionError("xport can be imported")
-    assert "xport" not in sys.modules and not holders and not kept, (holders, kept)
-"""
-
-
-def run(*code, path=None):
-    """Run Python code in a process of its own; its standard output."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), environment.get("PYTHONPATH", "")])
-    script = "\n".join(textwrap.dedent(part) for part in code)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
 
 def named(module, name, *bases):
     """An instance of a class that says that it comes from a module."""
@@ -69,9 +41,7 @@ def named(module, name, *bases):
 
 
 def test_using_it_without_the_extra_says_what_to_install():
-    run(
-        BLOCK,
-        """
+    code = """
         from safexplain.errors import MissingExtraError
         from safexplain.explain.aix360 import HardenedLimeText, HardenedProtoDash
         dash = HardenedProtoDash([[1.0, 2.0], [2.0, 1.0], [0.0, 1.0]])
@@ -83,8 +53,9 @@ def test_using_it_without_the_extra_says_what_to_install():
             else:
                 raise AssertionError("no error")
         assert "xport" not in sys.modules
-        """,
-    )
+        """
+    done = subprocess.run([sys.executable, "-c", BLOCK + textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_lime_needs_and_is_not_installed_is_named(tmp_path: Path, monkeypatch):
@@ -99,41 +70,13 @@ def test_what_lime_needs_and_is_not_installed_is_named(tmp_path: Path, monkeypat
     load.cache_clear()
 
 
-def without_xport():
-    pytest.importorskip("aix360")
-    pytest.importorskip("cvxpy")
-    try:
-        import xport  # noqa: F401
-    except ImportError:
-        return
-    pytest.skip("xport is installed here")
-
-
-@pytest.mark.slow
-def test_neither_a_failed_import_of_protodash_nor_eight_at_once_leave_a_stand_in():
-    without_xport()
-    run(
-        NO_TRACE,
-        """
-        from concurrent.futures import ThreadPoolExecutor
-        from safexplain.errors import MissingExtraError
-        from safexplain.explain.libraries import load
-        sys.modules["osqp"] = None
-        try:
-            load("aix360.algorithms.protodash")
-        except MissingExtraError as error:
-            assert error.name == "osqp"
-        else:
-            raise AssertionError("no error")
-        no_trace()
-        del sys.modules["osqp"]
-        with ThreadPoolExecutor(8) as pool:
-            modules = list(pool.map(lambda _: load("aix360.algorithms.protodash"), range(16)))
-        assert len({id(m) for m in modules}) == 1
-        assert modules[0].ProtodashExplainer.__module__ == "aix360.algorithms.protodash.PDASH"
-        no_trace()
-        """,
-    )
+def test_a_stand_in_is_gone_after_the_import(monkeypatch):
+    importing = ModuleType("aix360.importing")
+    monkeypatch.setitem(sys.modules, "aix360.importing", importing)
+    with libraries._stand_in_for("a_module_of_nobody", "aix360"):
+        importing.a_module_of_nobody = importlib.import_module("a_module_of_nobody")
+    assert not hasattr(importing, "a_module_of_nobody")
+    assert "a_module_of_nobody" not in sys.modules
 
 
 def test_what_is_not_hardened_is_refused():
