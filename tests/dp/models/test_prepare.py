@@ -1,6 +1,4 @@
 import copy
-import io
-import warnings
 
 import pytest
 import torch
@@ -30,7 +28,7 @@ from dp_zoo import (
 )
 
 from safexplain.dp.models.checks import hooked_modules, unsupported
-from safexplain.dp.models.layer_rules import FreshGroupNorm, convolution_gradients
+from safexplain.dp.models.layer_rules import convolution_gradients
 from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.replacements import (
     BatchNormReplacedWarning,
@@ -259,13 +257,6 @@ def test_changes_in_place_fail_with_opacus_alone_and_not_after_prepare():
     watched(prepare(plain), x, y)
 
 
-def test_the_output_is_the_same_after_prepare():
-    x, _ = images()
-    for name in ("vit_small", "beit"):
-        net = build(name)
-        torch.testing.assert_close(prepare(net, "all").eval()(x), net.eval()(x), rtol=1e-4, atol=1e-5)
-
-
 def test_attention_is_unfused_only_where_vmap_runs_through_it():
     assert all(block.attn.fused_attn for block in prepare(build("vit_tiny"), "all").blocks)
     assert not any(block.attn.fused_attn for block in prepare(build("vit_tiny"), ["*"]).blocks)
@@ -300,19 +291,6 @@ def test_convolutions_are_right_for_any_padding(kind, padding_mode):
     axes = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}[kind]
     net, x = nn.Sequential(layer, nn.Flatten(), nn.AdaptiveAvgPool1d(3)).double(), torch.randn(3, 2, *[4] * axes)
     assert largest_error(net, x.double(), torch.arange(3)) < 1e-5
-
-
-def test_a_prepared_model_can_be_copied_saved_and_loaded():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BatchNormReplacedWarning)
-        model = prepare(build("timm_resnet18"))
-    x, _ = images()
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    assert isinstance(loaded.bn1, FreshGroupNorm)
-    torch.testing.assert_close(loaded(x), model(x))
 
 
 # What cannot be used
