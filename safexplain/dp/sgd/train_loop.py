@@ -28,7 +28,6 @@ from safexplain.dp.sgd.sampling import PoissonSampler, process_share, random_sou
 from safexplain.dp.sgd.steps import make_step
 from safexplain.errors import InputError
 
-STAGE = "training with DP"
 CHECKS = 50
 """How often a training checks its weights for NaN and reports progress."""
 
@@ -106,7 +105,7 @@ def train_network(
                     _check_finite(model)
                     if progress is not silent:
                         note = plan.spent_text(saver.steps) + (f", loss {float(total) / count:.2f}" if count else "")
-                        progress(STAGE, saver.steps, plan.steps, note)
+                        progress("training with DP", saver.steps, plan.steps, note)
                 saver.save_if_due()
         saver.save()
     finally:

@@ -156,10 +156,6 @@ def test_noise_is_a_function_of_its_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_no_noise_at_std_zero() -> None:
-    assert torch.equal(gaussian(torch.ones(3), 0.0, torch.Generator()), torch.zeros(3))
-
-
 # Cryptographic noise
 
 
