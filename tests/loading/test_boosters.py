@@ -98,17 +98,11 @@ def test_categories_of_lightgbm_are_read(tmp_path: Path) -> None:
 
 
 def a_number(name: str, value: int) -> Callable[[Any], None]:
-    def change(learner: Any) -> None:
-        learner["gradient_booster"]["model"]["trees"][0][name][0] = value
-
-    return change
+    return lambda learner: learner["gradient_booster"]["model"]["trees"][0][name].__setitem__(0, value)
 
 
 def of_the_model(name: str, value: Any) -> Callable[[Any], None]:
-    def change(learner: Any) -> None:
-        learner["gradient_booster"]["model"][name] = value
-
-    return change
+    return lambda learner: learner["gradient_booster"]["model"].update({name: value})
 
 
 MADE_TO_CRASH: dict[str, Callable[[Any], None]] = {

@@ -177,35 +177,12 @@ def test_the_group_column_of_a_table_is_no_feature_and_a_slice_stays_one(tmp_pat
     assert "has no slice column 'sex'" in message(load_data, path, slices=["sex"])
 
 
-def test_folders_of_images_have_no_columns(tmp_path):
-    assert "groups and slices need an .npz or a table" in message(load_data, tmp_path, group="person")
-
-
 def test_labels_and_membership_may_be_columns_or_floats(tmp_path):
     made = rows()
     columns = {"y": made["y"].astype(float)[:, None], "member": made["member"].astype(np.uint8)[:, None]}
     loaded = load_data(npz(tmp_path / "d.npz", x=made["x"], **columns))
     np.testing.assert_array_equal(loaded.y, made["y"])
     np.testing.assert_array_equal(loaded.member, made["member"])
-
-
-class Payload:
-    def __init__(self, target):
-        self.target = str(target)
-
-    def __reduce__(self):
-        return (Path.mkdir, (Path(self.target),))
-
-
-@pytest.mark.parametrize("name", ["x", "member"])
-def test_arrays_of_objects_are_refused_by_name_and_not_loaded(name, tmp_path):
-    target = tmp_path / "written"
-    objects = np.empty(40, dtype=object)
-    objects[:] = [Payload(target)] * 40
-    text = message(load_data, npz(tmp_path / "d.npz", **{**rows(), name: objects}))
-    assert f"array {name!r}" in text
-    assert "Python objects" in text
-    assert not target.exists()
 
 
 @pytest.mark.parametrize(
@@ -297,14 +274,6 @@ def test_membership_is_read_in_the_usual_spellings(tmp_path):
         assert load_data(path).member.tolist() == [True, False]
 
 
-def test_missing_numbers_are_kept_for_the_check_that_names_them(tmp_path):
-    frame = pandas.DataFrame({"a": np.arange(40.0), "b": 1.0, "y": np.arange(40) % 2, "member": np.arange(40) // 20})
-    frame.loc[[7, 9], "b"] = np.nan
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    text = message(check_data, load_data(tmp_path / "t.csv", label="y"), num_classes=2)
-    assert "2 NaN or infinite values, the first in row 7 (counted from 0), column 'b'" in text
-
-
 def test_nullable_columns_of_parquet_are_numbers(pyarrow, tmp_path):
     frame = pandas.DataFrame(
         {"a": pandas.array([1, None], dtype="Int64"), "b": pandas.array([True, False], dtype="boolean")}
@@ -343,21 +312,10 @@ def test_dates_are_refused_by_column(pyarrow, tmp_path):
     assert "column 'when'" in message(load_data, tmp_path / "t.parquet", label="y")
 
 
-@pytest.mark.parametrize(("library", "start"), [("pandas", b"a,y\n1,2\n"), ("pyarrow", b"PAR1...")])
-def test_a_missing_table_library_names_the_extra(library, start, tmp_path, monkeypatch):
-    (tmp_path / "t").write_bytes(start)
-    monkeypatch.setitem(sys.modules, library, None)
+def test_a_missing_table_library_names_the_extra(tmp_path, monkeypatch):
+    (tmp_path / "t").write_bytes(b"a,y\n1,2\n")
+    monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r'pip install "safexplain\[tabular\]"'):
-        load_data(tmp_path / "t", label="y")
-
-
-def test_a_library_that_is_installed_but_broken_is_not_called_missing(tmp_path, monkeypatch):
-    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0 or newer')")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
-        monkeypatch.delitem(sys.modules, name)
-    (tmp_path / "t").write_bytes(b"PAR1...")
-    with pytest.raises(MissingExtraError, match=r"cannot be imported: pyarrow requires NumPy 2\.0"):
         load_data(tmp_path / "t", label="y")
 
 
@@ -386,26 +344,14 @@ def test_the_digest_of_folders_follows_content_names_and_side(digits, tmp_path):
     first = next((copy / "members").rglob("*.png"))
     first.rename(first.with_name("renamed.png"))
     renamed = load_data(copy).sha256
-    assert renamed != one
-    first.with_name("renamed.png").rename(first)
-    (copy / "members").rename(copy / "others")
-    (copy / "non-members").rename(copy / "members")
-    (copy / "others").rename(copy / "non-members")
-    assert load_data(copy).sha256 not in (one, renamed)
+    first.with_name("renamed.png").rename(copy / "non-members" / first.parent.name / first.name)
+    assert len({one, renamed, load_data(copy).sha256}) == 3
 
 
 def image(path, size=(8, 8), mode="RGB", value=128):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, value if mode in ("L", "I;16", "I") else (value, 0, 255)).save(path)
     return path
-
-
-def test_classes_are_matched_by_name_over_both_folders(tmp_path):
-    for side, name in (("members", "cat"), ("members", "dog"), ("non-members", "ape"), ("non-members", "dog")):
-        image(tmp_path / side / name / "1.png")
-    loaded = load_data(tmp_path)
-    assert loaded.class_names == ("ape", "cat", "dog")
-    assert loaded.y.tolist() == [1, 2, 0, 2]
 
 
 def test_members_and_non_members_go_through_one_transform(tmp_path):
@@ -428,6 +374,7 @@ def test_images_of_many_sizes_are_refused(tmp_path):
 
 
 def test_folders_of_no_use_are_one_line(tmp_path):
+    assert "groups and slices need an .npz or a table" in message(load_data, tmp_path, group="person")
     image(tmp_path / "one side" / "members" / "a" / "1.png")
     (tmp_path / "empty" / "members" / "a").mkdir(parents=True)
     image(tmp_path / "flat" / "members" / "1.png")
@@ -483,8 +430,9 @@ def test_ten_of_each_side_are_enough_and_the_number_of_classes_may_be_unknown():
 def test_values_that_are_not_finite_are_counted_and_placed():
     x = rows()["x"].copy()
     x[[5, 30], [2, 0]] = np.inf, np.nan
-    text = message(check_data, data(x=x), num_classes=3)
-    assert "2 NaN or infinite values, the first in row 5 (counted from 0), column 2" in text
+    for names, said in ((None, "column 2"), (("a", "b", "c", "d"), "column 'c'")):
+        text = message(check_data, data(x=x, feature_names=names), num_classes=3)
+        assert f"2 NaN or infinite values, the first in row 5 (counted from 0), {said}" in text
     images = np.zeros((40, 1, 3, 3), np.float32)
     images[4, 0, 2, 1] = np.nan
     assert "row 4 (counted from 0), position (0, 2, 1)" in message(check_data, data(x=images), num_classes=3)

@@ -9,8 +9,6 @@ import pickle
 import torch
 from torch import nn
 
-from safexplain._progress import silent
-from safexplain.dp import DPFineTuner
 from safexplain.dp.models.parameters import head_modules
 from safexplain.loading.models.exported import ExportedModel, load_exported
 from safexplain.loading.models.layers import with_layers, without_layer
@@ -71,16 +69,3 @@ def test_weights_used_elsewhere_too_stay_where_they_are_and_are_named():
     layered = with_layers(graph)
     assert torch.equal(layered(x), graph(x))
     assert without_layer(layered) == ["into.weight", "into.bias"]
-
-
-def test_it_trains_with_privacy_as_the_network_itself_does():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
-    data = torch.randn(40, 1, 8, 8), torch.arange(40) % 3
-    trained = [
-        DPFineTuner(model, data, epsilon=8, delta=1e-3, steps=3, batch_size=8, pretrained=False, device="cpu", seed=1,
-                    progress=silent).fit().model
-        for model in (net, with_layers(exported(net, 1, 8, 8)))
-    ]  # fmt: skip
-    for one, other in zip(*(m.state_dict().values() for m in trained), strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
