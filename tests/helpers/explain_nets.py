@@ -168,12 +168,9 @@ def certificate(path, model, **changes):
     named = changes.pop("named", {})
     policy = replace(ONCE, release=changes.pop("release", ONCE.release))
     references, hardening = changes.pop("references", 16), changes.pop("hardening", Hardening.ranked())
-    evidence = tuple(
-        e for e in CERTIFIED.evidence if policy == ONCE or e.role != "loss"
-    )  # whose attack there finds more
+    evidence = tuple(e for e in CERTIFIED.evidence if policy == ONCE or e.role != "loss")  # which finds more there
     judgement = Judgement(policy, evidence, 5000, 5000, references, CONTROLS, uses=1)
     explainer = {"method": "IG", "output": "probability", "options": {"n_steps": 7}} | changes.pop("explainer", {})
-    environment = versions()
     content = statement(
         subject={"model.pt": {"safexplainModelDigest": changes.pop("digest", model_digest(model).hex())} | named},
         explainer=explainer,
@@ -182,7 +179,7 @@ def certificate(path, model, **changes):
         audit={**judgement.to_dict(), **written(judgement)},
         utility=None,
         materials={},
-        environment=environment | changes.pop("environment", {}),
+        environment=versions() | changes.pop("environment", {}),
     )
     assert not changes
     return write_json(path / "certificate.json", content)

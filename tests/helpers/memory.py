@@ -1,8 +1,4 @@
-"""How much memory a piece of work takes, by the kernel's own counters.
-
-Not by tracemalloc: in Python 3.11 `tracemalloc.stop` may crash the process while another thread allocates (CPython
-issue 128679), and there are other threads in most test processes.
-"""
+"""Memory of a piece of work, by the kernel: `tracemalloc.stop` may crash beside other threads (CPython 128679)."""
 
 from __future__ import annotations
 
@@ -24,11 +20,7 @@ def counted(name: str) -> int:
 
 
 def peak_of(work: Callable[[], Any]) -> int:
-    """Bytes that this process held at most during a piece of work, beyond those before.
-
-    Pages count once they are written to. Where the kernel's high-water mark cannot be reset (only Linux has it), the
-    work is done and the test is skipped. A limit leaves some MiB for what other threads do and for imports.
-    """
+    """Bytes that this process held at most during a piece of work, beyond those before; pages count once written to."""
     try:
         give_back()
         HIGH_WATER.write_text("5")
@@ -47,8 +39,7 @@ def give_back() -> None:
 
 
 class Watched:
-    """The most anonymous memory (that no file lies behind) of this process while it works, beyond that before, looked
-    at every few ms: for work on mapped files, whose pages `peak_of` counts too."""
+    """The most memory beyond that before, without that of mapped files, looked at every few ms."""
 
     def __enter__(self) -> Watched:
         if not STATUS.exists():

@@ -14,10 +14,7 @@ def signed_rows(n, p, seed=0):
 
 
 def log_density(weights, signed, noise_rate, regularization):
-    """(points,) log density of the exact minimiser, up to a constant that the data do not enter.
-
-    weights (points, p); signed (n, p); regularization a number or (p,).
-    """
+    """(points,) log density of the exact minimiser at weights (points, p), up to a constant without the data."""
     miss = expit(-(weights @ signed.T))
     noise = miss @ signed - regularization * weights
     curvature = (signed.T * (miss * (1 - miss))[:, None, :]) @ signed

@@ -106,10 +106,7 @@ def flat(network, parts):
 
 
 def by_opacus(network, x, y, canary, made_by, start, given, run, monkeypatch, *, swapped=False):
-    """theta (P,) of one run, by a GradSampleModule and a DPOptimizer with the same batches, coins, noise and canary.
-
-    `x` and `y` are all records; run i is on D where i is even, unless `swapped`.
-    """
+    """theta (P,) of one run with these draws and this canary on all records x, y; even runs on D, unless `swapped`."""
     model = GradSampleModule(module(network, start[run]))
     noise = iter([part for step in given["noise"] for part in in_parts(network, step[run])])
     monkeypatch.setattr(opacus_optimizer, "_generate_noise", lambda **_: next(noise))

@@ -1,6 +1,4 @@
-"""Slow answers that the fast ones are held against: an integer program for L1, enumeration and bisection for L2.
-
-Small constraints are told by plain loops: `every_row` that they allow."""
+"""Slow answers that the fast ones are held against: an integer program for L1, every count, every allowed row."""
 
 from __future__ import annotations
 
@@ -13,11 +11,8 @@ from safexplain.recourse.constraints import Constraints
 
 
 def integer_program(w, b, x, unit, constraints: Constraints) -> float:
-    """Least L1 distance for one query (d,), infinite if there is none, by HiGHS: x' = x + up - down.
-
-    The row of the score is divided by what is missing, and the whole numbers found are completed here, so that the
-    solver's tolerances do not count.
-    """
+    """Least L1 distance for one query (d,), infinite if there is none, by HiGHS: x' = x + up - down; its whole numbers
+    are completed here, so that the solver's tolerances do not count."""
     d, gap = len(w), -b - w @ x
     if gap <= 0:
         return 0.0

@@ -156,15 +156,13 @@ def test_boosted_regressors_are_refused(tmp_path: Path) -> None:
             load_estimator(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["m.ubj", "m.txt", "m.skops"])
+@pytest.mark.parametrize("name", ["m.txt", "m.skops"])
 def test_a_file_that_is_cut_short_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     if name == "m.txt":
         lightgbm.LGBMClassifier(n_estimators=3, verbose=-1).fit(X, Y).booster_.save_model(path)
-    elif name == "m.skops":
-        saved(LogisticRegression().fit(X, Y), path)
     else:
-        xgboost.XGBClassifier(n_estimators=3).fit(X, Y).save_model(path)
+        saved(LogisticRegression().fit(X, Y), path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InputError, match=r"save it|damaged|expected"):
         load_model(path)

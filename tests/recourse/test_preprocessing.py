@@ -114,7 +114,6 @@ def test_one_person_is_a_dict_or_a_series_and_comes_back_as_a_dict() -> None:
 
 def test_an_empty_frame_is_no_rows() -> None:
     assert PEOPLE.table(FRAME[:0]).shape == (0, 11)
-    assert PEOPLE.frame(PEOPLE.table(FRAME[:0]), FRAME[:0]).dtypes.equals(FRAME.dtypes)
 
 
 def test_an_array_is_rows_of_the_table_itself() -> None:
@@ -123,19 +122,10 @@ def test_an_array_is_rows_of_the_table_itself() -> None:
     assert (PEOPLE.table(table[0]) == table[:1]).all()
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        [Decimal(2), Fraction(0)],
-        pd.array([2, 0], dtype="int64[pyarrow]"),
-        pd.Categorical([2, 0]),
-        np.array([2, 0], dtype=np.float32),
-        pl.Series([Decimal(2), Decimal(0)]),
-    ],
-    ids=lambda column: f"{type(column).__name__} {getattr(column, 'dtype', '')}",
-)
-def test_numbers_are_read_from_every_type_of_column(column: object) -> None:
-    assert Preprocessing(numeric={"a": (0, 5)}).table({"a": column}).ravel().tolist() == [2, 0]
+def test_numbers_are_read_from_every_type_of_column() -> None:
+    arrays = pd.array([2, 0], dtype="int64[pyarrow]"), np.array([2, 0], dtype=np.float32), pd.Categorical([2, 0])
+    for column in ([Decimal(2), Fraction(0)], *arrays, pl.Series([Decimal(2), Decimal(0)])):
+        assert Preprocessing(numeric={"a": (0, 5)}).table({"a": column}).ravel().tolist() == [2, 0]
 
 
 def test_what_is_missing_is_none_nan_or_na() -> None:
@@ -219,7 +209,6 @@ def test_scaled_rows_keep_to_the_norm_bound_and_are_affine_in_the_table(
 def test_it_is_the_same_after_pickle_copy_and_clone() -> None:
     for other in (pickle.loads(pickle.dumps(PEOPLE)), copy.deepcopy(PEOPLE), clone(PEOPLE), eval(repr(PEOPLE))):
         assert other == PEOPLE
-        assert other.digest == PEOPLE.digest
         assert other.columns == PEOPLE.columns
 
 

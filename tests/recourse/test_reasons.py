@@ -45,13 +45,11 @@ PERSON = {"balance": 4000.0, "age": 30, "use": 80.0, "job": "clerk", "owner": Fa
 
 def test_each_change_is_a_sentence_and_the_largest_share_of_the_cost_comes_first():
     found = answer(PERSON, PERSON | {"balance": 3000.0, "use": 20.0, "education": "college", "job": "manager"})
-    assert found.reasons() == (
-        (
-            "Change job from clerk to manager.",
-            "Lower use from 80% to 20%.",
-            "Raise education from school to college.",
-            "Lower your revolving balance from 4,000 USD to 3,000 USD.",
-        ),
+    assert found.reasons()[0] == (
+        "Change job from clerk to manager.",
+        "Lower use from 80% to 20%.",
+        "Raise education from school to college.",
+        "Lower your revolving balance from 4,000 USD to 3,000 USD.",
     )
 
 
@@ -303,14 +301,8 @@ def test_changes_are_a_frame_with_one_row_for_each_change():
     found = answer(PERSON, PERSON | {"balance": 3000.0, "job": "manager"}).changes
     assert found.to_dict("records") == [
         {"row": 0, "feature": "job", "from": "clerk", "to": "manager", "unit": "", "share": pytest.approx(2 / 2.04)},
-        {
-            "row": 0,
-            "feature": "balance",
-            "from": 4000.0,
-            "to": 3000.0,
-            "unit": "USD",
-            "share": pytest.approx(0.04 / 2.04),
-        },
+        {"row": 0, "feature": "balance", "from": 4000.0, "to": 3000.0, "unit": "USD"}
+        | {"share": pytest.approx(0.04 / 2.04)},
     ]
 
 

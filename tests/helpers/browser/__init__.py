@@ -61,11 +61,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 class Chromium:
-    """One browser, in which each page is opened in a profile of its own.
-
-    Args:
-        folder: an empty folder for its profile.
-    """
+    """One browser, in which each page is opened in a profile of its own, from an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         program = find_chromium()
@@ -111,8 +107,7 @@ class Chromium:
             answer = self._next()
             if answer.get("id") == self._count:
                 assert "error" not in answer, f"{method}: {answer['error']}"
-                result: dict[str, Any] = answer["result"]
-                return result
+                return dict(answer["result"])
             self.events.append(answer)
 
     def _next(self) -> dict[str, Any]:
@@ -122,8 +117,7 @@ class Chromium:
                 raise EOFError("Chromium ended")
             self._received += part
         message, _, self._received = self._received.partition(b"\0")
-        decoded: dict[str, Any] = json.loads(message)
-        return decoded
+        return dict(json.loads(message))
 
     def _wait(self, method: str) -> None:
         while not any(event.get("method") == method for event in self.events):

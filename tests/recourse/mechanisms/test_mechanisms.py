@@ -34,15 +34,8 @@ def trained(n=500, d=3, **options):
 
 
 def statement(**options):
-    return PrivacyStatement(
-        **{
-            "mechanism": "m",
-            "records": 100,
-            "delta": 1e-5,
-            "phases": (Steps(4.0, 1.0, 10, "full-batch"),),
-            **options,
-        }
-    )
+    given = {"phases": (Steps(4.0, 1.0, 10, "full-batch"),), **options}
+    return PrivacyStatement("m", 100, 1e-5, **given)
 
 
 @pytest.mark.parametrize(

@@ -98,17 +98,6 @@ def test_no_recourse_within_the_constraints_is_an_answer_too_and_is_charged(ledg
     assert same(metered.explain(LOW[0], principal="ann", infeasible="mark"), caught.value.result)
 
 
-def test_a_word_that_says_nothing_about_infeasible_queries_is_refused_and_costs_nothing(ledger):
-    by_model = DPModelRecourse(epsilon=2.0, delta=1e-4, norm_bound=5.0, random_state=0).fit(X, Y)
-    for mechanism in (laplace(), by_model):
-        with pytest.raises(ConfigurationError, match='infeasible: expected "raise" or "mark"'):
-            MeteredRecourse(mechanism, ledger).explain(LOW[0], principal="ann", infeasible="Raise")
-    assert list(ledger.charges()) == []
-
-
-# ------------------------------------------------------------------------------------------------------------ trainings
-
-
 @pytest.fixture
 def wide(tmp_path):
     with Ledger(f"sqlite:///{tmp_path / 'wide.db'}", epsilon=3.0, delta=1e-4) as opened:
@@ -201,18 +190,12 @@ def altered():
     return model
 
 
-# -------------------------------------------------------------------------------------------------------- one adjacency
-
-
 def test_mechanisms_about_other_neighbours_do_not_share_a_ledger(tmp_path):
     with Ledger(f"sqlite:///{tmp_path}/budget.db", epsilon=1.0, adjacency="zero_out") as ledger:
         with pytest.raises(ConfigurationError, match="expected zero_out, as in the ledger, got substitute"):
             MeteredRecourse(laplace(), ledger)
         MeteredRecourse(laplace(adjacency="zero_out"), ledger).explain(LOW[1], principal="ann", infeasible="mark")
         assert ledger.spent("ann") == pytest.approx(0.25)
-
-
-# ----------------------------------------------------------------------------------------------- several, for one price
 
 
 def test_more_answers_later_are_made_from_the_stored_score(ledger):
@@ -253,14 +236,13 @@ def test_a_wrong_number_of_answers_is_refused_before_anything_is_charged(ledger)
     for wrong in (0, 1.5, "2"):
         with pytest.raises(ConfigurationError, match="answers"):
             metered.explain_diverse(LOW, wrong, principal="ann")
+    with pytest.raises(ConfigurationError, match='infeasible: expected "raise" or "mark"'):
+        metered.explain(LOW[0], principal="ann", infeasible="Raise")
     with pytest.raises(ConfigurationTypeError, match="principal"):
         metered.explain_diverse(LOW, 2, principal=None)
     with pytest.raises(BudgetExhausted):
         metered.explain_diverse(LOW, 2, principal="ann")
     assert ledger.total().charges == 0
-
-
-# ----------------------------------------------------------------------------------------------------------------- rest
 
 
 def test_what_cannot_be_charged_is_told(ledger):
