@@ -1,11 +1,8 @@
 """Membership attacks on explanations, from a model to a verdict. `run` does all steps:
 
-    question -> references (train, fine-tune) -> answers (query, write signals) -> splits -> attacks, controls
-    -> certify (judge) -> usefulness, root_cause (describe) -> report (files)
+    question -> references (train, fine-tune) -> answers (query) -> signals -> attacks, controls -> certify -> report
 
-`store` keeps finished answers, so that a run resumes, and maps that do not fit in memory. `holdout_uses` counts
-verdicts on the same examples, `canaries` audits trainings with differential privacy. An explainer is any callable:
-nothing here imports the package's own or its hardening.
+An explainer is any callable: nothing here imports the package's own or its hardening.
 """
 
 from __future__ import annotations

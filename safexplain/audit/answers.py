@@ -1,15 +1,7 @@
-"""Answers of every model about every example, to the plain query and to dithered ones, as tables.
+"""Answers of every model about every example: predictions and released maps, as arrays (models, examples, ...).
 
-`predict` collects predictions and `explanations_of` released maps, as arrays (models, examples, ...) by level: 1 is the
-plain query, L the first L dithered ones together. `signals_of` writes such tables as `Signals`, whose names carry the
-level ("l1@32"); `collect_signals` does all three.
-
-Maps are summarised by numbers that an attack can compare between models. `l1`, `l2` and `variance` measure the size of
-a map. The others measure its shape: they do not change when the map is multiplied by a positive number, and so survive
-clipping to a norm and normalisation. All are 0 for a map of zeros.
-
-The pool's labels may be classes of another task, such as that of the pre-training of a fine-tuned model: then no label
-is compared with the outputs, and the prediction of every class is kept.
+They are kept by level: 1 is the plain query, L the first L dithered ones together, as in the names of `Signals`
+("l1@32").
 """
 
 from __future__ import annotations
@@ -33,7 +25,7 @@ from safexplain.audit.queries import Dither, Explain, Labels, Queries, batches, 
 from safexplain.audit.references.parallel import each, parallel
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.signals import Signals, hash_examples
-from safexplain.audit.store import LARGEST_MAPS, Answers, Store, on_disk
+from safexplain.audit.store import LARGEST_MAPS, Explanations, Store, on_disk
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
@@ -53,8 +45,7 @@ MAX_SINGLE = 16
 """Dithered queries whose predictions are kept one by one, at most."""
 
 MAX_ROWS, MAX_NUMBERS = 8_192, 2**20
-"""Rows in one forward pass for labels, and numbers in these rows, at most: passes of tables and small networks cost
-mostly the call, those of images the computation."""
+"""Rows in one forward pass for labels, and numbers in these rows, at most."""
 
 DITHERS_WITHOUT_NOISE = 4
 """Dithered queries that are explained if a release has no noise: more of them hardly help the attacker."""
@@ -83,7 +74,8 @@ SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
     "sparsity": lambda a: _by_rms(a.abs().mean(1), a),
     "peak": lambda a: _by_rms(a.abs().amax(1), a),
 }
-"""Name -> function of maps (batch, d), giving (batch,). With RMS = sqrt(mean a_j^2):
+"""Name -> function of maps (batch, d), giving (batch,), 0 for zeros. All but the first three do not change when a map
+is multiplied by a positive number. With RMS = sqrt(mean a_j^2):
 
     l1        sum |a_j|
     l2        sqrt(sum a_j^2)
@@ -103,19 +95,9 @@ def summarise(maps: Tensor, names: Sequence[str] = tuple(SUMMARIES)) -> dict[str
     return {name: SUMMARIES[name](rows) for name in names}
 
 
-# --- predictions ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predictions of m models for plain and dithered queries; see `predict`.
-
-    Args:
-        by_level: level -> name -> (m, n) or (m, n, classes) float64.
-        dither: how queries differ.
-        classes: outputs of the models.
-        labels: kind of the population's labels.
-    """
+    """Predictions of m models with `classes` outputs, level -> name -> (m, n) or (m, n, classes); see `predict`."""
 
     by_level: Table
     dither: Dither
@@ -160,8 +142,7 @@ def predict(
 
     Probabilities are at least 1e-30.
 
-    Arguments are those of `collect_signals`; `batch_size` examples are predicted together, with several queries about
-    each in one call.
+    Arguments are those of `collect_signals`.
 
     Raises:
         InputError: outputs are not finite or not of shape (batch, classes >= 2), do not cover own labels, or differ in
@@ -240,9 +221,7 @@ def _check_classes(first: int, other: int, model: int) -> None:
 
 
 class _Outputs(NamedTuple):
-    """The number of a model's outputs, and whether they are probabilities."""
-
-    classes: int
+    classes: int  # their number
     probabilities: bool
 
 
@@ -342,24 +321,6 @@ class _TableBuilder:
             column = after
 
 
-# --- explanations -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Explanations:
-    """The maps that m models released about n examples; see `explanations_of`.
-
-    Args:
-        summaries: level -> name -> (m, n) or (m, n, k) float64.
-        maps: level -> (m, n, d) float32 maps of all explainers side by side, in memory or on disk; empty if not kept.
-        shapes: shape of the map of one example, for each explainer.
-    """
-
-    summaries: Table
-    maps: dict[int, NDArray[np.float32]]
-    shapes: tuple[tuple[int, ...], ...]
-
-
 def explanations_of(
     models: Sequence[nn.Module],
     population: Population,
@@ -380,9 +341,9 @@ def explanations_of(
 ) -> Explanations:
     """Explain every example by every model, for the plain query and the dithered queries of every level.
 
-    All queries explain the class that the model predicts for the plain query, which favours the attacker, as their
-    answers can be averaged. If the service decides (`own_class`), each explains its own predicted class, and the
-    average is over queries with the label of the plain one; without any, it is the plain map.
+    All queries explain the class that the model predicts for the plain query. If the service decides (`own_class`),
+    each explains its own predicted class, and the average is over queries with the label of the plain one, or else it
+    is the plain map.
 
     `releases` answer the plain query, one per model, and `dithered` the dithered ones (None: the same); each model
     answers `dithers` of them (None: at most four), and the average over these stands for all higher `levels`. `classes`
@@ -407,7 +368,7 @@ def explanations_of(
     keys, found, done = list[str](), Explanations({}, {}, ()), 0
     total, missing = sum(job.explanations for job in jobs), list[int]()
 
-    def put(i: int, answers: Answers) -> None:
+    def put(i: int, answers: Explanations) -> None:
         nonlocal found
         if not found.shapes:
             found = Explanations({}, {}, answers.shapes)
@@ -476,7 +437,7 @@ class ExplainModel:
         except (Undigestable, RefusedError):
             return ""
 
-    def __call__(self, model: nn.Module, labels: NDArray[Any], tick: Tick = lambda share: None) -> Answers:
+    def __call__(self, model: nn.Module, labels: NDArray[Any], tick: Tick = lambda share: None) -> Explanations:
         """Explain every example; `labels` (n,) are those of the plain queries."""
         n, place = len(self.x), device_of(model)
         summaries, maps = _TableBuilder(1, n), _TableBuilder(1, n, torch.float32)
@@ -510,7 +471,7 @@ class ExplainModel:
             for level in self.levels:
                 if level > self.dithers:
                     keep(level, average.mean)
-        return Answers(
+        return Explanations(
             {level: {name: a[0] for name, a in values.items()} for level, values in summaries.by_level.items()},
             {level: values[WHOLE_MAP][0] for level, values in maps.by_level.items()},
             oracle.shapes or (),
@@ -519,8 +480,7 @@ class ExplainModel:
 
 def _check_shapes(now: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]) -> None:
     if now != before or not all(math.prod(shape) for shape in now):
-        listed = ([list(shape) for shape in one] for one in (now, before))
-        raise InputError("expected maps of one shape, not empty, got {} and {}".format(*listed))
+        raise InputError(f"expected maps of one shape, not empty, got {now} and {before}")
 
 
 @dataclass(eq=False)
@@ -596,9 +556,6 @@ def _modules_of(value: Any) -> set[str]:
     names = {str(getattr(one, "__module__", "")) for one in (value, type(value))}
     found = {name for name in names if name.partition(".")[0] == "safexplain"}
     return found.union(*map(_modules_of, inside))
-
-
-# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 def signals_of(
@@ -685,12 +642,9 @@ def collect_signals(
         predictions@L
 
     All queries explain the class that the model predicts for the plain query. All models explain the first four
-    dithered queries; more hardly help the attacker. If the release has noise, which averages out over many queries
-    (`without_noise` is given), targets and null models answer every query by the release, and the other models, which
-    are the attacker's own, explain four `without_noise`.
-
-    Explanations of several explainers that are released together stand side by side: the maps are concatenated, and
-    each summary is a vector (m, n, k).
+    dithered queries. If the release has noise (`without_noise` is given), targets and null models answer every query by
+    the release, and the other models, which are the attacker's own, explain four `without_noise`. Maps of several
+    explainers that are released together are concatenated, and each summary is a vector (m, n, k).
 
     Args:
         shadows: m models with membership over `population`.
@@ -699,14 +653,12 @@ def collect_signals(
             None: nothing is explained, and only predictions are kept.
         patience: queries per example; the plain query is always among them.
         dither: how queries differ; None: `Dither()`.
-        without_noise: the release without its noise, by which models other than targets answer dithered queries; or one
-            per model. None: the release has no noise.
+        without_noise: the release without its noise, or one per model. None: the release has no noise.
         labels: "own", or "foreign" if the population's labels are classes of another task, see `predict`.
         batch_size: examples per call.
         keep_attributions: also keep the whole maps, (m, n, d) float32 for each level.
         largest_maps: bytes of maps up to which these are kept in memory; larger ones are on disk.
-        store: a folder for the answers of each finished model, so that an interrupted run resumes, provided that models
-            and explainers have a stable identity. None: nothing is kept.
+        store: a folder for the answers of each finished model, so that an interrupted run resumes; None: none is kept.
         keep_inputs: also keep the examples.
         classes: indices of outputs that are explained for every query, besides the predicted one.
         targets: models that may be attacked; None: all trained ones, which then all answer all queries.
@@ -717,8 +669,8 @@ def collect_signals(
         progress: called after each batch.
 
     Raises:
-        InputError: membership does not fit the population, `null` or `out_of_distribution`; an explanation is not
-            finite, of shape (batch, ...), the same for all; the model's outputs are not finite or too few.
+        InputError: membership does not fit the population, `null` or `out_of_distribution`; or as `predict` and
+            `explanations_of`.
         ConfigurationError: a level is not an integer of at least 1, or `labels` is neither of the two.
     """
     (m, n), levels = shadows.membership.shape, levels_of(patience)

@@ -1,8 +1,6 @@
 """From signals to a verdict: rows of the suite, scores, counts, controls, and judgement by `verdict.judgement`.
 
-Each target is judged on its own, and the most exposed one decides. `conclude` counts, for each attack, the members with
-scores above the ranks that the policy fixes, alone and compared with the baseline of the same level of patience, an
-attack on the labels (or predictions) of the same queries.
+Each target is judged on its own, and the most exposed one decides.
 """
 
 from __future__ import annotations
@@ -66,9 +64,8 @@ def certify(
 ) -> AuditResult:
     """Run every attack that fits the signals, run the controls, and judge under the policy.
 
-    Each target of the signals is judged on its own, with all other trained models as references. Signals with
-    predictions and no explanation are judged as the release of predictions alone, whatever the policy's release; the
-    policy of the result states this.
+    Each target is judged with all other trained models as references. Signals with predictions and no explanation are
+    judged as the release of predictions alone; the policy of the result states this.
 
     Args:
         signals: the released numbers.
@@ -120,7 +117,11 @@ def certify(
     for target in signals.targets:
         all_members, references = signals.membership[target], signals.references(target)
         member, (null, kind) = all_members[scored], _null_model(signals, target)
-        named, known = _with_prefix(progress, f"model {target}, " if targets > 1 else ""), scorers.get(target)
+        known = scorers.get(target)
+
+        def named(stage: str, done: float, total: float, note: str = "", target: int = target) -> None:
+            progress(f"model {target}, {stage}" if targets > 1 else stage, done, total, note)
+
         scorer = scorers[target] = Scorer(
             signals, rows, target=target, training=splits.training, seed=seed, also=null, known=known, progress=named
         )
@@ -204,11 +205,6 @@ def _null_model(signals: Signals, target: int) -> tuple[list[int], str]:
     return [int(read) for read in signals.null[:1]], "an untrained model" if signals.null else ""
 
 
-def _with_prefix(progress: Progress, model: str) -> Progress:
-    """The progress with the model before each stage."""
-    return lambda stage, done, total, note="": progress(f"{model}{stage}", done, total, note)
-
-
 def _exposure(result: AuditResult) -> tuple[float, float]:
     """The proven leak above the limit, and the highest bound."""
     bounds = result.decisive.values()
@@ -227,7 +223,8 @@ def conclude(
     targets: int = 1,
     **about: Any,
 ) -> AuditResult:
-    """Count the members that each attack's (s,) scores find, alone and compared with the baseline of its level.
+    """Count the members that each attack's (s,) scores find above the ranks that the policy fixes, alone and compared
+    with the baseline of its level, an attack on the labels (or predictions) of the same queries.
 
     The (s,) orders are `by_score` with one seed for all, so that ties have one order; examples of one of the (s,)
     groups are one unit on each side. `about` has further fields of the result.

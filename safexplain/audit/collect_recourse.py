@@ -1,8 +1,6 @@
-"""Signals from recourse: models with known membership answer about every example.
+"""Signals from recourse, for `safexplain.audit.attacks.recourse`: models with known membership answer about a pool.
 
-For a linear model without constraints, recourse points along the weights: its direction alone, however noisy its
-length, gives every example's margin up to a factor. So the decision boundary is recovered from the answers.
-`safexplain.audit.attacks.recourse` attacks these signals.
+For a linear model without constraints, recourse points along the weights, so that its direction gives the boundary.
 """
 
 from __future__ import annotations
@@ -118,9 +116,6 @@ def collect_recourse(
     return Signals(member, collected, changes, meta, rows.astype(np.float32) if keep_changes else None)
 
 
-# ------------------------------------------------------------------------------------------------------ the answers
-
-
 @dataclass(frozen=True, eq=False)
 class Answers:
     """Answers of one model about n examples."""
@@ -185,9 +180,6 @@ def _averaged(mechanism: Any, rows: Floats, first: Answers, repeats: int) -> Flo
         return first.signed
     more = [Answers.collect(mechanism, rows).signed for _ in range(repeats - 1)]
     return np.asarray(np.mean([first.signed, *more], axis=0))
-
-
-# ----------------------------------------------------------------------------------------------------- the boundary
 
 
 def unit(vector: Floats) -> Floats:

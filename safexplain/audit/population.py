@@ -20,10 +20,7 @@ SAMPLING = np.uint64(0x5C02ED)
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """One pool of labelled examples.
-
-    Members and non-members of every model come from this pool by independent coin flips and are processed by the same
-    code, so that only training can distinguish them.
+    """One pool of labelled examples, from which members and non-members of every model come by independent coin flips.
 
     Args:
         x: (n, ...) float32 inputs of the model.
@@ -76,9 +73,8 @@ class Population:
     def flip(self, models: int, *, seed: int) -> NDArray[np.bool_]:
         """Membership of `models` models, (models, n) bool: fair coin flips, one for each group, in complementary pairs.
 
-        Models 0, 2, 4, ... are flipped independently; model 2k + 1 is trained on the examples that model 2k is not. So
-        every example is a member of half of any even number of models, and more models begin with the same ones. As a
-        model's membership follows from its partner's, an attack on one leaves the other out (`Signals.references`).
+        Models 0, 2, 4, ... are flipped independently; model 2k + 1 is trained on the examples that model 2k is not. As
+        its membership follows from its partner's, an attack on one leaves the other out (`Signals.references`).
         """
         units, unit = self._units
         heads = np.random.default_rng([seed, 0xF11B]).random(((models + 1) // 2, units)) < 0.5

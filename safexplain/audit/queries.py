@@ -1,9 +1,4 @@
-"""The queries of patient attackers: many per example, each a little different (dithered).
-
-Noise that is a function of the query averages out over queries that differ but have nearly the same answer, and the
-share of queries that keep the label is itself a sign of membership. Queries are dithered by the same draws for all
-models.
-"""
+"""The queries of patient attackers: many per example, each a little different (dithered), the same for all models."""
 
 from __future__ import annotations
 
@@ -41,11 +36,10 @@ class Dither:
     Args:
         kind: "multiplicative": x exp(amplitude z); "additive": x + amplitude * scale * z, with the standard deviation
             of the population as scale: over all pixels of images (n, c, h, w), of each feature otherwise. z is
-            standard normal. "crop-flip", for images only: a random crop of the image reflect-padded by 1/8 of its
-            height, mirrored with probability 1/2, as in `Recipe(augmentation="crop-flip")`.
+            standard normal. "crop-flip": a random crop of an image, as in `Recipe(augmentation="crop-flip")`.
         amplitude: 0 repeats the plain query; not used by "crop-flip".
-        seed: the draws depend only on the seed, the example's index in the population and the number of the query, and
-            so are the same for every model.
+        seed: of the draws, with the example's index and the number of the query, so that they are the same for every
+            model.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: an unknown kind, or a number out of range.
@@ -76,11 +70,7 @@ class Queries:
 
     @classmethod
     def of(cls, population: Population, dither: Dither) -> Queries:
-        """About this population.
-
-        Raises:
-            InputError: crops and flips of examples other than images, or of images too small to be padded.
-        """
+        """About this population; InputError if crops are asked of other data than images, or of too small ones."""
         x = population.x.cpu().float()
         if dither.kind == "crop-flip" and not can_crop(population):
             raise InputError(
@@ -149,11 +139,7 @@ def can_crop(population: Population) -> bool:
 
 
 def levels_of(patience: Sequence[int]) -> tuple[int, ...]:
-    """The levels above one query, in increasing order.
-
-    Raises:
-        ConfigurationError: a level is not an integer of at least 1.
-    """
+    """The levels above one query, in increasing order; ConfigurationError if one is not an integer of at least 1."""
     return tuple(sorted({check_whole("patience", level, 1) for level in patience} - {1}))
 
 

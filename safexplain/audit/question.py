@@ -1,8 +1,4 @@
-"""The arguments of an audit in one frozen object, shared by the audit, its plan and the search for a release.
-
-An explainer is any function that makes an object with `attribute`, and a hardening any object that it takes: this
-module does not import the package's own.
-"""
+"""The arguments of an audit in one frozen object, shared by the audit, its plan and the search for a release."""
 
 from __future__ import annotations
 
@@ -97,30 +93,26 @@ class AuditOptions:
             ones if the release has noise, or crops and flips for images whose labels are foreign.
         scored: number of examples that are scored, drawn at random (`Population.sample`); reference models train on
             all. None: as many as the policy needs (`verdict.power.examples_needed`).
-        accuracy: of the target on examples that it was not trained on, measured by its owner. If it is clearly lower
-            on the non-members here, these are not from the training distribution, and nothing is certified.
+        accuracy: of the target on examples that it was not trained on, measured by its owner; if it is clearly lower
+            on the non-members here, nothing is certified.
         classes: explained for every example besides the predicted one, if clients may choose the class.
         slices: name -> (n,) numbers or names, parts of the data in the report, besides the classes.
         batch_size: examples in one call of the explainer.
         force: judge although the examples were used for the verdict on another configuration; the certificate says so.
-        exposed: number of the most exposed members in the report and the JSON, for the owner of the data; 0 if these
-            are shared.
+        exposed: number of the most exposed members in the report and the JSON, for the owner of the data.
         title: of the report, and name of the model in the certificate. "": the name of the model's class.
         subject: name -> {algorithm: digest} of the audited model; empty: the digest of its parameters.
         materials: name -> digest of further inputs in the certificate.
         notes: caveats for the reader.
         privacy: guarantee of a differentially private training of the model, with the digest of its weights.
         canaries: result of an audit of that training by canaries.
-        search: number of `trials` and `digest` of the result of a search that chose the configuration on other
-            examples; the certificate states them.
-        subject_data: data whose membership is attacked, if the model was trained in two stages: "pre-training" or
-            "fine-tuning"; the certificate states it. The labels of pre-training data belong to another task, and are
-            never compared with predictions. "training": there was one stage.
+        search: number of `trials` and `digest` of a search that chose the configuration on other examples.
+        subject_data: data whose membership is attacked, if the model was trained in two stages: "pre-training", whose
+            labels are never compared with predictions, or "fine-tuning". "training": there was one stage.
         quick: a first look, which can prove a leak but certifies nothing and writes no certificate.
         seconds: an undecided audit takes another look only if it would probably end within this time.
         store: folder for the answers of each finished model, kept until the audit ends so that it can resume, and for
-            maps that do not fit in memory. None: next to the reference models, if these are kept; else nothing is
-            resumed, and such maps are temporary files.
+            maps that do not fit in memory. None: next to the reference models, if these are kept, or else nowhere.
 
     Raises:
         ConfigurationError: an unknown `subject_data`, `accuracy` outside (0, 1], or `scored` not an integer.
@@ -178,22 +170,20 @@ class Question:
             None: no reference models are trained.
         member: (n,) bool, which examples the model was trained on.
         explainer: `explainer(model, hardening=h)` makes an object whose `attribute(x, target=classes, **arguments)`
-            gives maps (n, ...), such as a hardened class. If it has a class method `catalogued()`, the result of that
-            is used, with `method` as its name in the certificate, and `made_with` (JSON) among its options. Several
-            explainers are hardened separately, but answer each query and are judged together, as "IG+Saliency".
-        hardening: of the released explanations. Target and reference models get different noise keys: the attacker
-            knows the hardening, not the key. With `Hardening.none()` the native explanations are judged.
+            gives maps (n, ...), such as a hardened class. Several explainers are hardened separately, but answer each
+            query and are judged together, as "IG+Saliency".
+        hardening: of the released explanations, with other noise keys for target and reference models. With
+            `Hardening.none()` the native explanations are judged.
         output: explain the probability of the predicted class, by a softmax if the model returns logits; or the
             output of the model ("logit").
         arguments: of `attribute`, the same for every query; for several explainers, name -> arguments.
         build: makes an untrained model from a seed, see `train_shadows`.
         references: number of reference models, best an even one; 0, or at least 2. Several numbers: if only the width
             of the intervals prevents a verdict, the audit takes another look with the next number, and as many times
-            more scored examples, if there is time (`AuditOptions.seconds`). Earlier models are kept. All looks share
-            the risk of a wrong verdict (`Policy.risk`), and count as one use.
-        shadows: trained reference models, instead of `recipe` and `references`. To attack the membership of
-            pre-training data (`AuditOptions(subject_data="pre-training")`, with the population and members of the
-            pre-training), those of `fine_tune`.
+            more scored examples, if there is time (`AuditOptions.seconds`). All looks share the risk of a wrong verdict
+            (`Policy.risk`), and count as one use.
+        shadows: trained reference models, instead of `recipe` and `references`; those of `fine_tune`, with population
+            and members of the pre-training, for `AuditOptions(subject_data="pre-training")`.
         policy: defines a leak; default `Policy()`, with a higher patience if the hardening has noise
             (`Policy.patient`). If predictions alone are released, these are judged, and nothing is explained.
         options: further options.

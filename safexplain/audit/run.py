@@ -1,27 +1,26 @@
 """All steps of an audit, from a model to a verdict and its files, for Python and the command line.
 
-question --train--> models (target, references) --ask--> answers, native and released --attack--> results
-native answers --root cause--> what carries the leak;  all of it --save--> report, certificate, signals
+question --train--> models (target, references) --ask--> answers, native and released --attack--> results --> files
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import as_stage
-from safexplain.audit.answers import Explanations, Predictions, explanations_of, patient_queries, predict, signals_of
+from safexplain.audit.answers import Predictions, explanations_of, patient_queries, predict, signals_of
 from safexplain.audit.attacks.scoring import MIN_FOR_NULL, Scorer
 from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.certify import certify
@@ -41,7 +40,7 @@ from safexplain.audit.report.outcome import AuditRun, environment, pictures
 from safexplain.audit.report.root_cause import Ablation, root_cause, sample
 from safexplain.audit.report.root_cause import sentence as cause_sentence
 from safexplain.audit.signals import Signals, hash_examples
-from safexplain.audit.store import LARGEST_MAPS, Store, free_space
+from safexplain.audit.store import LARGEST_MAPS, Explanations, Store, free_space
 from safexplain.audit.usefulness import Sample, utility_of
 from safexplain.errors import ConfigurationError, DataWarning, InputError, RefusedError
 from safexplain.native_maps import Finding as NativeFinding
@@ -103,9 +102,6 @@ def answered(question: Question) -> AuditRun:
         break
     store.finish()
     return found
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,15 +214,8 @@ def _begin(question: Question, endpoint: Endpoint, scored: Population, member: N
     endpoint.begin(scored, member, shape, question.progress)
 
 
-# --- the verdict ------------------------------------------------------------------------------------------------------
-
-
 def judge(question: Question, models: Models) -> AuditRun:
-    """Query all models, attack their answers, and judge the release.
-
-    Raises:
-        InputError: an explanation fails.
-    """
+    """Query all models, attack their answers, and judge the release; InputError if an explanation fails."""
     policy, options, endpoint = question.policy, question.options, question.endpoint
     population, target = models.population, question.target
     implied, notes = _implied(question, population)
@@ -324,10 +313,10 @@ class _Releases:
         forward = Probability(model) if self.softmax else model
         with collecting() as collected:
             for method in question.methods:
-                native = sample.explained(_explains(method, forward, plain))
+                native = sample.explained(partial(method, forward, plain))
                 watch.add(model, method.name, (native,), inputs=(x,), outputs=sample.outputs.clone)
                 if question.compares:
-                    released = sample.explained(_explains(method, forward, question.keyed("target")))
+                    released = sample.explained(partial(method, forward, question.keyed("target")))
                     sample = sample.with_maps(native, released)
         return sample, (*watch.findings(model), *(f for f in collected.findings(model) if f.kind == "incomplete"))
 
@@ -336,8 +325,7 @@ class _Releases:
     ) -> tuple[Signals, Explanations | None]:
         """The answers of every model, to patient queries for the release that is judged.
 
-        The attacker knows the hardening, not the key: references have another key, and no noise for patient queries.
-        Given native maps are hardened again if nothing else is explained.
+        References have another key, and no noise for patient queries. Native maps are hardened again if possible.
         """
         question, models, policy, options = self.question, self.models, self.question.policy, self.question.options
         endpoint, m = question.endpoint, len(models.queried.models)
@@ -432,10 +420,7 @@ def _configuration(
     sampled: Sample | None,
     implied: Implied | None,
 ) -> Configuration:
-    """One release with its result and utility.
-
-    A native release shown for comparison is attacked at one query and not counted as a use.
-    """
+    """One release with its result and utility; one that is shown for comparison is not counted as a use."""
     policy, options, endpoint = question.policy, question.options, question.endpoint
     compared = name == NATIVE and question.compares
     result = certify(
@@ -465,10 +450,6 @@ def _configuration(
     return Configuration(name, as_written(plain), result, utility, in_words(plain))
 
 
-def _explains(method: Method, forward: Any, hardening: HardeningLike) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda x, target: method(forward, hardening, x, target)
-
-
 def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablation, ...], str]:
     """The properties of the native maps that carry the leak, and a sentence about them."""
     if native is None or not question.explains or len(native.models) < MIN_FOR_NULL:
@@ -479,9 +460,6 @@ def _root_cause(question: Question, native: Signals | None) -> tuple[tuple[Ablat
         native, rows=rows, seed=seed, fpr=policy.fpr, progress=as_stage(question.progress, "root cause")
     )
     return causes, f"{cause_sentence(causes)} {which}" if causes else ""
-
-
-# --- statements -----------------------------------------------------------------------------------------------------
 
 
 def _stated(question: Question, title: str, softmax: bool) -> dict[str, Any]:
@@ -629,8 +607,7 @@ def _statistics(
 
 
 def hardly_better_than_guessing(accuracy: float, classes: int) -> bool:
-    """Whether an accuracy in [0, 1] is so low that labels or scaling seem wrong: less than half above chance for many
-    classes, or five percentage points above it for few.
+    """Whether an accuracy in [0, 1] is so low that labels or scaling seem wrong.
 
     >>> hardly_better_than_guessing(0.7, 2), hardly_better_than_guessing(0.54, 2), hardly_better_than_guessing(0.12, 10)
     (False, True, True)

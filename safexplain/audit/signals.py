@@ -1,7 +1,4 @@
-"""Signals: the numbers that each model released about each example, and the membership. Also a file format (.npz).
-
-`hash_examples` gives examples an identity that does not depend on their position.
-"""
+"""Signals: the numbers that each model released about each example, and the membership. Also a file format (.npz)."""
 
 from __future__ import annotations
 
@@ -50,19 +47,13 @@ NEAR = np.uint64(2**40 - 1)
 
 
 def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
-    """A hash of each example: equal for copies, with nearly always equal low 40 bits for near-duplicates (`near`).
+    """(n,) uint64 hashes of (n, ...) numbers: equal for copies, with nearly always equal low 40 bits for near copies
+    (`near`).
 
-    These bits are a locality-sensitive hash (Datar et al. 2004, SoCG, section 3) of arcsinh(x), which turns relative
-    changes of large numbers into absolute ones: eight random projections of the flattened example, divided by the root
-    of its size, are cut into cells of .01. If all numbers change by a relative 1e-4, 94 in 100 examples keep these
-    bits; at a difference of .1 (root mean square, of arcsinh) fewer than one in a million do. The other bits are
-    BLAKE2b of the numbers as float32, with -0 as 0. Shape and position do not matter.
-
-    Args:
-        x: (n, ...) numbers.
-
-    Returns:
-        (n,) uint64.
+    These bits are a locality-sensitive hash (Datar et al. 2004, SoCG, section 3) of arcsinh(x): eight random
+    projections of the flattened example, divided by the root of its size, are cut into cells of .01. If all numbers
+    change by a relative 1e-4, 94 in 100 examples keep these bits; at a difference of .1 (root mean square, of arcsinh)
+    fewer than one in a million do. The other bits are BLAKE2b of the numbers as float32, with -0 as 0.
     """
     rows = np.asarray(x).reshape(len(x), -1) if len(x) else np.zeros((0, 1))
     width = max(rows.shape[1], 1)
@@ -87,8 +78,7 @@ def near(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def partners(membership: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(m,) for each model of (m, n) the one that was trained on exactly the other examples (`Population.flip`), or -1.
 
-    With such a partner among the references, the numbers of models with and without an example reveal the model's
-    membership: a target is scored without its partner.
+    A target is scored without its partner, as the numbers of references with and without an example would reveal it.
     """
     rows = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(membership))}
     return np.array([rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(~membership)], dtype=np.int64)
@@ -125,18 +115,8 @@ class Signals:
 
     In `meta`, `targets` lists the models that are attacked, each on its own (default: all trained ones), `null` the
     untrained models, `shape` is the shape of one map, and `population` the digest of the examples. Other entries are
-    kept.
-
-    Args:
-        membership: (m, n) bool.
-        values: name -> (m, n) or (m, n, k) numbers.
-        attributions: (m, n, d) float, in memory or on disk (`audit.store`), or None.
-        meta: JSON-able.
-        inputs: (n, ...) float or None.
-        out_of_distribution: (n,) bool or None; examples that are not scored.
-        groups: (n,) integers or None. Examples with the same number are one independent unit on each side.
-        slices: name -> (n,) integers, bools or texts.
-        examples: (n,) uint64 hashes or None; computed from the inputs if these are given.
+    kept. The arguments are these arrays, with all others in `values` and `slices` by name; maps may be on disk, and
+    `examples` are computed from the inputs if these are given.
 
     Raises:
         InputError: shapes disagree, values are not finite, a level or a share is invalid, a null model has members, an

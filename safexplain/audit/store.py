@@ -1,7 +1,6 @@
 """An audit's files: answers of finished models, so that it resumes, and maps that do not fit in memory.
 
-Maps of all models are one array (models, examples, features), in memory or, if that is too small, a memory-mapped NumPy
-array, float32, whose file is deleted with the array. Attacks read a part at a time.
+Such maps of all models are one memory-mapped array (models, examples, features), float32, read a part at a time.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ def are_stored(maps: object) -> bool:
 
 
 def on_disk(shape: tuple[int, ...], folder: str | Path | None = None) -> NDArray[np.float32]:
-    """(shape) float32 zeros in a file that is deleted with the array.
-
-    Args:
-        shape: of the array.
-        folder: of the file, made if missing. None: that of temporary files.
+    """(shape) float32 zeros in a file that is deleted with the array; the folder is made, or (None) the temporary one.
 
     Raises:
         InputError: the disk is too small or not writable.
@@ -64,11 +59,7 @@ def on_disk(shape: tuple[int, ...], folder: str | Path | None = None) -> NDArray
 
 
 def filled(maps: Iterable[NDArray[np.floating[Any]]], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """(shape) maps, written to disk model by model.
-
-    Raises:
-        InputError: they have NaN or infinite values, or the disk is too small.
-    """
+    """(shape) maps, written to disk model by model; InputError if they are not finite, or the disk is too small."""
     stored = on_disk(shape)
     for row, values in zip(stored, maps, strict=True):
         with np.errstate(over="ignore"):
@@ -110,18 +101,12 @@ def all_finite(values: Any) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
-    """The maps that one model released about n examples.
+class Explanations:
+    """The maps that one model, or each of m models, released about n examples."""
 
-    Args:
-        summaries: level -> name -> (n, ...) float64.
-        maps: level -> (n, d) float32 maps of all explainers side by side; empty if not kept.
-        shapes: shape of the map of one example, for each explainer.
-    """
-
-    summaries: dict[int, dict[str, Array]]
-    maps: dict[int, Array]
-    shapes: tuple[tuple[int, ...], ...]
+    summaries: dict[int, dict[str, Array]]  # level -> name -> (n,), (n, k) or (m, n), (m, n, k) float64
+    maps: dict[int, NDArray[np.float32]]  # level -> (n, d) or (m, n, d), explainers side by side; empty if not kept
+    shapes: tuple[tuple[int, ...], ...]  # of the map of one example, for each explainer
 
 
 @dataclass(eq=False)
@@ -136,7 +121,7 @@ class Store:
         """The store itself, or one in this folder."""
         return store if isinstance(store, Store) else cls(None if store is None else Path(store))
 
-    def load(self, key: str) -> Answers | None:
+    def load(self, key: str) -> Explanations | None:
         """The answers under a key; None if they are missing or damaged."""
         if self.folder is None or not key or not (self.folder / f"{key}.npz").exists():
             return None
@@ -145,12 +130,8 @@ class Store:
             self.keys.add(key)
         return found
 
-    def save(self, key: str, answers: Answers) -> None:
-        """Store the answers of a finished model, all or nothing.
-
-        Raises:
-            InputError: the disk is full or not writable; earlier files stay.
-        """
+    def save(self, key: str, answers: Explanations) -> None:
+        """Store the answers of a finished model, all or nothing; InputError if the disk is full or not writable."""
         if self.folder is None or not key:
             return
         arrays = {f"{name}@{level}": a for level, values in answers.summaries.items() for name, a in values.items()}
@@ -167,15 +148,15 @@ class Store:
             (self.folder / f"{key}.npz").unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Answers:
+def _read(path: Path) -> Explanations:
     arrays = read_arrays(path)
     shapes = tuple(map(tuple, json.loads(str(arrays.pop("shapes")))))
     summaries: dict[int, dict[str, Array]] = {}
-    maps: dict[int, Array] = {}
+    maps: dict[int, NDArray[np.float32]] = {}
     for named, array in arrays.items():
         name, _, level = named.rpartition("@")
         if name:
             summaries.setdefault(int(level), {})[name] = array
         else:
             maps[int(level)] = array
-    return Answers(summaries, maps, shapes)
+    return Explanations(summaries, maps, shapes)

@@ -1,9 +1,4 @@
-"""The cost of hardening: agreement of released with native explanations, and their faithfulness to the model.
-
-`utility` compares with the native explanation of the same model and example, as metrics of the released map alone (such
-as sensitivity relative to its norm) reward noise. `faithfulness` tests on the model whether the features that a map
-names carry the prediction.
-"""
+"""The cost of hardening: agreement of released with native explanations, and their faithfulness to the model."""
 
 from __future__ import annotations
 
@@ -77,9 +72,7 @@ class Utility:
 def utility(
     native: NDArray[np.floating[Any]], released: NDArray[np.floating[Any]], *, top_fraction: float = TOP_FRACTION
 ) -> Utility:
-    """Compare explanations of the same examples.
-
-    Examples whose native explanation is zero are left out.
+    """Compare explanations of the same examples, without those whose native explanation is zero.
 
     Args:
         native: (n, ...) finite attributions.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +11,12 @@ from memory import Watched
 
 from safexplain.audit import Policy, Signals
 from safexplain.audit import store as stored
-from safexplain.audit.attacks import Learned, LikelihoodRatio, likelihood
-from safexplain.audit.attacks.likelihood import likelihood_ratios
+from safexplain.audit.attacks import likelihood
 from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import VIEWS, fitting
+from safexplain.audit.attacks.suite import fitting
 from safexplain.audit.controls import strength
 from safexplain.audit.controls.holdout_uses import released_sums
 from safexplain.audit.controls.splits import Splits, copies_together
-from safexplain.audit.report.root_cause import root_cause
 from safexplain.audit.usefulness import Sample, utility_of
 
 NOBODY = Sample(torch.nn.Identity(), torch.zeros(1, 1), torch.zeros(1, 1), 1)
@@ -93,62 +90,3 @@ def test_whoever_reads_all_maps_at_once_is_found_out(tmp_path, small, monkeypatc
     maps, member = made(tmp_path, *SHAPE), np.random.default_rng(2).random(SHAPE[:2]) < 0.5
     monkeypatch.setattr(likelihood, "windows", whole)
     assert most_memory(lambda: everything(maps, member)) > ALL
-
-
-MODELS, EXAMPLES, FEATURES = 257, 50_000, 3_072
-FEW = 500
-
-
-@pytest.fixture(scope="module")
-def huge(tmp_path_factory):
-    """Maps of 257 models, 50,000 examples and 3,072 features, 158 GB on disk of which nearly all are holes: all are
-    zeros but those of the first 100 examples."""
-    folder, rng = tmp_path_factory.mktemp("huge"), np.random.default_rng(0)
-    maps = np.lib.format.open_memmap(folder / "maps.npy", "w+", np.float32, (MODELS, EXAMPLES, FEATURES))
-    base = rng.standard_normal((100, FEATURES), np.float32)
-    for row in maps:
-        row[:100] = base + rng.standard_normal(base.shape, np.float32)
-    maps.flush()
-    if 512 * (folder / "maps.npy").stat().st_blocks > 2**31:
-        pytest.skip("this file system keeps no holes")
-    yield maps
-    (folder / "maps.npy").unlink()
-
-
-@pytest.mark.slow
-def test_257_models_50000_examples_and_3072_features_are_audited_in_little_memory(huge, tmp_path):
-    """Everything is looked at at full size but the likelihood ratios, whose time is that of 39 billion numbers read
-    twice: those are computed of one hundredth of the examples."""
-    m, n, _ = huge.shape
-    assert (huge.shape, huge.size * 4 // 2**30) == ((MODELS, EXAMPLES, FEATURES), 147)
-    rng = np.random.default_rng(3)
-    member = rng.random((m, n)) < 0.5
-    values = {"label": np.zeros((m, n)), "l1": rng.random((m, n))}
-    beside = {"examples": rng.integers(0, 2**60, n, dtype=np.uint64)}
-    started = time.process_time()
-    with Watched() as memory:
-        signals = Signals(member, values, huge, {"targets": [0]}, **beside)
-        assert {row.signal for row in fitting(signals, POLICY)} >= {f"attributions:{view}" for view in VIEWS}
-        splits = Splits.of(signals, POLICY, trains=True)
-        strength.recipe_fit(signals, 0, signals.references(0), splits.certification, ["attributions"])
-        root_cause(signals, rows=np.arange(n) < 400)
-        utility_of(NOBODY, (huge, huge))
-        signals.save(tmp_path / "signals.npz")
-        few = huge[:, :FEW]
-        references, reads = np.arange(1, m), [0, *range(1, 9)]
-        for view in (None, "sign"):
-            scores = likelihood_ratios(LikelihoodRatio(), few, member[:, :FEW], references, reads, VIEWS.get(view))
-            assert scores[:, :100].all()
-            assert not scores[:, 100:].any()
-        places = np.arange(1, m), np.flatnonzero(np.arange(n) < 100)
-        fitted = Learned(epochs=1).fit(huge, member, *places)
-        fitted.scores(huge[0, :1000])
-    assert memory.bytes < 1.5 * 2**30, f"{memory.bytes / 2**30:.2f} GiB after {time.process_time() - started:.0f} s"
-
-
-@pytest.mark.slow
-def test_the_watch_sees_what_reads_more(huge):
-    with Watched() as memory:
-        read = np.stack([huge[i, :500] for i in range(MODELS)] * 2)
-        assert read.any()
-    assert memory.bytes > 2.9 * 2**30

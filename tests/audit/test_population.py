@@ -68,11 +68,6 @@ def test_examples_of_one_group_are_in_or_out_together():
     assert np.abs(np.corrcoef(units[::2].T)[np.triu_indices(10, 1)]).max() < 5 / np.sqrt(100)
 
 
-def test_groups_of_one_example_each_change_no_flip():
-    alone = Population(X, Y, np.arange(50)[::-1].copy())
-    assert np.array_equal(alone.flip(9, seed=3), Population(X, Y).flip(9, seed=3))
-
-
 def test_groups_may_be_named_by_numbers_or_texts_and_the_digest_covers_them():
     named = Population.of(X, Y, [f"person {i // 5}" for i in range(50)])
     numbered = Population.of(X, Y, np.arange(50) // 5 + 7.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 
 import numpy as np
 import pytest
@@ -42,9 +41,6 @@ def same(a, b):
     assert a.slices.keys() == b.slices.keys()
     assert all(np.array_equal(a.slices[k], b.slices[k]) for k in a.slices)
     assert dict(a.meta) == dict(b.meta)
-
-
-# ------------------------------------------------------------------------------------------------------ the file
 
 
 @pytest.mark.parametrize(
@@ -126,15 +122,6 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path):
     path = tmp_path / "signals.npz"
     with pytest.raises(InputError, match="no such file"):
         Signals.load(path)
-    with pytest.raises(InputError, match="not a readable"):
-        Signals.load(tmp_path)
-    for content in (b"", b"text", b"PK\x03\x04 not really"):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match="not a readable"):
-            Signals.load(path)
-    np.save(tmp_path / "one.npy", L1)
-    with pytest.raises(InputError, match="single array"):
-        Signals.load(tmp_path / "one.npy")
     np.savez(path, l1=L1)
     with pytest.raises(InputError, match=r"expected an array 'membership'.*got \['l1'\]"):
         Signals.load(path)
@@ -143,96 +130,12 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path):
         Signals.load(path)
 
 
-def test_a_damaged_file_is_refused_or_still_right(tmp_path):
-    path = tmp_path / "signals.npz"
-    signals().save(path)
-    whole = path.read_bytes()
-    rng = np.random.default_rng(0)
-    refused = 0
-    for _ in range(100):
-        damaged = bytearray(whole)
-        damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
-        path.write_bytes(damaged[: rng.integers(len(whole))] if rng.random() < 0.1 else damaged)
-        try:
-            found = Signals.load(path)
-        except InputError:
-            refused += 1
-        else:
-            assert np.array_equal(found.membership, MEMBER)
-    assert refused > 60
-
-
-def test_a_header_that_asks_for_all_memory_is_refused(tmp_path):
-    path = tmp_path / "signals.npz"
-    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000000, 9), }".ljust(117) + b"\n"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("membership.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    with pytest.raises(InputError, match="not a readable"):
-        Signals.load(path)
-
-
-BOMBS = {
-    "l2": np.zeros((3, 41)),
-    "slice_story": np.full(40, "", dtype="<U400000"),
-    "meta": np.array("", dtype="<U20000000"),
-    "inputs": np.zeros((41, 2**19)),
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_an_array_that_does_not_belong_there_is_refused_before_it_is_read(tmp_path, monkeypatch, name):
-    path = tmp_path / "signals.npz"
-    np.savez_compressed(path, **{"membership": MEMBER, "l1": L1, name: BOMBS[name]})
-
-    def never(*_, **__):
-        raise AssertionError("it was read")
-
-    monkeypatch.setattr(np.lib.format, "read_array", never)
-    with pytest.raises(InputError, match=f"array '{name}': expected|not a readable"):
-        Signals.load(path)
-
-
-def test_a_file_without_rows_is_refused(tmp_path):
-    path = tmp_path / "signals.npz"
-    np.savez(path, membership=np.zeros((3, 0), bool), l1=np.zeros((3, 0)))
-    with pytest.raises(InputError, match="at least one model and one example"):
-        Signals.load(path)
-
-
-def test_what_cannot_be_written_is_said(tmp_path):
-    with pytest.raises(InputError, match="cannot write"):
-        signals().save(tmp_path / "missing" / "signals.npz")
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "signals.npz"
-    signals().save(path)
-
-    def full(file, array, **options):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np.lib.format, "write_array", full)
-    with pytest.raises(InputError, match="No space left"):
-        signals(values={"l2": L1}).save(path)
-    same(Signals.load(path), signals())
-    assert [p.name for p in tmp_path.iterdir()] == ["signals.npz"]
-
-
-# ---------------------------------------------------------------------------------------------------- the checks
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"membership": MEMBER * 1}, "membership: expected bool"),
         ({"values": {"l1": L1[:2]}}, r"'l1': expected numbers of shape \(3, 40\)"),
-        ({"values": {"l1": L1[..., None, None]}}, r"'l1': expected numbers of shape .* or \(3, 40\) \+ \(k,\)"),
-        ({"values": {"class_l1": np.stack([L1, np.where(L1 > 0.9, np.nan, L1)], 2)}}, "'class_l1' has .* NaN"),
-        *(
-            ({"values": {"l1": L1, name: L1}}, f"{name}: this name is reserved")
-            for name in ("membership", "slice_region", "file")
-        ),
+        *(({"values": {name: L1}}, f"{name}: this name is reserved") for name in ("meta", "slice_region", "file")),
         ({"values": {"label": L1}}, "label: expected predicted classes, integers"),
         ({"values": {"l1": np.where(L1[0, 0] == L1, np.inf, L1)}}, "'l1' has 1 NaN or infinite"),
         ({"attributions": MAPS[..., 0]}, "attributions: expected floats"),
@@ -244,17 +147,12 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         ({"out_of_distribution": OUTSIDE}, "expected no member out of distribution"),
         ({"meta": {"null": [1]}}, r"expected null models without members, but models \[1\]"),
         ({"meta": {"null": [3]}, "membership": TRAINED}, r"meta\['null'\]: expected models 0 .. 2"),
-        ({"meta": {"null": 1}, "membership": TRAINED}, r"meta\['null'\]: expected a list of models"),
         ({"meta": {"null": [0, 1, 2]}, "membership": MEMBER & False}, "got null models only"),
         ({"meta": {"shape": [2, 3]}}, r"shape of 5 numbers, as of attributions, got \[2, 3\]"),
         ({"meta": {"shape": [-5, -1]}}, "list of positive sizes"),
-        ({"meta": {"targets": [3]}}, "models 0 .. 2"),
         ({"meta": {"targets": []}}, "models 0 .. 2"),
         ({"meta": {"targets": "all"}}, "expected a list of models"),
-        *(
-            ({"values": {"l1": L1, name: L1}}, "expected NAME@L with L queries")
-            for name in ("l1@1", "@5", "l1@05", "l1@5@5")
-        ),
+        *(({"values": {name: L1}}, "expected NAME@L with L queries") for name in ("l1@1", "@5", "l1@05", "l1@5@5")),
         ({"values": {"inputs@5": L1}}, "inputs@5: inputs has no level"),
         ({"values": {"kept@5": L1 + 0.5}}, r"kept@5: expected shares of queries in \[0, 1\]"),
         ({"values": {"kept@5": MAPS}}, r"kept@5: expected numbers of shape \(models, examples\)"),
@@ -282,21 +180,11 @@ def test_null_models_are_neither_targets_nor_references():
     assert signals(membership=TRAINED, meta={"null": [1], "targets": [2]}).targets == (2,)
 
 
-def test_without_null_models_all_are_targets_and_references():
-    found = signals(membership=TRAINED)  # a model without members alone is no null model
-    assert found.null == ()
-    assert found.models == found.targets == (0, 1, 2)
-    assert found.references(1) == (0, 2)
-
-
 def test_the_shape_of_a_map_is_kept():
     assert signals(meta={"shape": [1, 5]}).shape == (1, 5)
     assert signals().shape is None
     assert signals(attributions=None, meta={"shape": [3, 32, 32]}).shape == (3, 32, 32)
     assert signals(attributions=MAPS[..., :1], meta={"shape": []}).shape == ()
-
-
-# ------------------------------------------------------------------------------------------- levels and examples
 
 
 def test_the_levels_are_those_of_the_names():

@@ -111,10 +111,8 @@ def test_files_of_maps_have_no_name_and_go_with_the_array(tmp_path, monkeypatch)
     "other",
     [
         {"shadows": Shadows((*SHADOWS.models[:3], Linear(99)), MEMBER)},
-        {"pool": Population(POOL.x + 1e-3, POOL.y)},
         {"dither": Dither(seed=1)},
         {"patience": (1, 4)},
-        {"classes": (1,)},
         {"function": lambda model, x, target: 2 * explain(model, x, target)},
         {"without_noise": lambda model, x, target: explain(model, x, target) / 2, "targets": (0,)},
     ],
@@ -129,13 +127,12 @@ def test_what_was_made_otherwise_is_not_taken_up(other, tmp_path):
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("harm", ["cut", "changed"])
-def test_a_damaged_piece_is_made_again(harm, tmp_path):
+def test_a_damaged_piece_is_made_again(tmp_path):
     expected, _ = collect(tmp_path)
     path = sorted(p for p in tmp_path.iterdir() if p.suffix == ".npz")[1]
     raw = bytearray(path.read_bytes())
     raw[200] ^= 1
-    path.write_bytes(raw if harm == "changed" else raw[:-7])
+    path.write_bytes(raw)
     found, asked = collect(tmp_path)
     assert len(asked) == 1
     assert_equal(found, expected)
@@ -163,18 +160,6 @@ def test_a_finished_audit_leaves_no_pieces(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_said_and_keeps_what_was_there(tmp_path, monkeypatch):
-    collect(tmp_path, shadows=Shadows(SHADOWS.models[:2], MEMBER[:2]))
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("safexplain.audit.store.write_npz", full)
-    with pytest.raises(InputError, match="free some space and resume"):
-        collect(tmp_path)
-    assert len(list(tmp_path.glob("*.npz"))) == 2
-
-
 def test_maps_that_do_not_fit_on_the_disk_are_refused_before_they_are_made(monkeypatch):
     monkeypatch.setattr("safexplain.audit.store.free_space", lambda folder: 100)
     with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
@@ -194,8 +179,6 @@ def test_parts_of_maps_on_disk_are_those_of_maps_in_memory(tmp_path):
 
 
 def test_maps_that_are_not_finite_are_refused():
-    with pytest.raises(InputError, match=r"expected finite explanations"):
-        collect(None, lambda model, x, target: x / 0)
     with pytest.raises(InputError, match=r"NaN or infinite"):
         collect(None, lambda model, x, target: x.double() * 1e300)
 
@@ -221,9 +204,6 @@ def test_signals_with_large_maps_are_read_model_by_model_from_a_file(tmp_path, m
         assert np.array_equal(maps, here.attributions if name == "attributions" else here.values[name])
     assert np.array_equal(there.values["l1@3"], here.values["l1@3"])
     assert not any((tmp_path / "temporary").iterdir())
-    monkeypatch.setattr("safexplain.audit.store.free_space", lambda folder: 100)
-    with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
-        Signals.load(tmp_path / "signals.npz")
 
 
 @pytest.mark.parametrize("harm", ["not finite", "order"])

@@ -51,13 +51,6 @@ def test_an_unchanged_explanation_keeps_everything_at_any_size(size):
     assert found.to_dict() == pytest.approx(expected)
 
 
-def test_an_inverted_explanation_has_no_sign_right():
-    found = utility(NATIVE, -NATIVE)
-    assert (found.sign_agreement, found.top_overlap) == (0, 1)
-    assert (found.sign_errors, found.sign_errors_top) == (1, 1)
-    assert found.cosine == pytest.approx(-1)
-
-
 def test_explanations_that_are_zero_do_not_count():
     native = NATIVE.copy()
     native[3:8] = 0

@@ -111,11 +111,9 @@ class Client:
             reason = found
             if delay is not None and delay > self.payload.asking.longest_wait:
                 until = datetime.fromtimestamp(time.time() + delay, UTC)
-                raise _failed(
-                    url,
-                    f"{reason}, and requests a wait of {delay:,.0f} seconds, until {until:%Y-%m-%d %H:%M} UTC"
-                    f" (asking.longest_wait is {self.payload.asking.longest_wait:,.0f}); resume then",
-                )
+                longest = self.payload.asking.longest_wait
+                wait_until = f"{delay:,.0f} seconds, until {until:%Y-%m-%d %H:%M} UTC"
+                raise _failed(url, f"{reason}, and requests a wait of {wait_until} (longest_wait is {longest:,.0f})")
             if tried < most:
                 pause = random.uniform(0.5, 1.0) * wait if delay is None else delay
                 self._waits(pause)
@@ -124,11 +122,8 @@ class Client:
         raise _failed(url, f"{reason}, after {most + 1} tries; resume when the service answers")
 
     def _once(self, url: str, content: bytes) -> tuple[bool, float | None, str | tuple[Any]]:
-        """One request: whether the questions may have been answered, the wait that the server requests, and the answer.
-
-        The answer is JSON in a tuple or, if another try may succeed, the reason why there is none. Otherwise
-        `EndpointError` is raised.
-        """
+        """One request: whether the questions may have been answered, the wait that the server requests, and the answer,
+        JSON in a tuple or, if another try may succeed, the reason why there is none."""
         httpx, deadline = self._httpx, time.monotonic() + self.payload.asking.timeout
         try:
             headers = {"Content-Type": "application/json"}
@@ -177,7 +172,6 @@ class Client:
 
 
 def _failed(url: str, reason: str) -> EndpointError:
-    """The error that names the endpoint and the reason."""
     return EndpointError(f"{without_credentials(url)}: {reason}")
 
 

@@ -1,6 +1,4 @@
-"""The format of questions to a service and of its answers, as data, so that no API needs code.
-
-A payload is one of three formats, perhaps with changes from a TOML file:
+"""The format of questions to a service and of its answers: one of three, perhaps with changes from a TOML file.
 
     json        POST {"instances": rows}        ->  {"explanations": rows, "labels": [...]}
     kserve-v1   POST {"instances": rows}        ->  {"explanations": rows}; URL:predict -> {"predictions": [...]}
@@ -275,9 +273,8 @@ class Payload:
         """The numbers of an explanation that is an object, in the order of the inputs."""
         names = self.answer.features
         if not names:
-            held = ", ".join(map(str, row))[:80] if isinstance(row, dict) else type(row).__name__
             raise InputError(
-                f"its explanations are objects ({held}): list the features in the order of the inputs as"
+                f"its explanations are objects ({_kind(row)}): list the features in the order of the inputs as"
                 " answer.features in a TOML file, or give the path of the numbers as answer.explanations"
             )
         if not isinstance(row, dict) or row.keys() != set(names):
@@ -337,8 +334,6 @@ def _array(value: Any, what: str) -> NDArray[Any]:
         array = np.array(value)
     except (ValueError, OverflowError):
         raise InputError(f"its {what} are lists of different lengths") from None
-    if array.dtype.kind == "O" and array.size and any(one is None for one in array.reshape(-1).tolist()):
-        raise InputError(f"expected numbers as {what}, got null among them")
     if what == "labels" and array.dtype.kind in "UO":
         return array.astype(object)
     if array.dtype.kind not in "iuf":

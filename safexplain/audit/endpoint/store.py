@@ -40,10 +40,8 @@ def digests_of(x: NDArray[np.float32]) -> list[bytes]:
 
 
 class AnswerStore:
-    """Answers of one endpoint by the digest of the question, in an SQLite file or (None) in memory.
-
-    `InputError` is raised if the file cannot be used, another process uses it, or its answers are not about `about`.
-    """
+    """Answers of one endpoint by the digest of the question, in an SQLite file or (None) in memory; InputError if it
+    cannot be used, another process uses it, or its answers are not about `about`."""
 
     def __init__(self, path: str | Path | None, about: Mapping[str, str]) -> None:
         self.path = path
@@ -107,21 +105,18 @@ class AnswerStore:
         scores: NDArray[np.float64] | None,
         again: bool = False,
     ) -> None:
-        """Store the answers to n questions durably, all or nothing.
-
-        Raises:
-            InputError: the (n, ...) explanations differ in shape from earlier ones, or the file cannot be written.
-        """
+        """Store the answers to n questions durably, all or nothing; InputError if the (n, ...) explanations differ in
+        shape from earlier ones, or the file cannot be written."""
         shape = json.dumps(list(maps.shape[1:]))
         if (before := self._about("shape")) is None:
             self._set("shape", shape)
         elif before != shape:
             raise InputError(f"its explanations have the shape {shape}, but earlier ones {before}")
-        each = [np.ascontiguousarray(row, "<f4").tobytes() for row in maps]
-        listed = [
-            None if scores is None else np.ascontiguousarray(scores[i], "<f8").tobytes() for i in range(len(maps))
+        given = np.zeros((len(maps), 0)) if scores is None else scores
+        rows = [
+            (question, int(again), np.asarray(row, "<f4").tobytes(), label, np.asarray(score, "<f8").tobytes())
+            for question, row, label, score in zip(questions, maps, labels.tolist(), given, strict=True)
         ]
-        rows = zip(questions, [int(again)] * len(maps), each, labels.tolist(), listed, strict=True)
         with self._reasons(), self._db:
             self._db.execute("BEGIN")
             columns = "question, again, map, label, scores"

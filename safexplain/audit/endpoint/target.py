@@ -64,8 +64,8 @@ class Plan:
 class Endpoint(nn.Module):
     """A running service as the target of `safexplain.audit.audit`.
 
-    Its scores are the probabilities in the payload or, without any, 1 for the predicted class and 0 for the others, of
-    which no loss and no margin is computed. Every answer is stored as it arrives, and no question is sent twice.
+    Its scores are the probabilities in the payload or, without any, 1 for the predicted class and 0 for the others.
+    Every answer is stored as it arrives, and no question is sent twice.
 
     Args:
         url: answers with explanations. User, password and query are sent to the service only.
@@ -118,11 +118,8 @@ class Endpoint(nn.Module):
         self._store.close()
 
     def plan(self, examples: int, patience: Sequence[int]) -> Plan:
-        """The number of questions that an audit of so many examples asks at a policy's patience.
-
-        Raises:
-            ConfigurationError: the budget is too small; the message names the highest patience that it allows.
-        """
+        """The number of questions that an audit of so many examples asks at a policy's patience; ConfigurationError if
+        the budget is too small, with the highest patience that it allows."""
         asking = self.payload.asking
         levels = levels_of(patience)
         each, twice = 1 + max(levels, default=0), min(asking.twice, examples)
@@ -150,11 +147,8 @@ class Endpoint(nn.Module):
         )
 
     def policy_for(self, policy: Policy) -> Policy:
-        """The policy with the release of the payload.
-
-        Raises:
-            ConfigurationError: it judges predictions that the payload does not have, or predictions alone.
-        """
+        """The policy with the release of the payload; ConfigurationError if it judges predictions alone, or predictions
+        that the payload does not have."""
         if policy.release == "prediction":
             raise ConfigurationError(
                 'policy: release: expected "explanation" or "explanation+prediction", got "prediction": an endpoint is'
@@ -176,13 +170,8 @@ class Endpoint(nn.Module):
         shape: tuple[int, ...] | None,
         progress: Progress = silent,
     ) -> None:
-        """Ask the plain question about every example, and check whether the answers can be audited.
-
-        Labels are compared for members, `member` (n,) bool; `shape` is that of the maps of reference models, if known.
-
-        Raises:
-            InputError: the endpoint fails, its maps have another shape, or its labels another order.
-        """
+        """Ask the plain question about every example. InputError if the endpoint fails, its maps have another `shape`
+        than those of reference models (if known), or its labels another order, compared for members, (n,) bool."""
         self.shape = shape
         labels = []
         for part in batches(len(member), READ):
@@ -210,10 +199,8 @@ class Endpoint(nn.Module):
     def ask(
         self, population: Population, patience: Sequence[int], dither: Dither, progress: Progress = silent
     ) -> tuple[str, ...]:
-        """Ask all questions of an audit that have no answer yet, and a few of them again at the end.
-
-        Returns sentences about the answers for the report. `digest` is then the SHA-256 of all answers in order.
-        """
+        """Ask all questions of an audit that have no answer yet, and a few of them again at the end; returns sentences
+        for the report. `digest` is then the SHA-256 of all answers in order."""
         most, n = max(levels_of(patience), default=0), len(population)
         queries, found = Queries.of(population, dither), hashlib.sha256()
         total = self.plan(n, patience).questions

@@ -1,8 +1,4 @@
-"""What an audit will cost, and what it can decide at best, before it runs.
-
-`plan` measures a training, a prediction and an explanation, and multiplies by the audit's work; `canaries` does so for
-canaries.
-"""
+"""What an audit will cost, and what it can decide at best, before it runs."""
 
 from safexplain.audit.planning.plan import Plan as Plan
 from safexplain.audit.planning.plan import Stage as Stage

@@ -36,11 +36,8 @@ def plan_canaries(
     confidence: float = 0.95,
     device: torch.device | str = "cpu",
 ) -> Plan:
-    """What `run_canaries` will cost for each scenario, and the largest lower bound on epsilon that it could prove.
-
-    `best_certifiable` is that bound if runs on D and D' are told apart without error. A claim above it cannot be
-    refuted by so few runs.
-    """
+    """What `run_canaries` will cost for each scenario, and as `best_certifiable` the largest lower bound on epsilon
+    that it proves if runs on D and D' are told apart."""
     began, placed = time.perf_counter(), setting.to(device)
     block = len(blocks_of(runs, setting.network.parameters, placed.x.device)[0])
     each, alone = _seconds(placed, min(runs, block * torch.get_num_threads())), 2 * _seconds(placed, 2)
@@ -55,8 +52,8 @@ def plan_canaries(
 
 
 def plan_probes(probes: Sequence[CanaryProbe], minutes: float | None = None) -> Plan:
-    """The same for one training function and several scenarios, within a budget of minutes or with the runs that each
-    scenario sets. The function is called twice, with different seeds."""
+    """The same for one training function, which is called twice, and several scenarios: in so many minutes, or with the
+    runs that each sets."""
     began, first = time.perf_counter(), probes[0]
     one = first.seconds_each
     if minutes is not None:

@@ -1,14 +1,7 @@
-"""The plan of an audit: what it will do, how long that takes here, what it needs, and what it can decide at best.
+"""The plan of an audit: how long it takes here, what it needs, and what it can decide at best.
 
-It counts calls and times one of each kind: a training step (or a small fit), a forward pass, an explanation.
-
-    reference models   models x steps of the recipe
-    labels             models x scored examples x (1 + the highest patience)
-    explanations       native: the plain query, whose map is hardened again if there is no noise; released: four
-                       dithered queries, or all of them for a target with noise
-    attacks            by the numbers that they read, at rates measured once (`audit.benchmarks.audit_cost`)
-
-Nothing is written, and no answer on which a verdict would rest is read.
+It counts calls and times one of each kind: a training step (or a small fit), a forward pass, an explanation. Nothing is
+written, and no answer on which a verdict would rest is read.
 """
 
 from __future__ import annotations
@@ -55,8 +48,8 @@ BUDGET = 6.0
 """Approximate seconds of measuring."""
 
 ATTACK_START, ATTACK_NUMBER, ATTACK_MAP = 1.0, 3e-5, 2e-7
-"""Seconds of all attacks and controls on one release: fixed; per level, model and example (labels, summaries, stacks);
-and per number of the maps. On one core of 2024."""
+"""Seconds of all attacks and controls on one release: fixed; per level, model and example; and per number of the maps.
+Measured by `audit.benchmarks.audit_cost` on one core of 2024."""
 
 CAUSE_NUMBER = 4e-7
 """Seconds of the root cause per number of the native maps, likewise."""
@@ -76,15 +69,7 @@ STEEPEST = 3.0
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of an audit.
-
-    Args:
-        name: as progress names it.
-        seconds: expected duration.
-        count: amount of work, in the units of its progress.
-        unit: name of these units.
-        says: how the seconds were estimated, in a few words.
-    """
+    """A part of an audit: its name in progress, seconds, `count` units of work, and how it was estimated (`says`)."""
 
     name: str
     seconds: float
@@ -100,14 +85,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds on this machine under its current load.
-
-    Args:
-        training: per reference model.
-        label: per query for a label.
-        native, released: per explanation; `released` is that of the hardening alone if native maps are hardened again.
-        attacking: all attacks on one release.
-    """
+    """Seconds on this machine under its current load: `training` a reference model, a query's `label`, a `native` and a
+    `released` explanation (of the hardening alone if native maps are hardened again), and `attacking` one release."""
 
     training: float = 0.0
     label: float = 0.0
@@ -126,7 +105,7 @@ class Plan:
         disk_bytes: files of the run directory.
         best_certifiable: smallest limit that this sample certifies with a probability of 90 % if nothing leaks. For
             canaries, the largest lower bound on epsilon that the runs could prove.
-        limit: the policy's limit, for comparison; for canaries the claimed epsilon.
+        limit: the policy's limit; for canaries the claimed epsilon.
         claim: the quantity of both: "excess", "whole", or "epsilon".
         members, non_members: units that will be scored; for canaries, runs on D and D'.
         needed: scored examples, half of them members, that the limit requires; 0: there are enough.
@@ -134,11 +113,9 @@ class Plan:
         notes: what the plan does not cover.
         took: seconds that planning took.
         examples: size of the population, of which `scored` are scored; 0 for canaries.
-        references: reference models.
-        patience: queries per example.
+        references: reference models, which answer with the target so many queries per example (`patience`).
         rates: the measured rates.
-        later: reference models, scored examples and seconds of each further look; an audit takes these only while it
-            is undecided.
+        later: reference models, scored examples and seconds of each further look, while the audit is undecided.
     """
 
     stages: tuple[Stage, ...]
@@ -173,10 +150,6 @@ class Plan:
             return self.best_certifiable >= self.limit
         return self.best_certifiable <= self.limit and not self.obstacles
 
-    def stage(self, name: str) -> Stage:
-        """The stage of this name, or KeyError."""
-        return {stage.name: stage for stage in reversed(self.stages)}[name]
-
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         plain = asdict(replace(self, stages=()))
@@ -204,9 +177,6 @@ def plan_audit(
 
         plan = plan_audit(model, population, recipe, build=build, member=mask, explainer=HardenedIG, hardening=h)
         plan.seconds, plan.memory_bytes, plan.best_certifiable
-
-    A few steps are trained, and a few examples predicted and explained; each rate is multiplied by the amount of work.
-    The times hold for this machine under its current load.
 
     Args:
         model: see `audit`. An `Endpoint` is not queried: its time is the number of questions over its rate.
@@ -319,9 +289,6 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
     )
 
 
-# --- rates ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class Clock:
     """Times calls on a device, whose queue is emptied before and after; `budget` is seconds for all measuring."""
@@ -353,8 +320,7 @@ class Clock:
 
 
 def rate(clock: Clock, work: Callable[[int], Any], most: int, seconds: float, *, start: int = 1) -> float:
-    """Seconds per unit of `work(units)`: the slope between two amounts of at most `most` units, which leaves out fixed
-    costs. About `seconds` are spent."""
+    """Seconds per unit of `work(units)`, without fixed costs: the slope between two amounts, measured in `seconds`."""
     amount, before = max(1, min(start, most)), (0, 0.0)
     clock(partial(work, amount))  # prepares what later calls share, which may take far longer than they do
     taken = clock(partial(work, amount))
@@ -474,9 +440,6 @@ def _mixed_rows(population: Population, seed: int) -> NDArray[np.int64]:
     order = np.random.default_rng([seed, 0x91A]).permutation(len(population))
     first = np.unique(population.y.cpu().numpy()[order], return_index=True)[1]
     return np.concatenate([order[first], np.delete(order, first)])
-
-
-# --- what can be decided ----------------------------------------------------------------------------------------------
 
 
 def _seconds(look: Look, before: Look, first: Look, stages: Sequence[Stage]) -> float:

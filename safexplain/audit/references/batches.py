@@ -1,7 +1,6 @@
-"""Batches of a training: an epoch's random numbers are drawn together and moved to the device in one copy.
+"""Batches of a training: an epoch's random numbers are drawn together, on the CPU, and moved to the device in one copy.
 
-All draws come from a CPU generator in one fixed order, so that GPU and CPU train on the same batches. Data that fits
-stays on the device for the whole training; data that does not is copied batch by batch.
+So GPU and CPU train on the same batches. Data that does not fit on the device is copied batch by batch.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from safexplain.errors import InputError
 
@@ -55,17 +55,16 @@ class Batches:
         generator: torch.Generator,
         channels_last: bool = False,
     ) -> None:
-        option = (
-            f"augmentation {augmentation!r}" if augmentation != "none" else "channels_last" if channels_last else ""
-        )
-        if option and x.dim() != 4:
+        if (augmentation != "none" or channels_last) and x.dim() != 4:
+            option = "channels_last" if augmentation == "none" else f"augmentation {augmentation!r}"
             raise InputError(f"{option}: expected images (batch, channels, height, width), got {tuple(x.shape)}")
+        if augmentation == "crop-flip" and padding(x) >= min(h := x.shape[2], w := x.shape[3]):
+            raise InputError(f"images of {h} x {w} pixels are too small for crops of images padded by {padding(x)}")
         self.near = fits(x, device)
         self.x, self.y = (x.to(device) if self.near else x), y.to(device)
         self.sizes, self.steps = sizes, len(sizes)
         self.generator = generator
         self.augmentation, self.device = augmentation, device
-        self.crops = Crops(x, device) if augmentation == "crop-flip" else None
         self.channels_last = channels_last
 
     def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -82,53 +81,22 @@ class Batches:
             yield x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, self.y[index]
 
     def _draws(self) -> Tensor:
-        """(1 to 3, members) int64: positions; rows and columns of crops, or whether an image is mirrored."""
+        """(1, 2 or 4, members) int64: positions; rows and columns of crops; and whether an image is mirrored."""
         g, drawn = self.generator, []
         order = torch.randperm(len(self.y), generator=g)[None]
         for size in self.sizes:
-            if self.crops:
-                rows, columns = (torch.randint(0, self.crops.most, (size,), generator=g) for _ in range(2))
-                mirrored = (torch.rand(size, generator=g) < 0.5).long()
-                drawn.append(torch.stack([rows, self.crops.column(columns, mirrored)]))
-            elif self.augmentation == "flip":
-                drawn.append((torch.rand(size, generator=g) < 0.5).long()[None])
+            corner = torch.empty((0, size), dtype=torch.int64)
+            if self.augmentation == "crop-flip":
+                corner = torch.randint(0, 2 * padding(self.x) + 1, (2, size), generator=g)
+            if self.augmentation != "none":
+                drawn.append(torch.cat([corner, (torch.rand(size, generator=g) < 0.5).long()[None]]))
         return torch.cat([order, torch.cat(drawn, dim=1)]) if drawn else order
 
     def _augmented(self, x: Tensor, index: Tensor, drawn: list[Tensor]) -> Tensor:
-        if self.crops:
-            return self.crops.of(x, index, *drawn)
         x = x[index]
+        if len(drawn) == 3:
+            return shift_and_flip(x, *drawn)
         return torch.where(drawn[0].bool()[:, None, None, None], x.flip(3), x) if drawn else x
-
-
-class Crops:
-    """Crops of reflect-padded images (n, c, h, w), mirrored or not, as one gather from the unpadded images. Raises
-    InputError for images too narrow to be padded."""
-
-    def __init__(self, x: Tensor, device: torch.device) -> None:
-        pad, (h, w) = padding(x), x.shape[2:]
-        if pad >= min(h, w):
-            raise InputError(f"images of {h} x {w} pixels are too small for crops of images padded by {pad}")
-        self.most = 2 * pad + 1
-        rows, columns = (_reflected(side, pad) for side in (h, w))
-        self._rows, self._columns = rows.to(device), torch.cat([columns, columns.flip(1)]).to(device)
-
-    def column(self, shift: Tensor, mirrored: Tensor) -> Tensor:
-        """The column for `of`, from its shift and whether the crop is mirrored (0 or 1)."""
-        return mirrored * self.most + shift
-
-    def of(self, x: Tensor, index: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """(b, c, h, w) crops of the images `index` (b,) of x (n, c, h, w): the first row of each in the padded image,
-        0 .. 2 * padding, and its column from `column`."""
-        pixels = x.permute(0, 2, 3, 1)
-        found = pixels[index[:, None, None], self._rows[rows][:, :, None], self._columns[columns][:, None, :]]
-        return found.permute(0, 3, 1, 2)
-
-
-def _reflected(side: int, pad: int) -> Tensor:
-    """(2 * pad + 1, side): for each shift, the source pixels of a crop of the reflect-padded image."""
-    at = (torch.arange(2 * pad + 1)[:, None] + torch.arange(side) - pad).abs()
-    return side - 1 - (side - 1 - at).abs()
 
 
 def padding(x: Tensor) -> int:
@@ -139,6 +107,10 @@ def padding(x: Tensor) -> int:
 def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -> Tensor:
     """A crop of each image (b, c, h, w), reflect-padded by `padding`: it starts at row and column (b,), 0 .. 2 *
     padding, and is mirrored (b,) or not."""
-    crops = Crops(x, x.device)
-    index = torch.arange(len(x), device=x.device)
-    return crops.of(x, index, rows.to(x.device), crops.column(columns, mirrored.long()).to(x.device))
+    (h, w), device = x.shape[2:], x.device
+    padded = F.pad(x, (padding(x),) * 4, mode="reflect").permute(0, 2, 3, 1)
+    at = columns.to(device)[:, None] + torch.arange(w, device=device)
+    at = torch.where(mirrored.to(device).bool()[:, None], at.flip(1), at)
+    down = rows.to(device)[:, None] + torch.arange(h, device=device)
+    index = torch.arange(len(x), device=device)[:, None, None]
+    return padded[index, down[:, :, None], at[:, None, :]].permute(0, 3, 1, 2)

@@ -21,14 +21,7 @@ from safexplain.audit.references.recipe import forget
 
 
 class ModelCache:
-    """A directory of state dicts named by digest.
-
-    Args:
-        folder: made when missing.
-
-    Raises:
-        InputError: the folder cannot be made or written.
-    """
+    """A directory of state dicts named by digest, made when missing; InputError if it cannot be made or written."""
 
     def __init__(self, folder: str | Path) -> None:
         self._store = FileStore(folder, "a trained model")
@@ -56,11 +49,7 @@ class ModelCache:
         return bool(self._store.load(f"{key}.pt", fill))
 
     def save(self, key: str, model: nn.Module) -> None:
-        """Store the weights, all or nothing.
-
-        Raises:
-            InputError: the disk is full or not writable; what was stored before stays.
-        """
+        """Store the weights, all or nothing; InputError if the disk is full or not writable."""
         state = {k: v.detach().cpu() for k, v in model.state_dict().items()}
         self._store.save(f"{key}.pt", lambda path: torch.save(state, path))
 
@@ -69,11 +58,7 @@ class ModelCache:
         return self._store.load(f"{key}.model", lambda path: read(path.read_bytes()))
 
     def save_bytes(self, key: str, raw: bytes) -> None:
-        """Store a model as bytes, all or nothing.
-
-        Raises:
-            InputError: the disk is full or not writable; what was stored before stays.
-        """
+        """Store a model as bytes; as `save`."""
         self._store.save(f"{key}.model", lambda path: path.write_bytes(raw))
 
 

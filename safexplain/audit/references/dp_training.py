@@ -1,19 +1,19 @@
 """`[dp]` of a recipe: training with differential privacy, read from a file or from the target's privacy statement.
 
-A reference model without noise remembers its members far better than such a target. References keep no budget: noise,
-clipping, sampling and steps are the target's. Each trains by `safexplain.dp.DPFineTuner` with noise of its own seed; if
-only a linear head trains, all heads train as one batched computation on the same features. `how` is the `Recipe` that
-holds `dp`.
+Each reference model trains by `safexplain.dp.DPFineTuner` with noise of its own seed and no budget; if only a linear
+head trains, all heads train as one batched computation. `how` is the `Recipe` that holds `dp`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -49,8 +49,7 @@ Trained = str | tuple[str, ...]
 class DPTraining:
     """The table `[dp]` of a recipe: a training by `safexplain.dp.DPFineTuner`, whose arguments most of these are.
 
-    The recipe has optimizer, learning rate, epochs and expected batch size. A privacy statement fills the table with
-    noise, steps and sample rate, see `filled`.
+    The recipe has optimizer, learning rate, epochs and expected batch size.
 
     Args:
         delta: of the guarantee.
@@ -190,9 +189,6 @@ def defaults_of(optimizer: str) -> dict[str, float]:
     return {"lr": 5e-4, "batch_size": 256, "momentum": 0.0, "weight_decay": WEIGHT_DECAYS.get(optimizer, 0.0)}
 
 
-# ----------------------------------------------------------------------------------------------- from a statement
-
-
 def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> dict[str, Any]:
     """Values of a recipe, name -> value as in the file, completed from a privacy statement: the file may have a part of
     the table `dp`; epochs and batch size are the statement's. Messages call it `what`; raises as `Recipe.of`."""
@@ -293,17 +289,8 @@ def _same(value: Any, expected: Any) -> bool:
 
 
 def as_toml(value: Any) -> str:
-    """A text, number, boolean or list in TOML."""
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(as_toml, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return repr(float(value) if isinstance(value, float) else int(value))
-
-
-# ------------------------------------------------------------------------------------------------------ the training
+    """A text, number, boolean or list in TOML, where it is written as in JSON."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,11 +302,7 @@ class FrozenAs:
     dp: DPTraining  # its `trainable`
 
     def __call__(self, seed: int) -> nn.Module:
-        """An untrained model.
-
-        Raises:
-            InputError: the target lacks a frozen tensor of the model, or has it in another shape.
-        """
+        """An untrained model; InputError if the target lacks a frozen tensor of it, or has it in another shape."""
         from safexplain.dp.models.parameters import select
 
         model = self.build(seed)
@@ -391,16 +374,8 @@ def train_private_models(
                 tick((before + share * size) / len(models), f"{size} heads at once" if size > 1 else note)
 
         rows, group = members[first], [first]
-        if len(alike) > 1 and _train_heads(
-            how,
-            dp,
-            [models[i] for i in alike],
-            x,
-            y,
-            [members[i] for i in alike],
-            [generators[i] for i in alike],
-            report,
-        ):
+        pick = itemgetter(*alike)
+        if len(alike) > 1 and _train_heads(how, dp, x, y, pick(models), pick(members), pick(generators), report):
             group = alike
         else:
             x_rows, y_rows = x[rows.to(x.device)], y[rows.to(y.device)]
@@ -423,9 +398,9 @@ def _same_but_head(models: Sequence[nn.Module], i: int, first: int, dp: DPTraini
 def _train_heads(
     how: Any,
     dp: DPTraining,
-    models: Sequence[nn.Module],
     x: Tensor,
     y: Tensor,
+    models: Sequence[nn.Module],
     members: Sequence[Tensor],
     generators: Sequence[torch.Generator],
     tick: Callable[..., None],

@@ -1,8 +1,6 @@
-"""Fine-tuning of reference models on another task, with the membership of their pre-training.
+"""Fine-tuning of reference models on another task, with the membership of their pre-training by `train_shadows`.
 
-An attacker who sees a fine-tuned model infers membership in the data on which its backbone was *pre-trained* (transfer
-membership inference, arXiv 2306.01181). The references are pre-trained on random halves of that data by
-`train_shadows`, and then fine-tuned like the target; one pre-training serves many fine-tunings.
+So an attacker infers membership in the data on which a fine-tuned model's backbone was pre-trained (arXiv 2306.01181).
 """
 
 from __future__ import annotations
@@ -56,11 +54,10 @@ class FineTune:
         downstream: data of the new task; its membership is not attacked.
         recipe: of the fine-tuning. With `dp`, this `trainable` overrides the one in `dp`, and blocks with BatchNorm
             get GroupNorm, as always with DP.
-        trainable: "head": only the new head (feature extraction). An integer n of at least 1: the last n blocks and
-            the head, see `safexplain.dp.models.parameters.blocks`; a ResNet's blocks are its stages, so that 1 means
-            `layer4` and `fc`, "the last 2 layers" of arXiv 2306.01181. "all": everything. "lora": the head and
-            low-rank adapters on the projections of attention, or on all linear layers if there is no attention;
-            adapters are merged afterwards.
+        trainable: "head": only the new head (feature extraction). An integer n of at least 1: the last n blocks
+            (`safexplain.dp.models.parameters.blocks`) and the head; 1 means `layer4` and `fc` of a ResNet, "the last 2
+            layers" of arXiv 2306.01181. "all": everything. "lora": the head and low-rank adapters on the projections of
+            attention, or else on all linear layers, merged afterwards.
         sample: share of `downstream` in (0, 1] that each model draws at random without replacement.
         outputs: of the new head; None: one for each class of the downstream labels.
 
@@ -129,20 +126,19 @@ def fine_tune(
 
     The pre-trained models are not changed. Layers that are not fine-tuned stay in eval mode and bit for bit the same,
     with the statistics of BatchNorm (which the code of arXiv 2306.01181 updates). If only the head trains, without
-    augmentation, features are computed once and all heads train as batched computations, which gives the same models
-    up to rounding. With `cache`, each finished model is stored under a key of everything that made it.
+    augmentation, all heads train together on features computed once, which gives the same models up to rounding.
 
     Args:
         pretrained: models with known membership of the pool, from `train_shadows`; their head is one `nn.Linear`.
         how: data, recipe and trainable part.
         seed: of the shares, the new heads and the order of the batches.
         device: where models train.
-        cache: a `ModelCache` or a folder; that of the pre-training may be used.
+        cache: a `ModelCache` or a folder, perhaps that of the pre-training, for finished models.
         progress: called after each model.
 
     Returns:
         The fine-tuned models, on `device` (on the CPU if only workers have such a device), and the membership of the
-        pre-training. A model is seeded by its place.
+        pre-training.
 
     Raises:
         InputError: a model has not one linear head, does not take the downstream data or has fewer blocks than are to
@@ -199,19 +195,15 @@ def head_name(model: nn.Module) -> str:
     """Name of the linear layer that is the head; raises as `replace_head`."""
     from safexplain.dp.models.parameters import head_modules
 
-    kind = "a scikit-learn classifier" if isinstance(model, EstimatorModule) else type(model).__name__
-    problem = f"{kind} has no head to replace"
+    names = list[str]()
     with suppress(InputError):
         names = head_modules(model)
-        head = model.get_submodule(names[0])
-        if len(names) == 1 and isinstance(head, nn.Linear):
+        if len(names) == 1 and isinstance(model.get_submodule(names[0]), nn.Linear):
             return names[0]
-        problem = f"the head {names[0]!r} is a {type(head).__name__}, not an nn.Linear"
-        if len(names) > 1:
-            problem = f"{kind} has {len(names)} heads: {', '.join(names)}"
+    kind = "a scikit-learn classifier" if isinstance(model, EstimatorModule) else type(model).__name__
     raise InputError(
-        f"{problem}. Pre-train models whose last layer is one nn.Linear with an output for each class, called fc,"
-        " classifier, head or heads, or at the end, as in nn.Sequential(backbone, nn.Flatten(), nn.Linear(d, classes))"
+        f"expected one nn.Linear as the head of {kind}, got {', '.join(names) or 'none'}. Pre-train models whose last"
+        " layer is one nn.Linear with an output for each class, called fc, classifier, head or heads, or at the end"
     )
 
 
@@ -237,7 +229,6 @@ class _Job:
         return [model.cpu() for model in models]
 
     def start(self, i: int, pretrained: nn.Module) -> nn.Module:
-        """Model i with its new head."""
         return replace_head(pretrained, self.how.classes, seed=self._mixed(i, 0))
 
     def key(self, i: int, initial: nn.Module, digest_of: Callable[[Population], str]) -> str:
@@ -267,10 +258,10 @@ class _Job:
         try:
             output = self._outputs(model, x)
         except Exception as error:  # any, as models are foreign code
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise InputError(
-                f"{type(model).__name__} does not take downstream examples of shape {tuple(x.shape[1:])}:"
-                f" {str(error).splitlines()[0] if str(error) else type(error).__name__}. Give them the shape and type"
-                " of the pre-training data"
+                f"{type(model).__name__} does not take downstream examples of shape {tuple(x.shape[1:])}: {reason}."
+                " Give them the shape and type of the pre-training data"
             ) from error
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         if shape != (len(x), self.how.classes):

@@ -178,9 +178,6 @@ def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) 
         return i, True, raw
 
 
-# ------------------------------------------------------------------------------------------------------- as bytes
-
-
 def _packed(work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> dict[int, tuple[bytes, list[NDArray[Any]]]]:
     """Number -> a pickled task and its large arrays, for all tasks that can be pickled."""
     found, known = {}, dict[Any, Any]()

@@ -1,7 +1,4 @@
-"""The recipe by which a target was trained and reference models train, its training loop, and compiled passes.
-
-`references.training` trains many small models at once, by the same random numbers.
-"""
+"""The recipe by which a target was trained and reference models train, its training loop, and compiled passes."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 TELL_SECONDS = 0.5
 """Seconds between reports of progress within an epoch; the end of each epoch is always reported."""
 
-
 Tick = Callable[..., None]
 """tick(share, note=""): the share of a training that is done, in [0, 1], and a note such as "epoch 3 of 30"."""
 
@@ -60,15 +56,13 @@ class Recipe:
         precision: float32 (by PyTorch's settings: on a GPU, convolutions round to TF32 by default), or bf16: forward
             pass and loss under `torch.autocast` with bfloat16, while weights, gradients and optimizer stay float32.
             This changes the trained models, see `caveat`.
-        channels_last: memory format of images and convolutions, faster on GPUs and most processors. The same
-            arithmetic up to rounding. For images only; no effect on linear networks that train together.
+        channels_last: memory format of images and convolutions, faster on GPUs and most processors; the same arithmetic
+            up to rounding.
         compile: compile forward and backward pass of full batches with `torch.compile`, once for all models of one
             architecture, with CUDA graphs on a GPU. The same arithmetic up to rounding; dropout draws other numbers.
-            A smaller last batch runs uncompiled. No effect on linear networks that train together.
         dp: the training of a target with differential privacy, as a `DPTraining` or a mapping of its arguments, at
-            least delta and epsilon (or a noise multiplier). References are then trained by
-            `safexplain.dp.DPFineTuner`; batch_size is the expected size of a Poisson batch, and nothing is augmented,
-            scheduled, compiled or in bf16. None: the target was trained without differential privacy.
+            least delta and epsilon (or a noise multiplier). batch_size is then the expected size of a Poisson batch,
+            and nothing is augmented, scheduled, compiled or in bf16. None: it was trained without.
         examples: rows that the target was trained on, for `check_examples` only. None: unknown.
 
     Raises:
@@ -116,8 +110,7 @@ class Recipe:
     def from_toml(cls, path: str | Path) -> Recipe:
         """Read a recipe: one `name = value` per line, with the names and defaults of the arguments.
 
-        A table `[dp]` has the names of `DPTraining`; learning rate, batch size, momentum and weight decay then default
-        to those of `DPFineTuner`.
+        With a table `[dp]`, learning rate, batch size, momentum and weight decay default to those of `DPFineTuner`.
 
         Raises:
             InputError: the file cannot be read or is not TOML.
@@ -144,12 +137,8 @@ class Recipe:
         return replace(recipe, dp=DPTraining.of(values["dp"], f"{what}: [dp]")) if "dp" in values else recipe
 
     def to_toml(self) -> str:
-        """The recipe as TOML text for `from_toml`.
-
-        Precision, channels_last, compile, examples and `[dp]` are written only if they differ from their defaults, so
-        that the digests of older recipes in certificates stay the same.
-        """
-        newer = ("precision", "channels_last", "compile", "dp", "examples")
+        """The recipe as TOML text for `from_toml`."""
+        newer = ("precision", "channels_last", "compile", "dp", "examples")  # older recipes keep their digests
         plain = {k: v for k, v in vars(self).items() if k not in newer or (k != "dp" and v != getattr(Recipe, k))}
         return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + (self.dp.to_toml() if self.dp else "")
 
@@ -301,20 +290,11 @@ Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]
 """`train(x, y, generator)` returns a trained module."""
 
 
-# ------------------------------------------------------------------------------------------------ compiled once for all
-
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(b, ...) inputs and (b,) labels -> their mean cross-entropy."""
 
-
-class _Last(threading.local):
-    """The module that this thread compiled last; threads do not share it."""
-
-    stand_in: StandIn | None = None
-
-
-_last = _Last()
+_last = threading.local()
+"""`stand_in`: the module that this thread compiled last."""
 
 
 def loss_in(model: nn.Module) -> Loss:
@@ -328,9 +308,8 @@ def loss_in(model: nn.Module) -> Loss:
 
 
 class StandIn:
-    """A copy that trains in place of a model, and of others with its architecture: compiling takes longer than training
-    a small network. 4-d parameters are `channels_last`, and the loss of full batches is compiled, with CUDA graphs on
-    a GPU."""
+    """A copy that trains in place of a model, and of others with its architecture, perhaps in the memory format
+    `channels_last`; `compiled_loss` is for full batches."""
 
     def __init__(self, model: nn.Module, *, channels_last: bool, compile: bool) -> None:
         self.module = copy.deepcopy(model)
@@ -355,13 +334,13 @@ class StandIn:
 
     def parts(self, model: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
         """The copies of these modules of a model."""
-        names = {part: name for name, part in model.named_modules()}
-        return [self.module.get_submodule(names[part]) for part in parts]
+        copies = dict(zip(model.modules(), self.module.modules(), strict=True))
+        return [copies[part] for part in parts]
 
 
 def stand_in_for(model: nn.Module, *, channels_last: bool, compile: bool) -> StandIn:
     """A stand-in with a model's weights; a compiled one is reused if the architecture is that of the last call."""
-    last = _last.stand_in
+    last: StandIn | None = getattr(_last, "stand_in", None)
     if compile and last is not None and last.channels_last == channels_last and last.takes(model):
         return last
     made = StandIn(model, channels_last=channels_last, compile=compile)
@@ -377,21 +356,19 @@ def forget() -> None:
 
 def copy_tensors(source: nn.Module, target: nn.Module) -> None:
     """Copy parameters and buffers in place; the target's keep their memory format."""
-    tensors = dict(tensors_of(target))
     with torch.no_grad():
-        for name, t in tensors_of(source):
-            tensors[name].copy_(t)
+        for (_, t), (_, copied) in zip(_tensors_of(source), _tensors_of(target), strict=True):
+            copied.copy_(t)
 
 
-def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name, including those that are not in its state_dict."""
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return chain(model.named_parameters(), model.named_buffers())
 
 
 def _outline(model: nn.Module) -> list[tuple[object, ...]]:
     """Classes of the modules; sizes, types and devices of the tensors."""
     modules = [(name, type(module)) for name, module in model.named_modules()]
-    return [*modules, *((name, t.shape, t.dtype, t.device) for name, t in tensors_of(model))]
+    return [*modules, *((name, t.shape, t.dtype, t.device) for name, t in _tensors_of(model))]
 
 
 def _compiled(loss: Loss, device: torch.device) -> Loss:
@@ -401,11 +378,9 @@ def _compiled(loss: Loss, device: torch.device) -> Loss:
     on_cuda = device.type == "cuda"
     fast = torch.compile(function, dynamic=False, mode="reduce-overhead" if on_cuda else None)
 
-    new_step: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin
-
     def run(x: Tensor, y: Tensor) -> Tensor:
         if on_cuda:
-            new_step()  # the graph may reuse the memory of the last step
+            torch.compiler.cudagraph_mark_step_begin()  # the graph may reuse the memory of the last step
         found: Tensor = fast(x, y)
         return found
 

@@ -35,15 +35,7 @@ Build = Callable[[int], nn.Module]
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """Models with known membership.
-
-    Args:
-        models: m trained models in eval mode.
-        membership: (m, n) bool over the population.
-
-    Raises:
-        InputError: membership without one row for each model.
-    """
+    """Trained models in eval mode with (m, n) bool membership; InputError unless these have a row for each."""
 
     models: tuple[nn.Module, ...]
     membership: NDArray[np.bool_]
@@ -77,15 +69,13 @@ def train_shadows(
 
     Networks of linear layers and activations train as batched computations, others in a plain loop. With `cache`, each
     finished model is stored under a key of recipe, data, members, initial weights and code version, so that an
-    interrupted run resumes and a changed one reuses nothing. Models that `build` did not make would need pickles and
-    are not stored; an `EstimatorTraining` may know how to write estimators without.
+    interrupted run resumes and a changed one reuses nothing; models that `build` did not make would need pickles and
+    are not stored. Everything random about a model follows from `seed` and its number: more models leave the first ones
+    bit for bit the same (for batched networks, see `training.train_together`).
 
-    Everything random about a model follows from `seed` and its number: more models leave the first ones bit for bit the
-    same (for batched networks, see `training.train_together`).
-
-    In a `joblib.parallel_config` of several workers, these train; a worker that dies loses at most one group of models,
-    which is trained again. Models are bit for bit those of one process if torch computes in as many threads on the same
-    kind of processor, and otherwise equal up to rounding, which grows with training. See docs/scale.md.
+    In a `joblib.parallel_config` of several workers, these train. Models are bit for bit those of one process if torch
+    computes in as many threads on the same kind of processor, and otherwise equal up to rounding, which grows with
+    training. See docs/scale.md.
 
     Args:
         population: the pool.
@@ -95,8 +85,7 @@ def train_shadows(
         build: makes an untrained model from a seed.
         models: number of models.
         membership: (models, n) bool to use instead of coin flips.
-        members: members per model, drawn at random instead of by coin flips: use the target's number if it shapes the
-            training, as with differential privacy.
+        members: members per model, drawn at random instead of by coin flips, as with differential privacy.
         seed: of the coin flips, the initial weights and the order of the batches.
         device: where networks train.
         cache: a `ModelCache` or a folder.
@@ -178,13 +167,8 @@ class Repeated(NamedTuple):
     def of(
         cls, train: Recipe | Train | Any, build: Build | None, target: nn.Module | None, member: NDArray[np.bool_]
     ) -> Repeated:
-        """With the target's frozen layers and number of members for a recipe with differential privacy.
-
-        `target` is None if its weights are unknown; `member` (n,) bool is its membership.
-
-        Raises:
-            InputError: by its recipe, the target was trained on more rows than the references would be.
-        """
+        """With the frozen layers (None: unknown) and the number of members, (n,) bool, of a target with differential
+        privacy; InputError if, by its recipe, it was trained on more rows than the references would be."""
         dp = train.dp if isinstance(train, Recipe) else None
         if isinstance(train, Recipe):
             check_examples(train.examples, len(member) // 2 if dp is None else int(member.sum()))

@@ -1,8 +1,6 @@
-"""Training by a `Recipe`: one model at a time (any module), or many small ones as one batched computation.
+"""Training by a `Recipe`: one model at a time (any module), or many linear and MLP networks as one batched computation.
 
-Both draw the same random numbers and give the same models up to rounding; the plain loop is the oracle of the batched
-one. Only linear and MLP networks are batched: grouped convolutions under vmap are slower than the loop. A scikit-learn
-classifier trains by its own `fit`, and becomes a module.
+Both draw the same random numbers and give the same models but for rounding. A scikit-learn classifier is fitted.
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ TOGETHER = 32
 """Most models in one batched computation; finished models are stored after each."""
 
 train_one = Recipe.train
-"""One model at a time, the plain loop."""
 
 
 def train_models(
@@ -121,8 +118,6 @@ def train_together(
     Batches are padded to sizes that do not depend on the group. So, in one thread of a CPU, a model with hidden layers
     of at least 8 units was bit for bit the same in every group that was tried; narrower ones differ by rounding.
     """
-    if len({recipe.steps_per_epoch(len(index)) for index in members}) != 1:
-        raise InputError("models that train together need equal steps per epoch; group them by recipe.steps_per_epoch")
     device = next(models[0].parameters()).device
     parameters, _ = stack_module_state(list(models))
     skeleton = models[0]

@@ -93,13 +93,6 @@ def test_one_row_a_request_and_channels_last() -> None:
     np.testing.assert_array_equal(one.labels({"labels": 2}, 1, 3)[0], [2])
 
 
-def test_an_answer_may_be_the_rows_alone() -> None:
-    bare = payload(request={"inputs": "x"}, answer={"explanations": "", "labels": "", "label_url": "http://h/label"})
-    assert bare.body(X) == {"x": X.tolist()}
-    np.testing.assert_array_equal(bare.maps([[1.0, 2.0], [3.0, 4.0]], 2), np.float32([[1, 2], [3, 4]]))
-    np.testing.assert_array_equal(bare.labels([1, 0], 2, 2)[0], [1, 0])
-
-
 def test_listed_probabilities_are_read_and_make_the_label() -> None:
     read = payload(answer={"probabilities": "p"})
     assert read.releases_probabilities

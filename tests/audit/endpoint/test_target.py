@@ -28,7 +28,7 @@ N, EACH, TWICE = 60, 4, 16
 """Examples, questions about each at the policy's patience of 3, and questions asked twice."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(world: SimpleNamespace, parts: SimpleNamespace) -> Callable[..., AuditRun]:
     """`audit` of a target in the small world."""
 
@@ -49,21 +49,9 @@ def run(world: SimpleNamespace, parts: SimpleNamespace) -> Callable[..., AuditRu
 
 
 @pytest.fixture(scope="module")
-def of_model(world: SimpleNamespace, parts: SimpleNamespace) -> AuditRun:
+def of_model(world: SimpleNamespace, run: Callable[..., AuditRun]) -> AuditRun:
     """The audit of the model itself."""
-    return audit(
-        world.model,
-        world.population,
-        parts.recipe,
-        member=world.member,
-        build=parts.build,
-        explainer=HardenedSaliency,
-        hardening=parts.hardening,
-        references=4,
-        policy=parts.policy,
-        options=AuditOptions(dither=Dither()),
-        cache=parts.cache,
-    )
+    return run(world.model)
 
 
 def endpoint(service: Any, store: Path | None = None, *, classes: int = 3, **content: Any) -> Endpoint:
@@ -196,9 +184,6 @@ def test_the_certificate_is_about_the_endpoint_and_says_that_no_model_was_seen(
         assert not any(secret in path.read_bytes() for secret in (b"w0rd", b"s3cret"))
 
 
-# --- interruptions, budgets -------------------------------------------------------------------------------------------
-
-
 def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(
     service: Any, run: Callable[..., AuditRun], tmp_path: Path
 ) -> None:
@@ -277,9 +262,6 @@ def test_equal_questions_are_one() -> None:
     assert store.get([one])[one].label == 2
     assert store.get([one], again=True) == {}
     assert store.answered == 1
-
-
-# --- answers that do not fit -----------------------------------------------------------------------------------------
 
 
 def test_another_answer_to_the_same_question_is_said(

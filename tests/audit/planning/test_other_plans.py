@@ -108,6 +108,6 @@ def test_trainings_with_privacy_are_measured_by_a_few_steps(trainable: str) -> N
         network.eval(), pool, recipe, member=np.arange(60) < 30, build=lambda _: network, explainer=HardenedSaliency,
         hardening=Hardening.none(), references=4, policy=Policy(patience=(1,), uncounted=True), budget=0.5,
     )  # fmt: skip
-    stage = plan.stage("training reference models")
+    stage = plan.stages[0]
     assert stage.says == "120 steps each, with differential privacy"
     assert stage.seconds > 0

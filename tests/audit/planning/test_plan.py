@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import joblib
 import numpy as np
 import pytest
 import torch
@@ -17,7 +16,6 @@ from safexplain.audit import AuditOptions, FineTune, Policy, Population, Recipe,
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.planning import Plan, plan_audit
 from safexplain.audit.planning import plan as planning
-from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.power import best_certifiable
 
 RECIPE = Recipe(optimizer="sgd", lr=0.1, epochs=3, batch_size=20)
@@ -65,6 +63,10 @@ def planned(given, **changes) -> Plan:
     return plan_audit(**{**given, "budget": 0.5, **changes})
 
 
+def stage_of(plan: Plan, name: str = TRAINING):
+    return next(stage for stage in plan.stages if stage.name == name)
+
+
 def done(given, **changes):
     """Units of each stage that a real audit tells of, and its result."""
     told: dict[str, float] = {}
@@ -91,7 +93,7 @@ def test_a_plan_counts_what_the_audit_does(arguments, changes) -> None:
 
 @pytest.mark.parametrize(("make", "compiled"), [(convolutional, True), (build, False)])
 def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, make, compiled) -> None:
-    stage = planned(arguments, build=make, recipe=replace(RECIPE, compile=compiled)).stage(TRAINING)
+    stage = stage_of(planned(arguments, build=make, recipe=replace(RECIPE, compile=compiled)))
     assert stage.seconds > 0
     assert stage.says.startswith(f"{RECIPE.steps_per_epoch(N // 2) * RECIPE.epochs} steps each")
     assert ("not compiled" in stage.says) == compiled
@@ -99,18 +101,18 @@ def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, mak
 
 def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_path) -> None:
     cache = tmp_path / "models"
-    assert planned(arguments, cache=cache).stage(TRAINING).seconds > 0
+    assert stage_of(planned(arguments, cache=cache)).seconds > 0
     assert not cache.exists()
     train_shadows(arguments["population"], RECIPE, build=build, models=REFERENCES, seed=0, cache=cache)
     kept = sorted(cache.iterdir())
     before = {path: path.read_bytes() for path in kept}
     kept[0].unlink()
-    half = planned(arguments, cache=cache).stage(TRAINING)
+    half = stage_of(planned(arguments, cache=cache))
     assert f"{REFERENCES - 1} are finished" in half.says
     assert half.seconds > 0
     assert sorted(cache.iterdir()) == kept[1:]
     kept[0].write_bytes(before[kept[0]])
-    assert planned(arguments, cache=cache).stage(TRAINING).seconds == 0
+    assert stage_of(planned(arguments, cache=cache)).seconds == 0
 
 
 def test_estimators_are_planned_by_whole_fits(arguments) -> None:
@@ -119,7 +121,7 @@ def test_estimators_are_planned_by_whole_fits(arguments) -> None:
     fitted = tree.fit(population.x.numpy()[member], population.y.numpy()[member])
     plan = planned(arguments, model=fitted, recipe=tree, build=None, explainer=HardenedOcclusion,
                    hardening=Hardening.none(), arguments={"sliding_window_shapes": (2,)})  # fmt: skip
-    assert "by a fit of 45 of 45 examples" in plan.stage(TRAINING).says
+    assert "by a fit of 45 of 45 examples" in stage_of(plan).says
     assert plan.seconds > 0
 
 
@@ -136,7 +138,7 @@ def test_both_stages_of_a_fine_tuned_model_are_planned(arguments) -> None:
 def test_an_endpoint_is_asked_nothing(arguments) -> None:
     endpoint = Endpoint("http://127.0.0.1:9/nobody", "json", classes=3)
     plan = planned(arguments, model=endpoint)
-    asks = plan.stage("asking the endpoint")
+    asks = stage_of(plan, "asking the endpoint")
     assert asks.count == endpoint.plan(N, POLICY.patience).questions
     assert asks.seconds == endpoint.plan(N, POLICY.patience).seconds
     alone = planned(arguments, model=endpoint, references=0, recipe=None, build=None)
@@ -175,22 +177,6 @@ def test_a_plan_is_json(arguments) -> None:
     assert found["seconds"] == pytest.approx(sum(stage["seconds"] for stage in found["stages"]), abs=0.05)
 
 
-@pytest.mark.slow
-def test_where_workers_train_the_seconds_are_said_to_be_those_of_one_process(arguments) -> None:
-    with joblib.parallel_config("loky", n_jobs=2):
-        assert "those of one process" in planned(arguments).notes[0]
-
-
-@pytest.mark.parametrize(("changes", "error", "said"), [
-    ({"references": 1}, InputError, "at least 2"),
-    ({"member": np.zeros(N, dtype=bool)}, InputError, "expected members and non-members"),
-    ({"output": "sign"}, ConfigurationError, "probability or logit"),
-])  # fmt: skip
-def test_what_no_audit_takes_no_plan_takes(arguments, changes, error, said) -> None:
-    with pytest.raises(error, match=said):
-        planned(arguments, **changes)
-
-
 def test_a_rate_is_the_slope_without_what_is_prepared(monkeypatch) -> None:
     now = [0.0]
     monkeypatch.setattr(planning, "now", lambda: now[0])
@@ -202,14 +188,3 @@ def test_a_rate_is_the_slope_without_what_is_prepared(monkeypatch) -> None:
     assert planning.rate(clock, work, 1000, 100.0) == pytest.approx(0.25)
     assert planning.rate(clock, work, 1, 100.0) == pytest.approx(5.25)  # nothing to compare with
     assert planning.rate(clock, work, 1000, 1.0) == pytest.approx(5.25)  # a single one takes too long
-
-
-def test_what_the_first_call_alone_takes_is_in_no_rate(monkeypatch) -> None:
-    now, calls = [0.0], [0]
-    monkeypatch.setattr(planning, "now", lambda: now[0])
-
-    def work(amount: int) -> None:
-        now[0] += 0.25 * amount + 30.0 * (not calls[0])  # much is imported
-        calls[0] += 1
-
-    assert planning.rate(planning.Clock(torch.device("cpu"), 1000.0), work, 1000, 16.0) == pytest.approx(0.25)

@@ -128,24 +128,6 @@ def test_crops_are_those_of_padded_images_in_numbers_and_in_memory_format(shape,
     assert not torch.equal(found, slowly_cropped(x, rows, columns, ~mirrored))
 
 
-def augmented(x, kind, seed=0):
-    """All images, each once, in their own order, augmented as one batch."""
-    found = Batches(x, torch.arange(len(x)), [len(x)], kind, CPU, seeded(seed))
-    ((images, order),) = found.epoch()
-    return images[order.argsort()]
-
-
-def test_crop_flip_shifts_by_at_most_an_eighth_and_mirrors():
-    x, _ = pictures(500)
-    found = augmented(x, "crop-flip")
-    assert found.shape == x.shape
-    padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
-    shifts = [padded[..., i : i + 8, j : j + 6] for i in range(3) for j in range(3)]
-    fits = (torch.stack(shifts + [s.flip(3) for s in shifts]) == found).flatten(2).all(2)
-    assert bool(fits.any(0).all())
-    assert bool(fits.any(1).all())  # each of the 18 occurs among 500 images
-
-
 def test_augmentation_is_for_images_and_crops_for_images_that_can_be_padded():
     def made(shape, kind, **options):
         return Batches(torch.zeros(shape), torch.zeros(3), [3], kind, CPU, seeded(), **options)

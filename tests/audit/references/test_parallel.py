@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,13 +71,6 @@ class Sums:
         return i, (self.x * i).sum()
 
 
-class AtHome:
-    """What cannot be pickled."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-
-
 def ignore(*_):
     pass
 
@@ -99,15 +91,6 @@ def test_what_a_killed_worker_did_not_finish_is_done_again(engine, tmp_path, cap
     assert work.mark.exists()
     assert found == done(work, tasks)
     assert seen == [("summing", float(i), 5.0) for i in range(1, 6)]
-
-
-@pytest.mark.slow
-def test_what_cannot_be_sent_is_done_in_this_process(caplog):
-    where = lambda _, tick: os.getpid()  # noqa: E731  # which cloudpickle sends
-    with loky():
-        found = done(where, [(1,), (AtHome(),), (2,)])
-    assert [found[i] == os.getpid() for i in range(3)] == [False, True, False]
-    assert "task 1 runs in this process" in caplog.text
 
 
 @pytest.mark.slow

@@ -66,9 +66,6 @@ def trained(monkeypatch):
     return counts
 
 
-# --------------------------------------------------------------------------------------------------- by recipe
-
-
 @pytest.mark.parametrize("build", [mlp, normed])
 def test_each_model_learns_its_own_members(build):
     found = train_shadows(POOL, Recipe(lr=0.03, epochs=100, batch_size=16), build=build, models=2, seed=1)
@@ -124,9 +121,6 @@ def test_models_of_different_step_counts_train_in_groups_of_limited_size(trained
     assert sorted(trained) == [1, 2, 2, 3]
 
 
-# ------------------------------------------------------------------------------------------- resuming and reuse
-
-
 def interrupted_at(model):
     def progress(stage, done, total, note=""):
         if done >= model:
@@ -149,20 +143,6 @@ def test_an_interrupted_run_resumes_where_it_stopped(tmp_path, trained):
     trained.clear()
     assert equal(train_shadows(POOL, RECIPE, build=normed, models=6, cache=ModelCache(tmp_path)), whole)
     assert trained == []
-
-
-def test_groups_that_were_finished_are_not_trained_again(tmp_path, trained, monkeypatch):
-    monkeypatch.setattr(training, "TOGETHER", 2)
-    membership = POOL.flip(6, seed=0)
-    membership[:, :40], membership[:, 40:] = True, False
-    options = {"build": mlp, "membership": membership}
-    whole = train_shadows(POOL, RECIPE, **options)
-    with pytest.raises(KeyboardInterrupt):
-        train_shadows(POOL, RECIPE, **options, cache=str(tmp_path), progress=interrupted_at(5))
-    trained.clear()
-    resumed = train_shadows(POOL, RECIPE, **options, cache=str(tmp_path))
-    assert trained == [2]
-    assert equal(resumed, whole)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +168,6 @@ def test_what_changed_is_trained_again(tmp_path, trained, change):
     assert trained == []
 
 
-# -------------------------------------------------------------------------------------------- any callable
-
-
 def test_a_function_may_train_and_gets_the_members_only():
     seen = []
 
@@ -203,9 +180,6 @@ def test_a_function_may_train_and_gets_the_members_only():
     for (x, y), member in zip(seen, found.membership, strict=True):
         assert torch.equal(x, POOL.x[torch.from_numpy(member)])
         assert torch.equal(y, POOL.y[torch.from_numpy(member)])
-
-
-# ------------------------------------------------------------------------------------------------ scikit-learn
 
 
 @pytest.mark.parametrize(
@@ -237,9 +211,6 @@ def test_a_class_that_the_estimator_never_saw_gets_probability_0():
     assert torch.allclose(out.sum(1), torch.ones(80))
 
 
-# -------------------------------------------------------------------------------------------------------- misuse
-
-
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
@@ -254,11 +225,3 @@ def test_a_class_that_the_estimator_never_saw_gets_probability_0():
 def test_what_cannot_be_trained_is_refused(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
-
-
-def test_a_target_stands_in_front_of_its_references():
-    found = train_shadows(POOL, RECIPE, build=mlp, models=2)
-    target, member = mlp(0), np.arange(80) % 2 == 0
-    together = found.behind(target, member)
-    assert together.models == (target, *found.models)
-    assert np.array_equal(together.membership, np.vstack([member, found.membership]))

@@ -94,17 +94,6 @@ def test_a_model_does_not_depend_on_who_trains_with_it(activation, width, same):
             assert same(weights(model), weights(whole[number]))
 
 
-def test_a_last_batch_of_one_joins_the_batch_before_it_in_both_ways_of_training():
-    x, y = data()
-    recipe = Recipe(optimizer="adam", lr=3e-3, epochs=3, batch_size=16)
-    index = members(33, 17 + 15, 31)
-    together = train_together(recipe, [mlp(s) for s in range(3)], x, y, index, [generator(s) for s in range(3)])
-    for seed, model in enumerate(together):
-        assert torch.allclose(weights(model), plain(recipe, index[seed], seed), atol=2e-5)
-    normed = nn.Sequential(nn.Flatten(), nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
-    train_one(recipe, normed, x[:33], y[:33], generator(0))
-
-
 def test_only_members_influence_a_model():
     x, y = data()
     recipe, index = OPTIMIZERS[0], members(36, 40)
@@ -121,12 +110,6 @@ def test_only_members_influence_a_model():
     assert torch.equal(first(x, y), first(changed_x, changed_y))
     changed_x[index[0][0]] += 5
     assert not torch.allclose(first(x, y), first(changed_x, y), atol=1e-4)
-
-
-def test_steps_that_differ_cannot_be_batched():
-    x, y = data()
-    with pytest.raises(InputError, match="equal steps per epoch"):
-        train_together(Recipe(batch_size=16), [mlp(0), mlp(1)], x, y, members(16, 40), [generator(0), generator(1)])
 
 
 def test_divergence_is_said_in_one_line():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 
@@ -11,19 +10,14 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from safexplain import HardenedSaliency, Hardening
 from safexplain.audit import (
-    AuditOptions,
     FineTune,
-    Policy,
     Population,
     Recipe,
     Shadows,
-    audit,
     collect_signals,
     fine_tune,
     train_shadows,
@@ -73,14 +67,12 @@ def equal(a, b):
 @pytest.mark.parametrize(
     ("train", "build"),
     [
-        pytest.param(RECIPE, mlp, marks=pytest.mark.slow),
         pytest.param(RECIPE, dropping, marks=pytest.mark.slow),
-        pytest.param(of_ones_own, mlp, marks=pytest.mark.slow),
         pytest.param(of_ones_own, None, marks=pytest.mark.slow),
         pytest.param(DecisionTreeClassifier(), None, marks=pytest.mark.slow),
         pytest.param(PRIVATE, same_below_the_head, marks=pytest.mark.slow),
     ],
-    ids=["together", "alone", "function with build", "function", "estimator", "private heads"],
+    ids=["alone", "function", "estimator", "private heads"],
 )
 def test_whatever_trains_gives_the_models_of_one_process(tmp_path, train, build):
     options = {"build": build, "models": 6, "seed": 3}
@@ -94,17 +86,6 @@ def test_whatever_trains_gives_the_models_of_one_process(tmp_path, train, build)
     else:
         assert equal(found, whole)
     assert equal(train_shadows(POOL, train, **options, cache=tmp_path), found)
-
-
-@pytest.mark.slow
-def test_heads_and_networks_are_fine_tuned_as_in_one_process(tmp_path):
-    pretrained = train_shadows(POOL, RECIPE, build=dropping, models=6)
-    for trainable in ("head", "all"):
-        how = FineTune(POOL, RECIPE, trainable=trainable)
-        whole = fine_tune(pretrained, how, seed=2)
-        with joblib.parallel_config("loky", n_jobs=2):
-            assert equal(fine_tune(pretrained, how, seed=2, cache=tmp_path / trainable), whole)
-        assert equal(fine_tune(pretrained, how, seed=2, cache=tmp_path / trainable), whole)
 
 
 class Saliency:
@@ -149,28 +130,6 @@ def test_models_fine_tuned_models_and_signals_are_those_of_one_process(tmp_path,
         assert all(np.array_equal(found.values[name], whole.values[name]) for name in whole.values)
         assert np.array_equal(found.attributions, whole.attributions)
         assert found.meta == whole.meta
-
-
-@pytest.mark.slow
-def test_an_audit_has_the_result_of_one_process(tmp_path):
-    x, y = load_digits(return_X_y=True)
-    pool, recipe = Population.of(x[:300] / 16, y[:300]), Recipe(epochs=8, batch_size=16, lr=3e-3)
-
-    def build(seed):
-        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-
-    target = train_shadows(pool, recipe, build=build, models=1, seed=5)
-    options = {"explainer": HardenedSaliency, "hardening": Hardening.recommended(), "references": 4}
-    options |= {"policy": Policy(patience=(1, 5)), "options": AuditOptions(force=True)}
-
-    def judged(**more):
-        found = audit(target.models[0], pool, recipe, build=build, member=target.membership[0], **options, **more)
-        return json.dumps([c.result.to_dict() for c in found.configurations], default=str)
-
-    whole = judged()
-    with joblib.parallel_config("loky", n_jobs=2):
-        assert judged() == whole
-        assert judged(cache=tmp_path) == whole
 
 
 def test_groups_keep_all_workers_busy():
