@@ -32,26 +32,16 @@ from safexplain.verdict.evidence import WHOLE_MAP, at_level
 from safexplain.verdict.policy import PATIENCE
 
 Array = NDArray[np.float64]
-Table = dict[int, dict[str, NDArray[Any]]]
-"""Level -> name -> (models, examples, ...)."""
-
-Tick = Callable[[float], object]
-"""Called with the share that is done."""
-
-MAX_CLASSES = 32
-"""Classes up to which the share of each label is kept."""
-
-MAX_SINGLE = 16
-"""Dithered queries whose predictions are kept one by one, at most."""
-
-MAX_ROWS, MAX_NUMBERS = 8_192, 2**20
-"""Rows in one forward pass for labels, and numbers in these rows, at most."""
+Table = dict[int, dict[str, NDArray[Any]]]  # level -> name -> (models, examples, ...)
+Tick = Callable[[float], object]  # called with the share that is done
+MAX_CLASSES = 32  # classes up to which the share of each label is kept
+MAX_SINGLE = 16  # dithered queries whose predictions are kept one by one, at most
+MAX_ROWS, MAX_NUMBERS = 8_192, 2**20  # rows in one forward pass for labels, and numbers in these rows, at most
 
 DITHERS_WITHOUT_NOISE = 4
 """Dithered queries that are explained if a release has no noise: more of them hardly help the attacker."""
 
-CLASS_SUMMARIES = ("l1", "l2", "mean")
-"""Summaries of the explanation of each further class."""
+CLASS_SUMMARIES = ("l1", "l2", "mean")  # summaries of the explanation of each further class
 
 
 def _l2(a: Tensor) -> Tensor:

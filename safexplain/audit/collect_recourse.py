@@ -20,19 +20,13 @@ Floats = NDArray[np.float64]
 Train = Callable[[Floats, NDArray[Any], int], Any]
 """train(X, y, seed) -> an object whose explain(x) returns a `Recourse`, such as a fitted mechanism."""
 
-AT_ONCE = 1 << 20
-"""Numbers in one call of `explain`; larger arrays cost more to allocate than to fill."""
-
-MOST_TO_REGRESS = 2048
-"""Features up to which weights are regressed from the released scores."""
+AT_ONCE = 1 << 20  # numbers in one call of `explain`; larger arrays cost more to allocate than to fill
+MOST_TO_REGRESS = 2048  # features up to which weights are regressed from the released scores
 
 
 def coin_flips(n: int, models: int, *, size: int | None = None, seed: int = 0) -> NDArray[np.bool_]:
-    """(models, n) bool membership by independent coin flips, or `size` random members per model.
-
-    Raises:
-        InputError: fewer than two models, or `size` not in 1 .. n - 1.
-    """
+    """(models, n) bool membership by independent coin flips, or `size` random members per model; InputError if models
+    are fewer than two, or `size` is not in 1 .. n - 1."""
     if models < 2 or (size is not None and not 0 < size < n):
         raise InputError(f"expected at least 2 models and a size of 1 .. {n - 1} or None, got {models} and {size}")
     draws = np.random.default_rng([seed, 0xF11B]).random((models, n))

@@ -14,8 +14,7 @@ from safexplain.audit.controls.splits import spread
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import InputError
 
-SAMPLING = np.uint64(0x5C02ED)
-"""Makes the order of scored examples differ from that of `Splits`."""
+SAMPLING = np.uint64(0x5C02ED)  # makes the order of scored examples differ from that of `Splits`
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,12 +108,9 @@ class Population:
         return np.flatnonzero(chosen[unit])
 
     def draw(self, models: int, members: int, *, seed: int) -> NDArray[np.bool_]:
-        """Membership of `models` models with equally many members, (models, n) bool: uniformly random subsets.
+        """Membership of `models` models with `members` members each, (models, n) bool: uniformly random subsets.
 
-        Whole groups are drawn until the number is as close to `members` as possible; without groups it is exact.
-
-        Raises:
-            InputError: more members than examples, or fewer than one.
+        Whole groups are drawn until the number is as close as possible. InputError if it is not one of 1 .. n.
         """
         if not 1 <= members <= len(self):
             raise InputError(f"expected 1 to {len(self)} members, got {members}")
@@ -147,11 +143,7 @@ class Population:
 
 
 def numbered(groups: ArrayLike) -> NDArray[np.int64]:
-    """(n,) int64 numbers, equal where the groups' names (numbers or texts) are.
-
-    Raises:
-        InputError: not one name per example, or a missing one (NaN).
-    """
+    """(n,) int64 numbers, equal where the groups' names (numbers or texts) are; InputError if one is missing (NaN)."""
     names = np.asarray(groups)
     if names.ndim != 1 or names.dtype.kind not in "biufUS":
         raise InputError(f"expected (n,) numbers or texts as groups, one per example, got {names.dtype} {names.shape}")

@@ -17,16 +17,14 @@ from safexplain.audit.references.batches import padding, shift_and_flip
 from safexplain.errors import ConfigurationError, InputError
 
 Kind = Literal["multiplicative", "additive", "crop-flip"]
-Labels = Literal["own", "foreign"]
-"""Kind of the pool's labels: classes of the models' task, or of another."""
+Labels = Literal["own", "foreign"]  # kind of the pool's labels: classes of the models' task, or of another
 
 Answer = Tensor | Sequence[Tensor]
 Explain = Callable[[nn.Module, Tensor, Tensor], Answer]
 """explain(model, x, target) -> attributions (batch, ...), native or hardened, from any library; or several, one for
 each explainer that is released."""
 
-BLOCK = 64
-"""Number of examples that share a random generator."""
+BLOCK = 64  # number of examples that share a random generator
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither, Labels, can_crop
+from safexplain.audit.queries import Dither, Labels, can_crop, device_of
 from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Build, Shadows
@@ -35,26 +35,13 @@ from safexplain.verdict.power import examples_needed
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 Output = Literal["probability", "logit"]
-SubjectData = Literal["training", "pre-training", "fine-tuning"]
-"""The data whose membership is attacked."""
-
-FEWEST_REFERENCES = 2
-"""A pair of reference models: each example is a member of one of them."""
-
-ENOUGH_REFERENCES = 8
-"""Reference models above which more of them improve the likelihood ratio only slowly."""
-
-LOOKS = (ENOUGH_REFERENCES, 16, 32)
-"""Default reference models at each look: an undecided audit takes another look."""
-
-HOUR = 3600.0
-"""Default of `AuditOptions.seconds`."""
-
-TESTED_OUTPUTS = 64
-"""Examples by which outputs are recognised as probabilities."""
-
-NARROW = 0.003
-"""Amplitude of queries to a release with noise: the map hardly changes, and the noise averages out."""
+SubjectData = Literal["training", "pre-training", "fine-tuning"]  # the data whose membership is attacked
+FEWEST_REFERENCES = 2  # a pair of reference models: each example is a member of one of them
+ENOUGH_REFERENCES = 8  # reference models above which more of them improve the likelihood ratio only slowly
+LOOKS = (ENOUGH_REFERENCES, 16, 32)  # default reference models at each look: an undecided audit takes another look
+HOUR = 3600.0  # default of `AuditOptions.seconds`
+TESTED_OUTPUTS = 64  # examples by which outputs are recognised as probabilities
+NARROW = 0.003  # amplitude of queries to a release with noise: the map hardly changes, and the noise averages out
 
 
 class HardeningLike(Protocol):
@@ -89,8 +76,8 @@ class AuditOptions:
     """Options that few audits need.
 
     Args:
-        dither: how the queries of a patient attacker differ; the policy sets their number. None: `Dither()`, narrow
-            ones if the release has noise, or crops and flips for images whose labels are foreign.
+        dither: how the queries of a patient attacker differ. None: `Dither()`, narrow ones if the release has noise, or
+            crops and flips for images whose labels are foreign.
         scored: number of examples that are scored, drawn at random (`Population.sample`); reference models train on
             all. None: as many as the policy needs (`verdict.power.examples_needed`).
         accuracy: of the target on examples that it was not trained on, measured by its owner; if it is clearly lower
@@ -492,9 +479,8 @@ _MADE: WeakKeyDictionary[Release, tuple[nn.Module, list[Any]]] = WeakKeyDictiona
 
 def gives_probabilities(model: nn.Module, x: Tensor) -> bool:
     """Whether a model's outputs are probabilities; False for a single example, which does not show it."""
-    device = next((p.device for p in model.parameters()), x.device)
     with torch.no_grad():
-        out = model(x.to(device))
+        out = model(x.to(device_of(model)))
     return len(out) > 1 and are_probabilities(out)
 
 

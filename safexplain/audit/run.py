@@ -52,8 +52,7 @@ from safexplain.verdict.release import as_written, in_words
 
 __all__ = ["AuditOptions", "AuditRun", "Question", "audit"]
 
-SAMPLED = 256
-"""Examples whose explanations are checked first, for impossible values and for faithfulness."""
+SAMPLED = 256  # examples whose explanations are checked first, for impossible values and for faithfulness
 
 
 def audit(
@@ -313,10 +312,10 @@ class _Releases:
         forward = Probability(model) if self.softmax else model
         with collecting() as collected:
             for method in question.methods:
-                native = sample.explained(partial(method, forward, plain))
+                native = sample.explained(partial(method.__call__, forward, plain))
                 watch.add(model, method.name, (native,), inputs=(x,), outputs=sample.outputs.clone)
                 if question.compares:
-                    released = sample.explained(partial(method, forward, question.keyed("target")))
+                    released = sample.explained(partial(method.__call__, forward, question.keyed("target")))
                     sample = sample.with_maps(native, released)
         return sample, (*watch.findings(model), *(f for f in collected.findings(model) if f.kind == "incomplete"))
 
@@ -469,7 +468,7 @@ def _stated(question: Question, title: str, softmax: bool) -> dict[str, Any]:
     materials = {**options.materials, **({"recipe sha256": sha256(recipe)} if recipe else {})}
     if endpoint is not None:
         materials["payload sha256"] = endpoint.payload.digest
-        made_in["command"] = endpoint.redacted(made_in["command"])
+        made_in["command"] = made_in["command"].replace(endpoint.given, endpoint.url)  # without credentials
     return {
         "subject": options.subject or {title: _identity(question.target)},
         "explainer": {
@@ -538,11 +537,7 @@ def _implied(question: Question, population: Population) -> tuple[Implied | None
     if options.subject_data == "pre-training":
         why = "it is about the fine-tuning data, but the audit about the pre-training data"
     elif (population.groups is not None) != (stated.unit == "person"):
-        why = (
-            "it is about persons, but the data have no groups that assign examples to persons"
-            if stated.unit == "person"
-            else "it is about single records, but the examples form groups"
-        )
+        why = f"it is about {stated.unit}s, but the examples form {'no ' if stated.unit == 'person' else ''}groups"
     found = None if why else Implied.of(stated, policy.fpr)
     if found is None:
         why = why or "its epsilon is infinite"

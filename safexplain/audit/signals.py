@@ -21,29 +21,14 @@ from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
 
 Numbers = NDArray[np.floating[Any]]
 
-OPTIONAL = ("attributions", "inputs", "out_of_distribution", "groups", "examples")
-"""Optional arrays of the format."""
-
-RESERVED = ("membership", *OPTIONAL, "meta")
-"""Names that signals cannot have."""
-
-SLICE = "slice_"
-"""Prefix of arrays that assign each example to a part of the data."""
-
-LONGEST_SLICE = 200
-"""Characters of a slice's value at most."""
-
-WIDEST_SLICE = 4096
-"""Bytes of one entry of a column at most: NumPy stores each text in the size of the longest."""
-
-LONGEST_META = 2**26
-"""Bytes of the meta data at most, four per character."""
-
-CELL, PROJECTIONS = 0.01, 8
-"""Width of the cells of an example's projections, and how many of these are hashed."""
-
-NEAR = np.uint64(2**40 - 1)
-"""Bits of a hash that near-duplicates share."""
+OPTIONAL = ("attributions", "inputs", "out_of_distribution", "groups", "examples")  # optional arrays of the format
+RESERVED = ("membership", *OPTIONAL, "meta")  # names that signals cannot have
+SLICE = "slice_"  # prefix of arrays that assign each example to a part of the data
+LONGEST_SLICE = 200  # characters of a slice's value at most
+WIDEST_SLICE = 4096  # bytes of one entry of a column at most: NumPy stores each text in the size of the longest
+LONGEST_META = 2**26  # bytes of the meta data at most, four per character
+CELL, PROJECTIONS = 0.01, 8  # width of the cells of an example's projections, and how many of these are hashed
+NEAR = np.uint64(2**40 - 1)  # bits of a hash that near-duplicates share
 
 
 def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
@@ -276,11 +261,8 @@ class Signals:
         return {name: a for name, a in found.items() if are_stored(a)}
 
     def save(self, path: str | Path) -> None:
-        """Write the .npz, all or nothing. Maps on disk are left out, and named in the meta data under "left_out".
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Write the .npz, all or nothing; InputError if that is impossible. Maps on disk are left out, and named in the
+        meta data under "left_out"."""
         omitted = {name: list(a.shape) for name, a in self.on_disk.items()}
         meta = {**self.meta, **({"left_out": omitted} if omitted else {})}
         arrays = {**self.values, **{SLICE + name: s for name, s in self.slices.items()}}

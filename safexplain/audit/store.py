@@ -24,11 +24,8 @@ from safexplain.errors import InputError
 Array = NDArray[Any]
 Numbers = NDArray[np.floating[Any]]
 
-LARGEST_MAPS = 2 << 30
-"""Bytes of whole maps of all models up to which these are kept in memory."""
-
-BLOCK = 1 << 25
-"""Numbers of maps read at a time: 128 MiB in single precision."""
+LARGEST_MAPS = 2 << 30  # bytes of whole maps of all models up to which these are kept in memory
+BLOCK = 1 << 25  # numbers of maps read at a time: 128 MiB in single precision
 
 
 def are_stored(maps: object) -> bool:
@@ -37,11 +34,8 @@ def are_stored(maps: object) -> bool:
 
 
 def on_disk(shape: tuple[int, ...], folder: str | Path | None = None) -> NDArray[np.float32]:
-    """(shape) float32 zeros in a file that is deleted with the array; the folder is made, or (None) the temporary one.
-
-    Raises:
-        InputError: the disk is too small or not writable.
-    """
+    """(shape) float32 zeros in a file that is deleted with the array, in a folder that is made, or (None) the temporary
+    one; InputError if the disk is too small or not writable."""
     place = Path(tempfile.gettempdir()) if folder is None else make_folder(folder)
     need, free = 4 * math.prod(shape), free_space(place)
     if need > free:

@@ -16,14 +16,9 @@ from safexplain.audit.store import parts
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness, faithfulness
 
-TOP_FRACTION = 0.1
-"""Default share of the features that count as top."""
-
-PART = 1 << 20
-"""Numbers of maps compared at a time; each is copied a dozen times."""
-
-FEWEST_TOP = 4
-"""Smallest number of released features per map in `sign_errors_top`: the reasons in a notice."""
+TOP_FRACTION = 0.1  # default share of the features that count as top
+PART = 1 << 20  # numbers of maps compared at a time; each is copied a dozen times
+FEWEST_TOP = 4  # smallest number of released features per map in `sign_errors_top`: the reasons in a notice
 
 
 @dataclass(frozen=True)

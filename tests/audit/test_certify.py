@@ -22,7 +22,6 @@ from safexplain.audit.controls.splits import Splits
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict import words
 from safexplain.verdict.judgement import Judgement
-from safexplain.verdict.result import SHOWN_FPRS
 from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.thresholds import lower_bound, lower_bound_rank, upper_bound, upper_bound_rank
 
@@ -279,26 +278,6 @@ def test_without_references_an_untrained_model_is_the_null_model():
     assert certify(confounded, LOOSE).verdict == "inconclusive"
 
 
-def trained_otherwise(factor, signal="loss", seed=0):
-    """Calm signals of a target of which one is `factor` times those of the references."""
-    calm = synthetic(examples=1500, models=17, seed=seed, others=("loss",))
-    other = calm.values[signal].copy()
-    other[0] *= factor
-    return replace(calm, values={**calm.values, signal: other})
-
-
-def test_a_target_of_another_recipe_is_not_certified_by_references_that_do_not_repeat_it():
-    alike = [named("recipe", certify(trained_otherwise(1.0, seed=s), ONCE)).failed for s in range(10)]
-    assert sum(alike) <= 1
-    generous = replace(LOOSE, max_tpr=0.3)
-    assert certify(trained_otherwise(1.0), generous).verdict == "certified"
-    for factor, signal in ((3.0, "loss"), (0.3, "loss"), (3.0, "l1")):
-        result = certify(trained_otherwise(factor, signal), generous)
-        assert named("recipe", result).failed
-        assert result.verdict == "inconclusive"
-        assert "do not repeat its recipe" in str(result)
-
-
 COUNTED = replace(LOOSE, fpr=0.1, max_tpr=0.3, uncounted=False)
 
 
@@ -387,32 +366,6 @@ def test_a_higher_score_says_member_in_every_attack_of_the_suite():
     assert {title: auc for title, auc in aucs.items() if auc < 0.7} == {}
 
 
-def test_the_json_has_what_scripts_read():
-    result = certify(with_label(synthetic(others=("loss",))), replace(EXCESS, patience=(1, 200)))
-    plain = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert (plain["verdict"], plain["sentence"]) == (result.verdict, result.sentence)
-    assert plain["verdict"] in ("certified", "leak", "inconclusive")
-    assert len(plain["attacks"]) == len(plain["evidence"]) == len(result.attacks)
-    assert {"reasons", "bound", "could_certify", "needed", "splits", "uses", "controls", "claim"} <= plain.keys()
-    for attack in plain["attacks"]:
-        assert {"attack", "signal", "auc", "tpr"} <= attack.keys()
-        assert attack["auc_low"] <= attack["auc"] <= attack["auc_high"]
-        assert [rate["fpr"] for rate in attack["tpr"]] == sorted({*SHOWN_FPRS, 0.05})
-        for rate in attack["tpr"]:
-            assert {"fpr", "realised_fpr", "tpr", "low", "high"} <= rate.keys()
-            assert rate["low"] <= rate["tpr"] <= rate["high"]
-            assert rate["realised_fpr"] <= rate["fpr"]
-    for row, attack in zip(plain["evidence"], result.attacks, strict=True):
-        assert (row["attack"], row["signal"], row["judged"]) == (attack.attack, attack.signal, attack in result.judged)
-        assert 0 <= row["low"] <= row["high"] <= 1
-    once, often = plain["levels"]
-    assert (once["patience"], often["patience"]) == (1, 200)
-    assert once["labels"]["low"] <= once["labels"]["tpr"] <= once["labels"]["high"]
-    assert once["added"]["low"] <= once["added"]["high"]
-    assert once["whole"]["low"] <= once["whole"]["high"]
-    assert often["labels"] is often["added"] is often["whole"] is None
-
-
 def test_what_certify_says_can_be_certified_and_read_back(tmp_path):
     signals = with_label(synthetic(leak=1.0, targets=(0, 1), examples=400))
     for policy in (LOOSE, EXCESS, Policy(fpr=0.1, max_tpr=0.3)):
@@ -427,7 +380,7 @@ def test_signals_that_cannot_be_judged_are_refused():
         certify(replace(synthetic(), values={"label": synthetic().membership * 1.0}), LOOSE)
     with pytest.raises(InputError, match=r"expected signals such as prediction, loss or margin, got \['l1'\]"):
         certify(synthetic(), replace(LOOSE, release="prediction"))
-    with pytest.raises(InputError, match="signal 'peak' is not there"):
+    with pytest.raises(InputError, match="expected a signal 'peak'"):
         certify(synthetic(), LOOSE, suite=[SuiteRow("Threshold", Threshold(), "peak", "explanation")])
     with pytest.raises(ConfigurationError, match=r"unknown attacks \['Psychic'\]"):
         certify(synthetic(), replace(LOOSE, suite=("Psychic",)))

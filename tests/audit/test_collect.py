@@ -11,7 +11,7 @@ from safexplain.audit import Dither, Population, Shadows
 from safexplain.audit import collect_signals as collect
 from safexplain.audit.answers import DITHERS_WITHOUT_NOISE, SUMMARIES, predict, summarise
 from safexplain.audit.queries import Queries
-from safexplain.errors import InputError
+from safexplain.errors import ConfigurationError, InputError
 
 MEMBER = np.random.default_rng(0).random((3, 40)) < 0.5
 
@@ -145,8 +145,6 @@ def test_each_model_is_explained_by_its_own_explainer():
     found = collect_signals(SHADOWS, POOL, [times(1), times(10), times(100)])
     l1 = POOL.x.double().abs().flatten(1).sum(1).numpy()
     assert np.allclose(found.values["l1"], np.outer([1, 10, 100], l1))
-    one = collect_signals(SHADOWS, POOL, times(10))
-    assert np.allclose(one.values["l1"], np.outer([10, 10, 10], l1))
 
 
 def test_several_classes_are_explained_for_every_example():
@@ -158,7 +156,6 @@ def test_several_classes_are_explained_for_every_example():
             assert np.allclose(found.values["class_l2"][i, :, k], np.sqrt((maps**2).sum(1)), rtol=1e-5)
             rms = np.sqrt((maps**2).mean(1))
             assert np.allclose(found.values["class_mean"][i, :, k], maps.mean(1) / rms, rtol=1e-4, atol=1e-6)
-    assert found.values["class_l1"].shape == (3, 40, 2)
     assert found.meta["classes"] == [2, 0]
     without = collect_signals(SHADOWS, POOL, explain)
     assert not any(name.startswith("class_") for name in without.values)
@@ -201,6 +198,16 @@ def test_what_does_not_fit_is_refused_before_anything_is_asked(wrong, message):
         collect_signals(SHADOWS, POOL, never, **wrong)
     with pytest.raises(InputError, match="membership over the 40 examples of the population, got 39"):
         collect_signals(Shadows(SHADOWS.models, MEMBER[:, :39]), POOL, never)
+    with pytest.raises(ConfigurationError, match="patience: expected a whole number"):
+        collect(SHADOWS, POOL, never, patience=(1, 2.5))
+    with pytest.raises(InputError, match="one for each of 3 models; got 2"):
+        collect(SHADOWS, POOL, [never] * 2, patience=(1,))
+
+
+def test_maps_of_zeros_have_summaries_of_zero_and_sums_are_in_double():
+    assert [v.tolist() for v in summarise(torch.zeros(2, 3)).values()] == [[0, 0]] * len(SUMMARIES)
+    coarse = torch.full((1, 3000), 0.1, dtype=torch.float16)
+    assert summarise(coarse)["l1"].item() == pytest.approx(3000 * coarse[0, 0].double().item(), rel=1e-12)
 
 
 DITHER = Dither("additive", 0.2, seed=1)
@@ -276,23 +283,6 @@ def test_references_answer_without_noise_and_only_a_few_queries():
 
 
 GENERATOR = torch.Generator().manual_seed(3)
-
-
-def test_every_model_is_asked_the_same_queries_about_its_own_plain_label():
-    asked = {}
-
-    def watched(model, x, target):
-        asked.setdefault(model, []).append((x, target))
-        return x
-
-    collect(SHADOWS, POOL, watched, patience=(1, 6), dither=Dither("additive", 3.0))
-    first = asked[SHADOWS.models[0]]
-    for model in SHADOWS.models:
-        assert len(asked[model]) == 1 + DITHERS_WITHOUT_NOISE
-        label = model(POOL.x).argmax(1)
-        assert all(torch.equal(x, y) for (x, _), (y, _) in zip(asked[model], first, strict=True))
-        assert all(torch.equal(target, label) for _, target in asked[model])
-        assert any(not torch.equal(model(x).argmax(1), label) for x, _ in asked[model])
 
 
 def test_several_explainers_are_one_release():

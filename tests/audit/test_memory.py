@@ -63,13 +63,6 @@ def small(monkeypatch):
     monkeypatch.setattr("safexplain.audit.usefulness.PART", 1 << 16)
 
 
-def whole(maps, models, step):
-    """As `windows`, by somebody who reads all first."""
-    read = np.stack([maps[int(i)] for i in models])
-    for start in range(0, maps.shape[1], step):
-        yield start, read[:, start : start + step]
-
-
 def most_memory(work):
     """Bytes held at most during a piece of work, beyond those held before; not those of files."""
     with Watched() as memory:
@@ -84,9 +77,3 @@ ALL = 4 * 18 * 1600 * 512
 def test_an_audit_holds_a_small_part_of_maps_on_disk_at_a_time(tmp_path, small):
     maps, member = made(tmp_path, *SHAPE), np.random.default_rng(2).random(SHAPE[:2]) < 0.5
     assert most_memory(lambda: everything(maps, member)) < ALL / 2
-
-
-def test_whoever_reads_all_maps_at_once_is_found_out(tmp_path, small, monkeypatch):
-    maps, member = made(tmp_path, *SHAPE), np.random.default_rng(2).random(SHAPE[:2]) < 0.5
-    monkeypatch.setattr(likelihood, "windows", whole)
-    assert most_memory(lambda: everything(maps, member)) > ALL

@@ -89,7 +89,6 @@ def test_arrays_of_any_numeric_type_are_taken():
 def test_the_digest_tells_populations_apart():
     digest = Population(X, Y).digest()
     assert digest == Population(X.clone(), Y.clone()).digest()
-    assert len(digest) == 64
     moved = X.clone()
     moved[0, 0] += 1e-6
     assert Population(moved, Y).digest() != digest

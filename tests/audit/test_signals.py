@@ -16,8 +16,7 @@ MEMBER = RNG.random((3, 40)) < 0.5
 L1 = RNG.random((3, 40))
 MAPS = RNG.normal(size=(3, 40, 5)).astype(np.float32)
 INPUTS = RNG.normal(size=(40, 2, 3)).astype(np.float32)
-TRAINED = np.array([[True], [False], [True]]) & MEMBER
-"""The second model was trained on nothing."""
+TRAINED = np.array([[True], [False], [True]]) & MEMBER  # the second model was trained on nothing
 OPTIONAL = ("attributions", "inputs", "out_of_distribution", "groups", "examples")
 HASHES = hash_examples(INPUTS)
 GROUPS = np.arange(40) // 4
@@ -189,7 +188,6 @@ def test_the_shape_of_a_map_is_kept():
 
 def test_the_levels_are_those_of_the_names():
     assert signals().levels == (1,)
-    assert signals(values={}).levels == (1,)
     assert signals(values={"l1@200": L1, "kept@5": L1}).levels == (1, 5, 200)
     assert signals(values={"l1@200": L1, "kept@5": L1}, attributions=None).levels == (5, 200)
     assert signals(values={"l1": L1, "attributions@7": MAPS}, attributions=None).levels == (1, 7)

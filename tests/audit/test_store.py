@@ -12,7 +12,7 @@ from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows, Signals, collect_signals
 from safexplain.audit.answers import ExplainModel
-from safexplain.audit.store import Store, are_stored, blocks, on_disk, parts, windows
+from safexplain.audit.store import are_stored, blocks, on_disk, parts, windows
 from safexplain.errors import InputError
 
 MEMBER = np.random.default_rng(0).random((4, 30)) < 0.5
@@ -99,14 +99,6 @@ def test_maps_that_are_too_large_go_to_disk_and_say_the_same():
     assert here.meta == there.meta
 
 
-def test_files_of_maps_have_no_name_and_go_with_the_array(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found, _ = collect(None)
-    assert are_stored(found.attributions)
-    assert not any(tmp_path.iterdir())
-    assert found.attributions.any()
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -149,14 +141,6 @@ def test_what_cannot_be_told_is_explained_each_time_and_leaves_nothing(tmp_path)
         found, asked = collect(tmp_path, unknown)
         assert asked == {0, 1, 2, 3}
         assert are_stored(found.attributions)
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_finished_audit_leaves_no_pieces(tmp_path):
-    store = Store(tmp_path)
-    collect(store)
-    assert len(list(tmp_path.iterdir())) == 4
-    store.finish()
     assert not any(tmp_path.iterdir())
 
 

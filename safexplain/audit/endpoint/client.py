@@ -20,20 +20,14 @@ from numpy.typing import NDArray
 from safexplain.audit.endpoint.payload import Payload, without_credentials
 from safexplain.errors import ConfigurationError, InputError, needs_extra
 
-BUSY = (429, 503)
-"""Status of a server that did not process the question, perhaps with a time to retry."""
-
-FAILED = (408, 425, 500, 502, 504)
-"""Status after which the same question may be sent again."""
-
-LARGEST_ANSWER = 1 << 28
-"""Bytes of one answer at most."""
+BUSY = (429, 503)  # status of a server that did not process the question, perhaps with a time to retry
+FAILED = (408, 425, 500, 502, 504)  # status after which the same question may be sent again
+LARGEST_ANSWER = 1 << 28  # bytes of one answer at most
 
 FIRST_WAIT, LONGEST_BACKOFF = 0.5, 60.0
 """Seconds before the first retry if the server gives none, and at most; they double in between."""
 
-_SHOWN = 160
-"""Characters quoted from a server's error."""
+_SHOWN = 160  # characters quoted from a server's error
 
 
 class EndpointError(InputError):

@@ -21,8 +21,7 @@ SCHEMA = (
     " map BLOB, label INTEGER, scores BLOB, UNIQUE (question, again))",
 )
 
-WHOLE = "map IS NOT NULL AND label IS NOT NULL"
-"""Earlier versions also stored explanations without their label."""
+WHOLE = "map IS NOT NULL AND label IS NOT NULL"  # earlier versions also stored explanations without their label
 
 
 class StoredAnswer(NamedTuple):

@@ -24,14 +24,9 @@ from safexplain.audit.queries import Dither, Queries, batches, levels_of
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
 
-READ = 256
-"""Examples whose answers are looked up together."""
-
-SAME = 1e-3
-"""Distance of two maps over the norm of the first, above which they count as different answers."""
-
-GUESSING = 1.5
-"""Multiple of chance agreement below which the labels may be in another order."""
+READ = 256  # examples whose answers are looked up together
+SAME = 1e-3  # distance of two maps over the norm of the first, above which they count as different answers
+GUESSING = 1.5  # multiple of chance agreement below which the labels may be in another order
 
 
 @dataclass(frozen=True)
@@ -257,10 +252,6 @@ class Endpoint(nn.Module):
             f"The verdict is about the explanations and {kind} of {self.url}, whose model was not available."
             f" {self._store.asked:,} questions were asked."
         )
-
-    def redacted(self, text: str) -> str:
-        """A text in which the URL has no credentials."""
-        return text.replace(self.given, self.url)
 
     def _answers(
         self, x: NDArray[np.float32], again: bool = False

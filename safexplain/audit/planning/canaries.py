@@ -19,11 +19,8 @@ from safexplain.verdict.canaries.claim import Claim, ScenarioName
 from safexplain.verdict.canaries.result import CanaryResult, Errors
 from safexplain.verdict.stats.lower_bounds import CHOOSING, BoundMethod
 
-WARM, TIMED = 1, 6
-"""Steps of the two timed runs, whose difference leaves out fixed costs."""
-
-GRADIENT_TRAININGS = 3
-"""Trainings that craft a gradient canary; the others need one."""
+WARM, TIMED = 1, 6  # steps of the two timed runs, whose difference leaves out fixed costs
+GRADIENT_TRAININGS = 3  # trainings that craft a gradient canary; the others need one
 
 
 def plan_canaries(

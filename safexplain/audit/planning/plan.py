@@ -44,27 +44,17 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-BUDGET = 6.0
-"""Approximate seconds of measuring."""
+BUDGET = 6.0  # approximate seconds of measuring
 
 ATTACK_START, ATTACK_NUMBER, ATTACK_MAP = 1.0, 3e-5, 2e-7
 """Seconds of all attacks and controls on one release: fixed; per level, model and example; and per number of the maps.
 Measured by `audit.benchmarks.audit_cost` on one core of 2024."""
 
-CAUSE_NUMBER = 4e-7
-"""Seconds of the root cause per number of the native maps, likewise."""
-
-FEWEST_TO_FIT = 64
-"""Examples on which an estimator is fitted first."""
-
-now = time.perf_counter
-"""The clock in seconds."""
-
-GROWTH = 8.0
-"""The next amount is at most this many times the last one."""
-
-STEEPEST = 3.0
-"""The time of a fit grows with at most this power of the number of examples."""
+CAUSE_NUMBER = 4e-7  # seconds of the root cause per number of the native maps, likewise
+FEWEST_TO_FIT = 64  # examples on which an estimator is fitted first
+now = time.perf_counter  # the clock in seconds
+GROWTH = 8.0  # the next amount is at most this many times the last one
+STEEPEST = 3.0  # the time of a fit grows with at most this power of the number of examples
 
 
 @dataclass(frozen=True)

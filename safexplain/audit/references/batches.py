@@ -17,8 +17,7 @@ from safexplain.errors import InputError
 
 AugmentationName = Literal["none", "flip", "crop-flip"]
 
-SHARE = 1 / 3
-"""Largest share of the free memory of a GPU that data takes; the rest is for the training."""
+SHARE = 1 / 3  # largest share of the free memory of a GPU that data takes; the rest is for the training
 
 
 def fits(x: Tensor, device: torch.device) -> bool:

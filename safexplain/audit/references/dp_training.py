@@ -36,11 +36,8 @@ CLIPPINGS = {"AutoSClipping": "auto-s", "FlatClipping": "flat", "PerLayerClippin
 MECHANISM = "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise"
 """Beginning of the mechanism in statements whose training can be repeated."""
 
-NEAR = 0.01
-"""Relative difference below which numbers of a recipe and of a statement count as equal but for rounding."""
-
-FEWER = 0.05
-"""Relative difference allowed between the statement's records and the members in the data."""
+NEAR = 0.01  # relative difference below which numbers of a recipe and of a statement count as equal but for rounding
+FEWER = 0.05  # relative difference allowed between the statement's records and the members in the data
 
 Trained = str | tuple[str, ...]
 

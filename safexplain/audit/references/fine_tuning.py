@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 Trainable = Literal["head", "all", "lora"] | int
 """The part of a pre-trained model that is fine-tuned; a number n means the last n blocks and the head."""
 
-_STREAM = 0xF17E
-"""Separates the random numbers from those of the pre-training with the same seed."""
-_FEATURES = 2**30
-"""Approximate bytes of features of heads that train together."""
+_STREAM = 0xF17E  # separates the random numbers from those of the pre-training with the same seed
+_FEATURES = 2**30  # approximate bytes of features of heads that train together
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,11 +31,8 @@ from safexplain._progress import Progress
 from safexplain._versions import VERSION
 from safexplain.errors import ConfigurationError
 
-TRIES = 3
-"""Losses of workers in a row, with no task finished, after which the error of the backend is raised."""
-
-LARGE = 1 << 20
-"""Bytes from which an array is sent outside the pickle, once for all tasks that share it."""
+TRIES = 3  # losses of workers in a row, with no task finished, after which the error of the backend is raised
+LARGE = 1 << 20  # bytes from which an array is sent outside the pickle, once for all tasks that share it
 
 VERSIONS = {"safexplain": VERSION, "torch": torch.__version__}
 

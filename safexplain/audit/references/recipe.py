@@ -25,8 +25,7 @@ from safexplain.audit.references.dp_training import FEWER, DPTraining, as_toml, 
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-TELL_SECONDS = 0.5
-"""Seconds between reports of progress within an epoch; the end of each epoch is always reported."""
+TELL_SECONDS = 0.5  # seconds between reports of progress within an epoch; the end of each epoch is always reported
 
 Tick = Callable[..., None]
 """tick(share, note=""): the share of a training that is done, in [0, 1], and a note such as "epoch 3 of 30"."""
@@ -286,15 +285,11 @@ def check_finite(model: nn.Module) -> None:
         raise InputError("training diverged: the weights became NaN or infinite; lower the recipe's learning rate")
 
 
-Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]
-"""`train(x, y, generator)` returns a trained module."""
+Train = Callable[[Tensor, Tensor, torch.Generator], nn.Module]  # `train(x, y, generator)` returns a trained module
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(b, ...) inputs and (b,) labels -> their mean cross-entropy."""
-
-_last = threading.local()
-"""`stand_in`: the module that this thread compiled last."""
+Loss = Callable[[Tensor, Tensor], Tensor]  # (b, ...) inputs and (b,) labels -> their mean cross-entropy
+_last = threading.local()  # `stand_in`: the module that this thread compiled last
 
 
 def loss_in(model: nn.Module) -> Loss:

@@ -190,7 +190,6 @@ def _train_key(train: Any) -> str:
 
 
 def _base_seed(train: object) -> int:
-    """The recipe's part of the seeds of its models."""
     return train.seed if isinstance(train, Recipe) else 0
 
 

@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,8 +47,7 @@ def is_batchable(model: nn.Module, recipe: Recipe) -> bool:
 ALIGNED = 16
 """Batches of models that train together are padded to multiples of this, so that vector instructions cover each."""
 
-TOGETHER = 32
-"""Most models in one batched computation; finished models are stored after each."""
+TOGETHER = 32  # most models in one batched computation; finished models are stored after each
 
 train_one = Recipe.train
 
@@ -181,16 +180,6 @@ class _ManyBatches:
             yield x, self.y[index], weight
 
 
-class Keeper(Protocol):
-    """Writes fitted estimators as bytes, and reads them without running code in these."""
-
-    def write(self, estimator: Any) -> bytes:
-        """The bytes; ValueError or TypeError if it cannot be written."""
-
-    def read(self, raw: bytes) -> Any:
-        """The inverse; InputError if the bytes are damaged or of something else."""
-
-
 @dataclass(frozen=True, eq=False)
 class EstimatorTraining:
     """How reference models repeat a fitted classifier: as clones with its hyper-parameters, and seeds of their own."""
@@ -198,7 +187,7 @@ class EstimatorTraining:
     estimator: Any  # not changed
     labels: NDArray[Any] | None = None  # of the outputs, if not 0, 1, ...; y then has their indices
     columns: Columns | None = None  # meaning of the numbers of a row, see `EstimatorModule`
-    keeper: Keeper | None = None  # writes finished ones; None: they are not stored
+    keeper: Any = None  # write(estimator) -> bytes and read(bytes) -> estimator, without running code; None: not stored
     given: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters that replace the estimator's
 
     def fitted(self, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int) -> EstimatorModule:
@@ -265,5 +254,4 @@ class EstimatorTraining:
         return "\n".join([f"# {type(self.estimator).__name__}", *lines]) + "\n"
 
 
-LIBRARIES = ("sklearn", "xgboost", "lightgbm")
-"""Libraries whose version changes the model of the same hyper-parameters."""
+LIBRARIES = ("sklearn", "xgboost", "lightgbm")  # libraries whose version changes the model of the same hyper-parameters

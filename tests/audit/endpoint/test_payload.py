@@ -110,7 +110,7 @@ def test_listed_probabilities_are_read_and_make_the_label() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"explanations": [[1.0, float("nan")], [1.0, 2.0]]}, "NaN or infinite values .first in row 0"),
+        ({"explanations": [[1.0, float("nan")], [1.0, 2.0]]}, "NaN or infinite values"),
         ({"explanations": [[1.0, 2.0], [1.0]]}, "different lengths"),
         ({"explanations": [[1.0, 2.0]]}, r"expected explanations for each of 2 rows, got shape \(1, 2\)"),
         ({"explanations": [["1", "2"], ["3", "4"]]}, "expected lists of numbers, .* got a list of 2"),
@@ -156,7 +156,6 @@ def test_tensors_that_cannot_be_read_say_why(outputs: object, said: str) -> None
     ("content", "said"),
     [
         ({"format": "v3"}, "one of json, kserve-v1, v2"),
-        ({"request": {"input": "x"}}, "unknown"),
         ({"request": {"headers": {"A": 1}}}, "each value text"),
         ({"answer": {"labels": "a", "probabilities": "b"}}, "got both"),
         ({"answer": {"classes": ["a", "a"]}}, "different classes"),

@@ -24,8 +24,7 @@ from safexplain.verdict.certificate.read import load_certificate
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
-N, EACH, TWICE = 60, 4, 16
-"""Examples, questions about each at the policy's patience of 3, and questions asked twice."""
+N, EACH, TWICE = 60, 4, 16  # examples, questions about each at the policy's patience of 3, and questions asked twice
 
 
 @pytest.fixture(scope="module")
@@ -129,17 +128,6 @@ def test_a_service_gets_the_verdict_of_its_model_by_what_it_answers(
     assert [a.auc for a in shared] == pytest.approx([by_name[a.attack, a.signal] for a in shared], abs=1e-6)
 
 
-def test_every_question_is_asked_once_but_for_those_that_are_asked_twice(
-    service: Any, run: Callable[..., AuditRun]
-) -> None:
-    found = run(target := endpoint(service))
-    counts = service.questions
-    assert (len(counts), counts.total()) == (N * EACH, N * EACH + TWICE)
-    assert sorted(counts.values())[-TWICE - 1 :] == [1, *[2] * TWICE]
-    assert f"{TWICE} questions were repeated at the end and got the same answers." in found.notes
-    assert target.caveat.endswith(f"{N * EACH + TWICE} questions were asked.")
-
-
 def test_what_is_averaged_are_the_maps_that_explain_the_label_of_the_plain_query(
     service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]
 ) -> None:
@@ -194,8 +182,9 @@ def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(
         run(first)
     first.close()
     service.before = lambda path, number: None
-    run(target := endpoint(service, store))
+    found = run(target := endpoint(service, store))
     target.close()
+    assert f"{TWICE} questions were repeated at the end and got the same answers." in found.notes
     counts = service.questions
     assert (len(counts), counts.total()) == (N * EACH, N * EACH + TWICE)
     before = len(service.bodies)
@@ -310,22 +299,13 @@ def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace,
     assert any("100.0% on members" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(
-    ("spoiled", "said"),
-    [({"explanations": [[float("nan")] * 6] * 32}, "NaN or inf"), ({"labels": [0]}, "expected a list of 32")],
-)
 def test_a_malformed_answer_loses_nothing_that_came_before(
-    service: Any,
-    world: SimpleNamespace,
-    run: Callable[..., AuditRun],
-    tmp_path: Path,
-    spoiled: dict[str, Any],
-    said: str,
+    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path
 ) -> None:
     right, turn = service.answer, itertools.count()
-    service.answer = lambda path, x: {**right(path, x), **(spoiled if next(turn) == 2 else {})}
+    service.answer = lambda path, x: {**right(path, x), **({"labels": [0]} if next(turn) == 2 else {})}
     first = endpoint(service, tmp_path / "a")
-    with pytest.raises(EndpointError, match=said):
+    with pytest.raises(EndpointError, match="expected a list of 32"):
         run(first)
     first.close()
     second = endpoint(service, tmp_path / "a")

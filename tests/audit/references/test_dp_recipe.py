@@ -70,7 +70,6 @@ def test_clipping_goes_by_name(name, rule):
         ("[dp]\nepsilon = 0\ndelta = 1e-5", ConfigurationError, r"\[dp\] epsilon: expected a finite number above 0"),
         ("[dp]\nepsilon = 8", ConfigurationError, r"r.toml: \[dp\] lacks delta"),
         ("[dp]\ndelta = 1e-5", ConfigurationError, r"\[dp\] expected epsilon .*, got neither"),
-        ("[dp]\nepsilon = 8\ndelta = 1e-5\neps = 1", ConfigurationError, r"\[dp\]: unknown \['eps'\]; known are"),
         ("[dp]\nepsilon = 8\ndelta = 1e-5\nadjacency = 'replace'", ConfigurationError, r"\[dp\] adjacency"),
         ("[dp]\nepsilon = 8\ndelta = 1e-5\nclipping = 'norm'", ConfigurationError, r"\[dp\] clipping is one of auto-s"),
         ("[dp]\nepsilon=8\ndelta=1e-5\nclipping='flat'\ngamma=1", ConfigurationError, r"\[dp\] gamma belongs to"),

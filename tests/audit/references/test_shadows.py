@@ -176,7 +176,6 @@ def test_a_function_may_train_and_gets_the_members_only():
         return mlp(0)
 
     found = train_shadows(POOL, train, models=3)
-    assert len(found.models) == 3
     for (x, y), member in zip(seen, found.membership, strict=True):
         assert torch.equal(x, POOL.x[torch.from_numpy(member)])
         assert torch.equal(y, POOL.y[torch.from_numpy(member)])
