@@ -140,6 +140,10 @@ class Plan:
             return self.best_certifiable >= self.limit
         return self.best_certifiable <= self.limit and not self.obstacles
 
+    def stage(self, name: str) -> Stage:
+        """The stage of this name, or KeyError."""
+        return {stage.name: stage for stage in reversed(self.stages)}[name]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         plain = asdict(replace(self, stages=()))

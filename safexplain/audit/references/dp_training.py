@@ -340,8 +340,7 @@ def train_alone(
     generator: torch.Generator,
     tick: Callable[..., None] | None,
 ) -> nn.Module:
-    """Train a model in place by `DPFineTuner`, with batches and noise seeded by the generator, and return it in eval
-    mode; raises as `DPFineTuner`."""
+    """Train a model in place by `DPFineTuner`, with batches and noise of the generator, and leave it in eval mode."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)
         tuner = dp.tuner(how, model, x, y, seed=generator.initial_seed() % 2**31, tick=tick)
@@ -359,8 +358,7 @@ def train_private_models(
     generators: Sequence[torch.Generator],
     tick: Callable[..., None] | None,
 ) -> None:
-    """Train models in place, each on its rows of (x, y): heads on the same features together, all others one by one;
-    raises as `DPFineTuner`."""
+    """Train models in place, each on its rows of (x, y): heads on the same features together, all others one by one."""
     waiting, done = list(range(len(models))), 0
     while waiting:
         first = waiting[0]

@@ -89,8 +89,7 @@ class FineTune:
         return self.outputs or self.downstream.classes
 
     def shares(self, seed: int, number: int, member: NDArray[np.bool_]) -> list[tuple[Population, NDArray[np.int64]]]:
-        """The rows of populations on which a model is fine-tuned, a random share of `downstream`; the model has this
-        number and was pre-trained on `member` (n,) bool."""
+        """The rows, a random share, on which model `number`, pre-trained on `member` (n,) bool, is fine-tuned."""
         n = len(self.downstream)
         rng = np.random.default_rng([seed, number, _STREAM])
         return [(self.downstream, np.sort(rng.choice(n, min(max(round(self.sample * n), 1), n), replace=False)))]

@@ -97,8 +97,7 @@ def groups_by_steps(recipe: Recipe, members: Mapping[int, int], most: int = TOGE
 
 
 def most_together(models: int) -> int:
-    """Size of a batched computation for so many models that keeps all workers busy to the end; 4 models hardly take
-    longer than one."""
+    """Size of a batched computation for so many models that keeps all workers busy to the end, at least 4."""
     count = workers()
     return TOGETHER if count == 1 else min(max(-(-models // (2 * count)), 4), TOGETHER)
 

@@ -63,10 +63,6 @@ def planned(given, **changes) -> Plan:
     return plan_audit(**{**given, "budget": 0.5, **changes})
 
 
-def stage_of(plan: Plan, name: str = TRAINING):
-    return next(stage for stage in plan.stages if stage.name == name)
-
-
 def done(given, **changes):
     """Units of each stage that a real audit tells of, and its result."""
     told: dict[str, float] = {}
@@ -93,7 +89,7 @@ def test_a_plan_counts_what_the_audit_does(arguments, changes) -> None:
 
 @pytest.mark.parametrize(("make", "compiled"), [(convolutional, True), (build, False)])
 def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, make, compiled) -> None:
-    stage = stage_of(planned(arguments, build=make, recipe=replace(RECIPE, compile=compiled)))
+    stage = planned(arguments, build=make, recipe=replace(RECIPE, compile=compiled)).stage(TRAINING)
     assert stage.seconds > 0
     assert stage.says.startswith(f"{RECIPE.steps_per_epoch(N // 2) * RECIPE.epochs} steps each")
     assert ("not compiled" in stage.says) == compiled
@@ -101,18 +97,18 @@ def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, mak
 
 def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_path) -> None:
     cache = tmp_path / "models"
-    assert stage_of(planned(arguments, cache=cache)).seconds > 0
+    assert planned(arguments, cache=cache).stage(TRAINING).seconds > 0
     assert not cache.exists()
     train_shadows(arguments["population"], RECIPE, build=build, models=REFERENCES, seed=0, cache=cache)
     kept = sorted(cache.iterdir())
     before = {path: path.read_bytes() for path in kept}
     kept[0].unlink()
-    half = stage_of(planned(arguments, cache=cache))
+    half = planned(arguments, cache=cache).stage(TRAINING)
     assert f"{REFERENCES - 1} are finished" in half.says
     assert half.seconds > 0
     assert sorted(cache.iterdir()) == kept[1:]
     kept[0].write_bytes(before[kept[0]])
-    assert stage_of(planned(arguments, cache=cache)).seconds == 0
+    assert planned(arguments, cache=cache).stage(TRAINING).seconds == 0
 
 
 def test_estimators_are_planned_by_whole_fits(arguments) -> None:
@@ -121,7 +117,7 @@ def test_estimators_are_planned_by_whole_fits(arguments) -> None:
     fitted = tree.fit(population.x.numpy()[member], population.y.numpy()[member])
     plan = planned(arguments, model=fitted, recipe=tree, build=None, explainer=HardenedOcclusion,
                    hardening=Hardening.none(), arguments={"sliding_window_shapes": (2,)})  # fmt: skip
-    assert "by a fit of 45 of 45 examples" in stage_of(plan).says
+    assert "by a fit of 45 of 45 examples" in plan.stage(TRAINING).says
     assert plan.seconds > 0
 
 
@@ -138,7 +134,7 @@ def test_both_stages_of_a_fine_tuned_model_are_planned(arguments) -> None:
 def test_an_endpoint_is_asked_nothing(arguments) -> None:
     endpoint = Endpoint("http://127.0.0.1:9/nobody", "json", classes=3)
     plan = planned(arguments, model=endpoint)
-    asks = stage_of(plan, "asking the endpoint")
+    asks = plan.stage("asking the endpoint")
     assert asks.count == endpoint.plan(N, POLICY.patience).questions
     assert asks.seconds == endpoint.plan(N, POLICY.patience).seconds
     alone = planned(arguments, model=endpoint, references=0, recipe=None, build=None)
