@@ -106,13 +106,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table, in the order in which a model takes them.
-
-    Args:
-        columns: one or more.
-        as_category: the model gets text columns as pandas categories, which LightGBM and XGBoost need; else as the
-            texts of `read_csv`.
-    """
+    """The columns of a table, in the order in which a model takes them; `as_category`: it gets text columns as pandas
+    categories, which LightGBM and XGBoost need, else as the texts of `read_csv`."""
 
     columns: tuple[Column, ...]
     as_category: bool = False

@@ -62,9 +62,6 @@ class Probability(_Wrapper):
 
     Gradients of the probability carry the factor p (1 - p), so their size reveals the model's confidence, which is
     higher on members. Gradients of the logit leak far less (`docs/concepts.md`).
-
-    Args:
-        model: (batch, ...) -> logits (batch, classes).
     """
 
     _explains = b"probability"
@@ -237,16 +234,11 @@ def log_probabilities(p: Tensor) -> Tensor:
 
 
 def class_log_odds(scores: Tensor) -> Tensor:
-    """log p_c - log(1 - p_c) of every class c, where p = softmax(scores); finite for finite scores.
+    """log p_c - log(1 - p_c) of every class c, where p = softmax(scores), for (batch, classes) float64 logits or log
+    probabilities; finite for finite scores.
 
     It is s_c - logsumexp of all other scores. If c is not the largest, p_c is at most 1/2, and log(1 - p_c) is exact;
     for the largest, the others are added up without it, because 1 - p_c may round to 0.
-
-    Args:
-        scores: (batch, classes) float64 logits or log probabilities.
-
-    Returns:
-        (batch, classes) float64.
     """
     log_p = scores.log_softmax(1)
     top = scores.argmax(1, keepdim=True)

@@ -91,13 +91,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class Undigestable(Exception):
-    """A callable depends on something that cannot be identified across runs."""
+    """A part cannot be identified across runs."""
 
 
 @functools.cache
 def code_digest(*modules: str, package: Path = Path(__file__).parents[1]) -> str:
-    """SHA-256 of the code of these modules, of all modules of the package that they import, and of the torch version;
-    FileNotFoundError: there is no such module."""
+    """SHA-256 of the code of these modules, of all modules of the package that they import, and of torch's version."""
     waiting, found_code = [*modules], dict[str, bytes]()
     for name in waiting:  # grows meanwhile
         if (source := _source_of(name, package)) is None:
@@ -333,8 +332,7 @@ def model_digest(forward_func: object) -> bytes:
         InputError: a TorchScript model.
 
     Warns:
-        OpaqueModelWarning: once for each callable in which neither a module nor a fitted scikit-learn estimator is
-            found; `OPAQUE_DIGEST` is returned.
+        OpaqueModelWarning: no model is found, once for each callable; `OPAQUE_DIGEST` is returned.
     """
     if (network := network_of(forward_func)) is not None:
         return _digest_of_module(network)
@@ -350,8 +348,7 @@ def model_digest(forward_func: object) -> bytes:
 
 
 def explained_digest(forward_func: object, given: bytes | None = None) -> bytes:
-    """The digest that noise depends on: the `model_digest`, or the one given by the caller, see `checked_digest`; and
-    whether the probability or the output is explained."""
+    """The digest that noise depends on: the model's, or the given one, and whether the probability is explained."""
     digest = model_digest(forward_func) if given is None else given
     read = getattr(type(forward_func), "_explains", None)
     return digest if read is None else _blake2b(digest + read).digest()
@@ -378,8 +375,7 @@ def _warn_once(forward_func: object) -> None:
 
 
 class _CachedDigest(NamedTuple):
-    """A cached digest of a module; the memory of its tensors; views of samples of these; other marks that are compared;
-    and packed weights, kept alive so that their ids stay theirs."""
+    """A cached digest of a module, and what is compared before it is used; `packed` weights are kept alive."""
 
     places: list[Any]
     views: list[list[Tensor]]
@@ -467,8 +463,7 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes, without names and classes: a module
-    and its `torch.export` archive have the same."""
+    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes, whatever the names and classes."""
     import torch
 
     each = []
@@ -484,9 +479,7 @@ def trained_digest(model: Any) -> str:
 
     - A torch module: `weights_digest`; a module without parameters around an estimator: that of the estimator.
     - A model with `coef_` and `intercept_`: of these numbers and of `classes_`, whatever its class.
-    - Any other fitted scikit-learn estimator: of all its parts.
-
-    ConfigurationError: none of these, not fitted, or with a part that cannot be read.
+    - Any other fitted scikit-learn estimator: of all its parts; ConfigurationError if one cannot be read.
     """
     if is_module(model):
         inner = getattr(model, "estimator", None)

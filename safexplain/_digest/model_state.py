@@ -259,8 +259,7 @@ def _callee_of(code: CodeType, owners: int) -> tuple[str, ...] | None:
 
 
 def state_of(module: nn.Module) -> list[Part]:
-    """The parts of a module (from `network_of`) that its answers depend on, in a fixed order, without inner
-    wrappers."""
+    """The parts of a module (from `network_of`) that its answers depend on, in a fixed order."""
     walk = _Walk(_names_in(module))
     walk.module("", module)
     return walk.parts
@@ -304,7 +303,7 @@ class _Walk(Writer):
         self._seen.add(id(module))
         if isinstance(module, sys.modules["torch"].jit.ScriptModule):
             raise InputError(
-                f"expected no TorchScript model, got {kind.__name__}; export the original model by torch.export.export"
+                f"expected no TorchScript model, got {kind.__name__}; use torch.export.export in its place"
             )
         torchs = _is_torch_class(kind)
         graph = kind.__qualname__.startswith("GraphModule.")  # torch makes a class for each graph
@@ -501,8 +500,7 @@ def _name_in(node: ast.AST) -> str:
 
 @lru_cache(maxsize=4096)
 def gist(code: CodeType) -> str:
-    """Names, constants and operations of a function and its inner functions in their order, without the position of the
-    code and the names of its variables."""
+    """Names, constants and operations of a function and its inner functions in their order; not its variables."""
     words = []
     for step in dis.get_instructions(code):
         value = step.argval

@@ -121,8 +121,7 @@ def check_unchanged(model: nn.Module, digest: bytes) -> None:
     """Raise RefusedError unless a model still has this digest, and is in evaluation mode."""
     if in_training_mode(model) or model_digest(model) != digest:
         raise RefusedError(
-            "the model has changed since the certificate was loaded, or is in training mode: load it again with the"
-            " audited model, in evaluation mode"
+            "the model has changed since the certificate was loaded, or is in training mode: load it again"
         )
 
 

@@ -230,8 +230,7 @@ def _covered(shape: Sequence[int], window: Any, step: Any) -> list[list[tuple[in
 
 
 def _cells(covered: list[list[tuple[int, int]]], shape: Sequence[int]) -> Tensor:
-    """(1, ...) the cell of each position between the edges of all windows: positions of one cell are always covered
-    together."""
+    """(1, ...) the cell of each position between the edges of all windows."""
     cells = torch.zeros(1, dtype=torch.long)
     for length, places in zip(shape, covered, strict=True):
         edges = sorted({0, length}.union(*places))[1:]

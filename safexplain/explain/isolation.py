@@ -324,8 +324,7 @@ def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: 
 
 
 def _one_hot(outputs: Any, target: Any) -> Tensor | None:
-    """(rows, classes) with ones at the explained outputs: the gradient that arrives at a classifier's outputs from
-    them. None unless this is certain."""
+    """(rows, classes) with ones at the explained outputs, the gradient there; None unless this is certain."""
     if type(outputs) is not Tensor or outputs.dim() != 2 or not outputs.is_floating_point() or not outputs.numel():
         return None
     rows, classes = outputs.shape

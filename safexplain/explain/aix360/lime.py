@@ -35,8 +35,7 @@ Weights = list[tuple[int, float]]
 
 
 def _private_copy(explainer: Any, generator: np.random.RandomState | None) -> Any:
-    """A shallow copy of a LIME explainer that draws from copies of its generators, so that those never move, or from
-    `generator` if the caller gave none."""
+    """A shallow copy of a LIME explainer that draws from copies of its generators, or without any from `generator`."""
     mine = copy.copy(explainer)
     parts, copies = [mine], dict[int, Any]()
     for name in ("base", "discretizer"):

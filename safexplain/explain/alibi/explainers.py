@@ -275,10 +275,7 @@ class HardenedAnchorText(HardenedAnchors):
 
 
 class _Shapley(HardenedAlibi):
-    """Shapley values, by the hardened explainer of shap around the one that Alibi made in `fit`.
-
-    See `HardenedShap` for what they explain, audits and certificates.
-    """
+    """Shapley values, by the hardened explainer of shap around the one that Alibi made in `fit`; see `HardenedShap`."""
 
     _libraries, _no_options = ("alibi", "shap"), frozenset({"self", "X", "y"})
     _core: ClassVar[type[HardenedShap]]

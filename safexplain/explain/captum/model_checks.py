@@ -133,9 +133,7 @@ def check_first_call(explainer: Attribution, original: nn.Module, options: Mappi
 def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
     """Compare the sum of DeepLift's attributions with f(x) - f(baseline), for each model in evaluation mode once
     without baselines (zeros) and once with some; for methods of neurons, which have no target, at the first output.
-
-    The sums may differ by 0.1 % of the attributions' total size, plus rounding errors.
-    """
+    They may differ by 0.1 % of the attributions' total size, plus rounding errors."""
     model, given = explainer.forward_func, options.get("baselines")
     case = "given baselines" if given is not None and not callable(given) else "zeros"
     if case in _checked.get(original, ()) or _changed_by_training(model):

@@ -149,8 +149,7 @@ class HardenedShap(TableExplainer):
         return found[0] if np.ndim(X) == 1 else found
 
     def _run(self, rows: Any, options: Mapping[str, Any], outputs: Values | None = None) -> tuple[Values, Any]:
-        """Native values, (n, d), or (n, d, outputs), from which `outputs` (n,) may pick one for each row; and their
-        base value."""
+        """Native values, (n, d) or (n, d, outputs), of which `outputs` (n,) may pick one a row; and the base value."""
         if self._encoded is None:
             return self._native_values(rows, options, outputs)
         found, base = self._native_values(self._encoded.rows(rows), options, outputs)
