@@ -69,11 +69,6 @@ class Scaled(Wrapper):
         return self.model(x) * 2
 
 
-class Loud(Wrapper):
-    def forward(self, x):
-        return self.model.forward(x)
-
-
 def dynamic(model):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -227,7 +222,6 @@ EQUAL = {
     "compiled": lambda: (NET, torch.compile(NET)),
     "probability": lambda: (NET, Probability(NET)),
     "a module that hands on": lambda: (NET, Wrapper(NET)),
-    "a module that calls forward": lambda: (NET, Loud(NET)),
     "a lambda": lambda: (NET, lambda x: NET(x)),
     "a lambda with a closure": lambda: (NET, (lambda model: lambda x: model(x))(NET)),
     "a lambda that calls forward": lambda: (NET, lambda x: NET.forward(x)),

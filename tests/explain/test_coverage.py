@@ -15,7 +15,7 @@ from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 OUTSIDE = {"LimeBase", "NoiseTunnel"}
-"""What `harden` takes without a row of its own; each has a test below that runs it."""
+"""What `harden` takes without a row of its own."""
 
 
 def public(namespace=captum.attr):

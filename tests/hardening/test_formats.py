@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import RangeClip
-from safexplain.hardening.hardening import Hardening, hardening_or_default
+from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.selection import Levels, TopKSet
 
@@ -144,13 +142,3 @@ def test_the_rate_of_wrong_signs_is_counted_on_these_maps():
 def test_the_scale_of_a_format_is_its_largest_number():
     for clip in (TopKSet(k=4), TopKSet(k=4, ordered=True), Levels(3), Levels(16)):
         assert clip.scale(200) == float(clip(maps()).max())
-
-
-def test_what_is_recommended_needs_no_noise_and_no_key(monkeypatch):
-    monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY", raising=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        hardening = Hardening.recommended()
-        assert hardening == Hardening.recommended(key=bytes(32)) == hardening_or_default(None)
-        for features in (1, 23, 3072):
-            hardening(maps(2, features))
