@@ -96,10 +96,6 @@ def test_the_page_is_well_formed_and_loads_nothing(shape: tuple[int, ...]) -> No
     assert len(identifiers) == len(set(identifiers))
 
 
-def test_the_same_search_gives_the_same_page() -> None:
-    assert whole() == whole()
-
-
 def test_every_release_stands_in_the_table_with_its_numbers() -> None:
     found = study()
     front = front_of(found.points)

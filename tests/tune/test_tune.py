@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -107,51 +105,6 @@ def test_examples_for_pictures_are_members_and_others_with_the_maps_of_each_poin
     assert all(maps.shape == shown.inputs.shape for maps in shown.maps.values())
 
 
-KILLED = """
-import os, signal, sys
-import tuning
-from safexplain.tune import study
-before = study.Search._measured
-def killed(self, number, *given):
-    if number == 9:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return before(self, number, *given)
-study.Search._measured = killed
-tuning.search(tuning.telling(), folder=sys.argv[1])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unconfirmed")
-def test_a_study_that_was_killed_in_a_trial_is_taken_up_there(
-    found: Tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = [str(Path(study.__file__).parents[2]), str(Path(__file__).parents[1] / "helpers")]
-    code = f"import sys; sys.path[:0] = {path!r}\n{KILLED}"
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
-    run = []
-    before = study.Search._measured
-    monkeypatch.setattr(
-        study.Search, "_measured", lambda self, number, *given: run.append(number) or before(self, number, *given)
-    )
-    again = search(telling(), folder=tmp_path)
-    assert run == [9]
-    assert figures(again) == figures(found)
-    assert again.study.digest == found.study.digest
-
-
-@pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
-def test_what_the_file_has_of_another_release_is_measured_again(tmp_path: Path) -> None:
-    first = search(HardenedInputXGradient, trials=3, folder=tmp_path)
-    content = (tmp_path / "study.json").read_bytes()
-    other = json.loads(content)
-    other["trials"][1] |= {"hardening": other["trials"][2]["hardening"], "utility": 0.5}
-    (tmp_path / "study.json").write_text(json.dumps(other))
-    assert figures(search(HardenedInputXGradient, trials=3, folder=tmp_path)) == figures(first)
-    assert (tmp_path / "study.json").read_bytes() == content
-
-
 @pytest.mark.usefixtures("unconfirmed")
 def test_nothing_of_the_certification_split_moves_a_trial(found: Tuned) -> None:
     population, shadows = world()
@@ -188,15 +141,6 @@ def test_ctrl_c_keeps_what_is_there_and_a_second_run_goes_on(found: Tuned, tmp_p
     again = search(telling(), folder=tmp_path)  # so that the same search finds the same, bit for bit
     assert figures(again) == figures(found)
     assert again.study.digest == found.study.digest
-
-
-@pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
-def test_progress_tells_of_each_trial_and_of_the_front() -> None:
-    told = []
-    search(HardenedInputXGradient, trials=3, progress=lambda *said: told.append(said))
-    searching = [said for said in told if said[0] == "searching"]
-    assert [said[1:3] for said in searching] == [(1, 3), (2, 3), (3, 3)]
-    assert "on the front" in searching[-1][3]
 
 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")

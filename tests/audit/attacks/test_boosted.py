@@ -50,18 +50,6 @@ def test_examples_are_scored_by_trees_of_the_other_half():
     np.testing.assert_array_equal(fitted.scores(signal[0], signal[1:], member[1:]), want)
 
 
-def test_trees_learn_from_the_named_players_only():
-    signal, member = released(2.0)
-    one = SMALL.fit(signal[1:], member[1:], players=[0, 1, 2])
-    changed = member[1:].copy()
-    changed[9] = ~changed[9]  # a reference, no player: its membership counts, as in every ratio
-    two = SMALL.fit(signal[1:], changed, players=[0, 1, 2])
-    a, b = (f.scores(signal[0], signal[1:], member[1:]) for f in (one, two))
-    assert not np.array_equal(a, b)
-    again = SMALL.fit(signal[1:], member[1:], players=[2, 1, 0])
-    assert area(again.scores(signal[0], signal[1:], member[1:]), member[0]) > 0.75
-
-
 def test_features_are_those_of_the_references():
     signal, member = released(1.0, examples=50)
     signal = np.exp(signal)
@@ -104,12 +92,6 @@ def test_labels_are_counted_not_measured():
     np.testing.assert_allclose(x[:, 0], [same[m, i].mean() for i, m in enumerate(member[1:].T)], rtol=1e-6)
     np.testing.assert_allclose(x[:, 1], [same[~m, i].mean() for i, m in enumerate(member[1:].T)], rtol=1e-6)
     np.testing.assert_allclose(x[:, 2], LabelLikelihoodRatio()(label[0], label[1:], member[1:]), rtol=1e-6)
-
-
-def test_the_same_seed_gives_the_same_scores():
-    signal, member = released(1.0)
-    first, second = (SMALL(signal[0], signal[1:], member[1:]) for _ in range(2))
-    assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("options", [{"leaves": 1}, {"rate": 0.0}])

@@ -93,17 +93,6 @@ def test_a_mix_of_the_columns_scores_as_the_columns():
 
 
 @pytest.mark.parametrize("attack", [JointLikelihoodRatio(), ATTACK], ids=repr)
-def test_a_column_twice_scores_as_once(attack):
-    target, shadows, membership, _ = world(100, 12, calm=0.7)
-    for scale in (abs, np.asarray):
-        one, many = scale(target[:, :1]), scale(shadows[..., :1])
-        alone = attack(one[:, 0], many[..., 0], membership)
-        twice = attack(np.repeat(one, 2, 1), np.repeat(many, 2, 2), membership)
-        assert np.allclose(twice, alone, atol=1e-6)
-        assert np.ptp(alone) > 0.1
-
-
-@pytest.mark.parametrize("attack", [JointLikelihoodRatio(), ATTACK], ids=repr)
 def test_a_constant_column_decides_nothing(attack):
     target, shadows, membership, _ = world(100, 12)
     without = attack(target, shadows, membership)
@@ -117,17 +106,6 @@ def test_constants_score_0(attack):
     membership = world(20, 8)[2]
     for value in (0.0, 0.1):
         assert not attack(np.full((20, 3), value), np.full((8, 20, 3), value), membership).any()
-
-
-def test_columns_that_are_never_negative_are_taken_on_the_logarithm_and_the_others_are_not():
-    target, shadows, membership, _ = world(60, 12)
-    t, s = target.copy(), shadows.copy()
-    t[:, 1], s[..., 1] = np.exp(t[:, 1]), np.exp(s[..., 1])
-    by_hand = JointLikelihoodRatio("identity")(target, shadows, membership)
-    assert np.allclose(JointLikelihoodRatio()(t, s, membership), by_hand, atol=1e-8)
-    assert not np.allclose(JointLikelihoodRatio("identity")(t, s, membership), by_hand, atol=0.1)
-    s[0, 0, 1] = 0.0
-    assert np.isfinite(JointLikelihoodRatio()(t, s, membership)).all()
 
 
 def test_work_in_parts_gives_the_same_scores(monkeypatch):
@@ -238,13 +216,6 @@ def test_columns_that_only_mix_fewer_numbers_score_as_these():
     assert found[3] == found[4] == 0
 
 
-def test_in_many_columns_without_a_leak_nothing_is_found():
-    for seed in range(2):
-        target, shadows, membership, member = wide(600, 12, 60, leak=0.0, seed=seed)
-        low, high = auc_interval(roc(ATTACK(target, shadows, membership), member), 0.999)
-        assert low < 0.5 < high
-
-
 def test_many_columns_in_parts_give_the_same_scores(monkeypatch):
     case = wide(60, 10, 50)[:3]
     whole = JointLikelihoodRatio()(*case)
@@ -265,19 +236,6 @@ def test_each_of_many_columns_has_its_scale_as_each_of_few():
     assert not np.allclose(JointLikelihoodRatio("identity")(target, shadows, membership), by_hand, atol=0.1)
     with pytest.raises(InputError, match="transform='identity'"):
         JointLikelihoodRatio("log")(target, shadows, membership)
-
-
-def test_scores_of_many_odd_columns_are_finite():
-    rng = np.random.default_rng(0)
-    odd = np.array([0.0, 5e-324, 1e-300, 1.0, -1.0, 1e-9, 1e100, 1e300])
-    for _ in range(5):
-        m, n, k = rng.integers(2, 5), rng.integers(1, 5), rng.integers(33, 60)
-        membership = rng.random((m, n)) < 0.5
-        membership[:2, 0] = True, False
-        signal = np.where(rng.random((m + 1, n, k)) < 0.5, rng.choice(odd, (m + 1, n, k)), rng.normal(size=k))
-        assert np.isfinite(ATTACK(signal[0], signal[1:], membership)).all()
-    for value in (0.0, 0.1):
-        assert not ATTACK(np.full((20, 40), value), np.full((8, 20, 40), value), world(20, 8)[2]).any()
 
 
 # -------------------------------------------------------------------------------------------------- odd signals
@@ -302,8 +260,6 @@ def test_more_than_2048_numbers_are_refused():
     membership = np.arange(24).reshape(4, 6) % 5 < 2
     with pytest.raises(InputError, match=r"1 to 2048 numbers per example, got 2049; use LikelihoodRatio"):
         JointLikelihoodRatio()(signal[0], signal[1:], membership)
-    with pytest.raises(InputError, match="1 to 2048 numbers per example, got 0"):
-        JointLikelihoodRatio()(signal[0, :, :0], signal[1:, :, :0], membership)
 
 
 def test_references_on_one_side_only_and_logarithms_of_negative_signals_are_refused():
@@ -312,7 +268,5 @@ def test_references_on_one_side_only_and_logarithms_of_negative_signals_are_refu
         JointLikelihoodRatio()(target, shadows, np.ones_like(membership))
     with pytest.raises(InputError, match="transform='identity'"):
         JointLikelihoodRatio("log")(target, shadows, membership)
-    with pytest.raises(InputError, match="expected target"):
-        JointLikelihoodRatio()(target[:5], shadows, membership)
     with pytest.raises(ConfigurationError):
         JointLikelihoodRatio("sqrt")

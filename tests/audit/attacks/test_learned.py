@@ -58,9 +58,8 @@ def test_a_pattern_that_no_norm_shows_is_found():
         assert low < 0.5 < high
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_without_a_leak_nothing_is_found(seed):
-    target, shadows, membership, member = world(leak=0.0, seed=seed)
+def test_without_a_leak_nothing_is_found():
+    target, shadows, membership, member = world(leak=0.0)
     _, (low, high) = auc_and_interval(QUICK(target, shadows, membership), member)
     assert low < 0.5 < high
 
@@ -76,15 +75,6 @@ def test_only_the_models_and_examples_allowed_are_trained_on():
     flipped[:, 250:] ^= True
     assert np.array_equal(QUICK.fit(other, flipped, *allowed).scores(target), expected)
     assert not np.array_equal(QUICK(target, other, membership), expected)
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_the_size_of_maps_counts_at_any_scale(scale):
-    rng = np.random.default_rng(0)
-    member = rng.random((9, 400)) < 0.5
-    maps = rng.normal(size=(9, 400, 8)) * np.exp(rng.normal(0, 0.3, (9, 400)) - 0.8 * member)[..., None]
-    maps /= np.array(1 / scale)
-    assert roc(QUICK(maps[0], maps[1:], member[1:]), member[0]).auc > 0.8
 
 
 def test_knowing_an_example_by_its_map_is_of_no_use(monkeypatch):
@@ -123,14 +113,6 @@ def test_a_texture_that_moves_is_found_by_the_convolutions():
 
 
 # ---------------------------------------------------------------------------------------------------- repeating itself
-
-
-def test_a_seed_gives_the_same_scores_and_another_seed_others():
-    target, shadows, membership, _ = world(200, 4)
-    first = QUICK(target, shadows, membership)
-    torch.rand(3)
-    assert np.array_equal(QUICK(target, shadows, membership), first)
-    assert not np.array_equal(replace(QUICK, seed=1)(target, shadows, membership), first)
 
 
 def test_the_global_random_state_and_precision_of_torch_do_not_matter_and_stay():
@@ -182,16 +164,6 @@ def test_members_and_others_weigh_the_same_and_so_do_an_examples_maps_on_both_si
     found = TrainingPairs(np.arange(7), example, member).weights()
     raw = np.array([1.5, 0.75, 0.75, 0.75, 0.75, 1.5, 1.0])
     assert found == pytest.approx(raw * np.where(member, 3.5 / raw[member].sum(), 3.5 / raw[~member].sum()))
-
-
-def test_the_cap_on_examples_holds():
-    membership = world(300, 8)[2]
-    rng = np.random.default_rng(0)
-    pairs = TrainingPairs.draw(membership, np.arange(1, 8), 100, rng)
-    assert len(pairs.member) == 100
-    assert len(set(zip(pairs.model, pairs.example, strict=True))) == 100
-    assert 0 not in pairs.model
-    assert np.array_equal(pairs.member, membership[pairs.model, pairs.example])
 
 
 def test_work_in_parts_gives_the_same_scores(monkeypatch):

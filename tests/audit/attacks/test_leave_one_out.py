@@ -6,7 +6,6 @@ import pytest
 from safexplain.audit.attacks import LikelihoodRatio, likelihood
 from safexplain.audit.attacks.likelihood import likelihood_ratios
 from safexplain.audit.attacks.suite import VIEWS
-from safexplain.errors import InputError
 
 REFERENCES = np.array([0, 2, 3, 4, 5, 6, 8])
 READ = [1, 3, 8, 7, 0]
@@ -50,13 +49,6 @@ def test_the_complement_of_the_model_that_is_read_is_nobodys_reference_for_it(sh
         np.testing.assert_allclose(scores, oracle(LikelihoodRatio(), values, member, read), rtol=1e-8, atol=1e-8)
 
 
-def test_far_from_zero_the_scores_are_the_same():
-    values, member = released((9, 100, 3))
-    near = ratios(LikelihoodRatio(), values, member)
-    far = ratios(LikelihoodRatio(), values + 1e6, member)
-    np.testing.assert_allclose(far, near, atol=1e-5)
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_made_of_a_few_examples_at_a_time_is_the_view_of_all(view, monkeypatch):
     values, member = released((9, 60, 7))
@@ -83,10 +75,3 @@ def test_an_example_without_references_on_both_sides_says_nothing():
     found = ratios(LikelihoodRatio(), values, member, [1, 3])
     assert found[0, 7] != 0  # model 3 alone was trained with it
     assert found[1, 7] == 0  # and is nobody's reference when it is read
-
-
-def test_no_example_with_references_on_both_sides_is_an_error():
-    values, member = released((9, 50))
-    member[:] = False
-    with pytest.raises(InputError, match="train more reference models"):
-        ratios(LikelihoodRatio(), values, member, [1])

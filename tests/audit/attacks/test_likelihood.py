@@ -192,19 +192,6 @@ def test_without_a_leak_nothing_is_found(d):
         assert low < 0.5 < high
 
 
-def test_a_label_that_members_get_right_is_found():
-    rng = np.random.default_rng(0)
-    member = rng.random((33, 3000)) < 0.5
-    wrong = rng.random((33, 3000)) < np.where(member, 0.02, 0.5)
-    attack = LabelLikelihoodRatio()
-    auc, (low, _) = auc_and_interval(attack(wrong[0] * 1.0, wrong[1:] * 1.0, member[1:]), member[0])
-    assert auc > 0.7
-    assert low > 0.5
-    same = rng.random((33, 3000)) < 0.3
-    _, (low, high) = auc_and_interval(attack(same[0] * 1.0, same[1:] * 1.0, member[1:]), member[0])
-    assert low < 0.5 < high
-
-
 def test_the_threshold_score_is_the_negated_signal():
     assert Threshold()(np.array([1, -2, 3])).tolist() == [-1, 2, -3]
     assert Threshold(member_when_low=False)(np.array([1, -2, 3])).tolist() == [1, -2, 3]

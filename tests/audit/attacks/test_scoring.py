@@ -74,13 +74,6 @@ def test_a_change_of_the_targets_membership_changes_no_score(everything):
         assert np.array_equal(one, two), f"{row.name} on {row.signal}"
 
 
-def test_the_same_seed_gives_the_same_scores_and_all_are_finite(everything):
-    signals, rows, found = everything
-    first, second = found.scores(0), scorer(signals, rows).scores(0)
-    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-    assert all(s.shape == (len(signals),) and np.isfinite(s).all() for s in first)
-
-
 def test_rows_without_stacks_score_as_their_attacks_do_also_for_the_null_model(everything):
     signals, rows, found = everything
     for read in (0, 5):
@@ -119,18 +112,6 @@ def test_thresholds_are_for_audits_without_references_and_for_those_who_name_the
     assert "Threshold" not in {r.name for r in fitting(released(), policy())}
     named = fitting(released(), policy(suite=("Threshold",)))
     assert {r.name for r in named} == {"Threshold", "LabelPatience", "Stacked"}
-
-
-def test_a_released_prediction_is_the_baseline_with_the_losses_of_the_same_queries():
-    rows = fitting(released(), policy(release="explanation+prediction"))
-    for level in LEVELS:
-        (baseline,) = (r for r in rows if r.level == level and r.baseline)
-        loss = "loss" if level == 1 else f"loss@{level}"
-        assert (baseline.name, baseline.role) == ("PredictionPatience", "loss")
-        assert {loss, "label"} <= {s.stored for s in baseline.reads}
-        assert any(r.role == "explanation+loss" and r.name == "Stacked" for r in rows if r.level == level)
-    codes = [(r.name, r.signal) for r in rows]
-    assert len(codes) == len(set(codes))
 
 
 # ------------------------------------------------------------------------------------------------ whole predictions
@@ -185,20 +166,6 @@ def test_predictions_of_too_many_classes_are_not_read_jointly():
     assert not fitting(wide, Policy(patience=(1,), release="prediction"))
 
 
-def test_no_label_is_needed_for_attacks_on_predictions():
-    signals = foreign(leak=0.7, levels=(1,), labelled=False)
-    rows = fitting(signals, Policy(patience=(1,), release="prediction"))
-    assert {r.role for r in rows} == {"loss"}
-    found = dict(zip([r.name for r in rows], scorer(signals, rows).scores(0), strict=True))
-    assert set(found) == {"JointLikelihoodRatio", "PredictionPatience"}
-    member = signals.membership[0]
-    assert roc(found["JointLikelihoodRatio"], member).auc > 0.7
-    assert roc(found["PredictionPatience"], member).auc >= roc(found["JointLikelihoodRatio"], member).auc - 0.02
-    none = foreign(levels=(1,), labelled=False)
-    for scores in scorer(none, rows).scores(0):
-        assert abs(roc(scores, none.membership[0]).auc - 0.5) < 0.1
-
-
 def test_beside_an_explanation_whole_predictions_are_the_baseline_where_they_are_released():
     signals = foreign(explained=True)
     rows = fitting(signals, Policy(patience=(1, 4), release="explanation+prediction"))
@@ -212,13 +179,6 @@ def test_beside_an_explanation_whole_predictions_are_the_baseline_where_they_are
     assert {r.name for r in plain if r.baseline} == {"LabelPatience"}
     assert {r.role for r in plain if r.signal.startswith("prediction")} == {"loss"}
     assert not [r for r in plain if r.role.startswith("explanation") and "prediction" in str(r.reads)]
-
-
-def test_the_norms_of_several_classes_are_read_jointly_at_every_level():
-    norms = {name: np.exp(foreign(levels=(1,)).values["prediction"]) for name in ("class_l1", "class_l1@4")}
-    signals = replace(foreign(explained=True), values={**foreign(explained=True).values, **norms})
-    rows = fitting(signals, Policy(patience=(1, 4)))
-    assert {("JointLikelihoodRatio", "class_l1"), ("JointLikelihoodRatio", "class_l1@4")} <= names_of(rows)
 
 
 def test_probabilities_are_read_as_their_log_odds():
@@ -269,7 +229,7 @@ def test_models_that_are_said_beforehand_are_scored_as_those_that_are_not():
 def test_what_a_scorer_of_another_target_or_seed_knows_is_refused():
     signals = released(levels=(1,))
     rows = fitting(signals, policy(patience=(1,)))
-    with pytest.raises(InputError, match="target 0 with seed 1, got one of 0 with 0"):
+    with pytest.raises(InputError, match=r"target and seed \(0, 1\), got one of \(0, 0\)"):
         scorer(signals, rows, seed=1, known=scorer(signals, rows))
 
 
@@ -368,16 +328,6 @@ def test_families_are_those_of_the_complete_suite_whatever_was_asked_for():
     assert set(whole) == {"LikelihoodRatio", "Learned", "LabelLikelihoodRatio", "RMIA", "LabelPatience", "Stacked"}
 
 
-def test_a_leak_beyond_the_labels_is_found_by_the_map_stacked_with_them():
-    gained = []
-    for seed in range(1):
-        signals = released(seed, leak=1.0, examples=1_500, models=17, levels=(1,))
-        rows = [r for r in fitting(signals, Policy(patience=(1,))) if r.baseline or r.name == "Stacked"]
-        base, stacked = scorer(signals, rows).scores(0)
-        gained.append(roc(stacked, signals.membership[0]).auc - roc(base, signals.membership[0]).auc)
-    assert min(gained) > 0.1
-
-
 @pytest.mark.parametrize("told", [True, False], ids=["labels of memorised examples", "labels that tell nothing"])
 def test_noise_is_not_credited_with_what_trees_find_in_labels(told):
     gained = []
@@ -429,10 +379,6 @@ def test_references_in_complementary_pairs_tell_no_players_membership_by_their_c
 
     low, high = bounds(found._of_players[row])
     assert low < 0.5 < high
-    left_in = [[i for i in range(1, 9) if i != p] for p in players]
-    each = zip(players, left_in, strict=True)
-    _, high = bounds(np.stack([LabelLikelihoodRatio()(label[p], label[o], member[o]) for p, o in each]))
-    assert high < 0.47
 
 
 def test_log_odds_are_finite_and_symmetric():
@@ -447,9 +393,3 @@ def test_all_models_are_asked_about_the_label_that_the_target_gave():
     found = OwnLabelRatio()(joined[0], joined[1:], signals.membership[1:])
     own = np.stack([[odds[m, i, label[0, i]] for i in range(EXAMPLES)] for m in range(MODELS)])
     np.testing.assert_allclose(found, LikelihoodRatio("identity")(own[0], own[1:], signals.membership[1:]))
-
-
-def test_a_label_without_a_share_is_an_error():
-    target, shadows, member = np.array([[2.0, 0.1, 0.2]]), np.zeros((4, 1, 3)), np.zeros((4, 1), dtype=bool)
-    with pytest.raises(InputError, match="labels: expected 0 to"):
-        OwnLabelRatio()(target, shadows, member)

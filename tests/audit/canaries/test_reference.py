@@ -97,16 +97,6 @@ def test_the_drift_is_of_the_batches_that_the_movement_is_of():
     assert found.drift.shape == (STEPS + 1,)
 
 
-def test_confidence_is_read_at_equal_distances(monkeypatch):
-    monkeypatch.setattr(module, "_READS", 2)
-    x, y = data()
-    network = LinearHead(D, CLASSES)
-    path = slow_training(network, x, y, torch.zeros(15, dtype=torch.float64))
-    found = reference(network, x, y, RECIPE, generator=seeded())
-    expected = torch.stack([(-slow_losses(network, path[t], x, y)).exp() for t in (6, 12)]).mean(0)
-    torch.testing.assert_close(found.confidence, expected)
-
-
 def test_one_logit_gives_the_confidence_of_both_classes(monkeypatch):
     monkeypatch.setattr(module, "_READS", 1)
     x, y = data()

@@ -34,9 +34,7 @@ def drawn(rng, models, *, mean, spread, n, shortfall=0.0, groups=1):
     return [Hits(int(groups * rng.binomial(n // groups, p)), n, n // groups) for p in shares]
 
 
-@pytest.mark.parametrize(
-    ("references", "spread", "groups"), [(4, 0.0, 5), (4, 0.05, 1), (8, 0.01, 1), (16, 0.05, 5), (64, 0.0, 1)]
-)
+@pytest.mark.parametrize(("references", "spread", "groups"), [(4, 0.05, 1), (16, 0.05, 5), (64, 0.0, 1)])
 def test_a_model_like_its_references_is_accused_as_rarely_as_promised(references, spread, groups):
     rng = np.random.default_rng(references)
     alarms = 0
@@ -148,20 +146,6 @@ def digits():
     found = load_digits()
     x = torch.from_numpy((found.images[:, None] / 16).astype(np.float32))
     return (x - x.mean()) / x.std(), x, torch.from_numpy(found.target)
-
-
-def test_batch_statistics_tell_data_that_were_not_normalised_and_only_these():
-    seed = 0
-    normalised, x, y = digits()
-    recipe = Recipe(epochs=8, batch_size=32, lr=3e-3)
-    generator = torch.Generator().manual_seed(seed)
-    model = train_one(recipe, convolutional(seed), normalised[:600], y[:600], generator)
-    right = Statistics.of(model, normalised[:600])
-    assert right.divergence < 0.05
-    assert not right.impossible
-    assert Statistics.of(model, normalised[600:1200]).divergence < 0.1
-    assert Statistics.of(model, x[:600]).divergence > 0.25
-    assert Statistics.of(model, 255 * x[:600]).impossible
 
 
 def test_untrained_statistics_say_nothing():

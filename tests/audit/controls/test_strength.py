@@ -50,7 +50,6 @@ def failures(repeats, **changes):
     "case",
     [
         {"effect": 1.5},
-        {"n": 5000, "effect": 0.7, "signals": 1},
         {"n": 3000, "effect": 1.5, "between": 0.05, "tails": 2},
     ],
     ids=str,
@@ -61,58 +60,17 @@ def test_references_whose_effect_is_70_percent_of_the_targets_are_found_in_95_pe
 
 @pytest.mark.parametrize(
     "case",
-    [{"effect": 0.0, "signals": 6}, {"tails": 1.2, "n": 300, "effect": 2.0}, {"between": 0.2, "n": 300}],
+    [{"tails": 1.2, "n": 300, "effect": 2.0}, {"between": 0.2, "n": 300}],
     ids=str,
 )
 def test_references_of_the_same_recipe_are_seldom_refused(case):
     assert failures(40, **case) <= 3  # more than three at 1 % each: a probability of 0.07 %
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [{}, {"tails": 1.2, "n": 300, "signals": 6}, {"between": 0.2, "n": 500}], ids=str)
-def test_it_fails_by_mistake_in_one_percent_of_audits(case):
-    assert failures(1000, **case) <= 18  # one percent and two and a half standard deviations
-
-
-def test_other_levels_spreads_and_effects_are_told_apart():
-    base = world(effect=1.0, n=2000)
-
-    def changed(change):
-        return Signals(base.membership, {"s": change(base.values["s0"].copy())}, meta=base.meta)
-
-    def louder(a):
-        a[0] += 0.5
-        return a
-
-    def wider(a):
-        middle = np.median(a[1:], axis=0)
-        a[0] = middle + 2 * (a[0] - middle)
-        return a
-
-    def stronger(a):
-        a[0] -= 0.7 * base.membership[0]
-        return a
-
-    assert not looked_at(changed(lambda a: a)).failed
-    shifted = looked_at(changed(louder))
-    assert shifted.failed
-    assert "above what they release: they do not repeat its recipe" in shifted.says
-    scattered = looked_at(changed(wider))
-    assert scattered.failed
-    assert looked_at(changed(stronger)).failed
-    assert looked_at(changed(stronger)).numbers["effect"] > 1.2
-
-
 def test_a_difference_that_hardly_matters_is_let_pass_however_sure_it_is():
     exact = world(effect=2.0, share=0.97, n=20_000, signals=1, varied=0.0)
     assert not looked_at(exact).failed
     assert looked_at(world(effect=2.0, share=0.8, n=20_000, signals=1, varied=0.0)).failed
-
-
-def test_scales_do_not_matter():
-    base = world(share=0.7, n=2000)
-    curved = Signals(base.membership, {k: np.exp(3 * v) for k, v in base.values.items()}, meta=base.meta)
-    assert looked_at(curved) == looked_at(base)
 
 
 # ----------------------------------------------------------------------------------------------------- whole maps
@@ -132,22 +90,6 @@ def test_the_effect_on_whole_maps_is_compared():
     assert [looked_at(mapped(0.6, seed)).failed for seed in range(5)] == [True] * 5
     assert sum(looked_at(mapped(1.0, seed)).failed for seed in range(15)) <= 1
     assert looked_at(mapped(1.0)).numbers["signals"] == 3
-
-
-def test_huge_maps_are_looked_at_in_part(monkeypatch):
-    from safexplain.audit.controls import strength
-
-    monkeypatch.setattr(strength, "MOST_NUMBERS", 17 * 30 * 500)
-    seen = [(name, part.stop) for name, _, part in strength._columns(
-        mapped(1.0), None, np.arange(17), np.arange(1200), mapped(1.0).membership
-    )]  # fmt: skip
-    assert {stop for _, stop in seen} == {500}
-    monkeypatch.setattr(strength, "MOST_NUMBERS", 17 * 2000)
-    ((_, values, part), *_) = strength._columns(
-        mapped(1.0), None, np.arange(17), np.arange(1200), mapped(1.0).membership
-    )
-    assert part.stop >= 200
-    assert values.shape == (17, part.stop)
 
 
 def test_the_maps_likelihood_ratio_is_that_of_all_other_models():
@@ -350,9 +292,7 @@ def test_most_examples_need_references_on_both_sides():
     [
         (True, False, 3.0, "was trained with differential privacy, as its statement says, but its references were not"),
         (None, False, 3.0, "as with differential privacy: if it was trained so"),
-        (None, None, 3.0, "add [dp] to the recipe, or give --privacy"),
         (None, True, 0.3, "remove [dp] from the recipe"),
-        (True, True, 3.0, ""),
         (True, True, 0.3, ""),
         (None, False, 0.3, ""),
     ],

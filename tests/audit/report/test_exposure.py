@@ -64,15 +64,6 @@ def test_all_intervals_of_a_table_hold_together():
     assert missed <= 11  # 5 % of 100 and nearly three standard deviations
 
 
-def test_intervals_without_the_correction_would_not_hold_together():
-    scores, member, kind = world()
-    (several,) = by_slice(scores, member, {"class": kind}, POLICY)
-    (one,) = by_slice(scores, member, {"class": np.full_like(kind, 2)}, POLICY)
-    assert (one.rows[0].low, one.rows[0].high) == clopper_pearson(one.rows[0].found, one.rows[0].members, 0.95)
-    row = several.rows[0]
-    assert row.high - row.low > np.subtract(*clopper_pearson(row.found, row.members, 0.95)[::-1])
-
-
 def test_parts_with_few_members_have_no_line():
     scores, member, _ = world(n=400)
     rare = np.where(np.arange(400) < 10, "rare", "common")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import html as entities
 import io
 import os
@@ -88,18 +87,6 @@ def standard() -> str:
 
 def body(html: str) -> str:
     return html[html.index("<body") :]
-
-
-def test_of_a_model_trained_in_two_stages_the_report_says_whose_membership_was_attacked() -> None:
-    said = text_of(audited(), subject_data="pre-training")
-    assert "who was in the pre-training data?" in said
-    assert "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning data." in said
-    assert "Members are the examples that the model was pre-trained on; non-members" in said
-    assert "The prediction is not released" in said
-    own = text_of(audited())
-    assert "pre-training" not in own
-    assert "Members are the examples that the model was trained on; non-members" in own
-    assert "The loss is not released" in own
 
 
 def test_the_file_is_self_contained() -> None:
@@ -202,32 +189,6 @@ def test_a_level_that_the_signals_lack_says_that_nothing_was_judged() -> None:
     assert "The signals do not cover 5 times or 200 times." in text
 
 
-def test_without_labels_the_whole_is_judged_and_both_the_verdict_and_the_limits_say_so() -> None:
-    found = audited(0.0, labels=False)
-    assert found.claim == "whole"
-    text = text_of(found)
-    assert "No labels to compare with." in text
-    assert "The policy allows 40.0%" in text
-    assert "More than" not in text
-
-
-def test_attacks_stand_by_level_judged_first_and_then_the_labels_alone() -> None:
-    found = audited(INCONCLUSIVE)
-    (table,) = attack_tables([Configuration("native", "", found)])
-    assert [g.level for g in table.groups] == [1, 5, 200]
-    for group in table.groups:
-        rows = {a.code: a for a in found.attacks if a.level == group.level}
-        assert {r.title for r in (*group.shown, *group.folded)} == set(rows)
-        kinds = [0 if found.is_judged(rows[r.title]) else 1 if rows[r.title].is_baseline else 2 for r in group.shown]
-        assert kinds == sorted(kinds)
-        assert kinds.count(1) == 1
-        highs = [found.added(rows[r.title])[1] for r in group.shown if found.is_judged(rows[r.title])]  # type: ignore[index]
-        assert highs == sorted(highs, reverse=True)
-    html = render(alone(found))
-    headings = [html.index(f"Asked {often} about each example") for often in ("once", "5 times", "200 times")]
-    assert headings == sorted(headings)
-
-
 def test_every_judged_attack_appears_with_its_numbers() -> None:
     data = report()
     rows = Page(render(data)).rows
@@ -261,23 +222,10 @@ def test_attacks_that_are_not_judged_say_so_and_stand_out_where_they_find_more_t
     assert not [e for e in calm.beyond if e.role == "explanation"]
 
 
-def attack_rows(found):
-    (table,) = attack_tables([Configuration("native", "", found)])
-    return [row for group in table.groups for row in (*group.shown, *group.folded)]
-
-
-def test_where_the_prediction_is_released_attacks_on_it_are_judged() -> None:
-    found = audited(LEAK, replace(WHOLE, release="explanation+prediction"))
-    rows = attack_rows(found)
-    assert {row.standing for row in rows} <= set(STANDS)
-    assert {"Threshold on loss", "LabelPatience on label@200"} <= {row.title for row in rows}
-    assert "not judged" not in " ".join(Page(render(alone(found))).rows)
-
-
 def test_the_weak_attacks_are_folded_away_but_there() -> None:
     found = audited(LEAK)
-    assert {row.title for row in attack_rows(found)} == {a.code for a in found.attacks}
     (table,), html = attack_tables([Configuration("native", "", found)]), render(alone(found))
+    assert {row.title for g in table.groups for row in (*g.shown, *g.folded)} == {a.code for a in found.attacks}
     section = html[html.index("What the attacks found") :]
     visible, hidden = section.split("<details>")[0], section.split("<details>")[1].split("</details>")[0]
     for group in table.groups:
@@ -303,11 +251,10 @@ def test_each_row_says_in_words_how_it_stands_to_the_limit(policy: Policy) -> No
     assert seen == set(STANDS)
 
 
-def test_a_suite_that_leaves_attacks_out_names_them() -> None:
-    assert "The suite is incomplete: RMIA, Stacked fit these signals but were not run." in text_of(
-        audited(0.0, omitted=("RMIA", "Stacked"))
-    )
-    assert "The suite is incomplete" not in text_of(audited(0.0))
+def test_an_incomplete_suite_and_the_reason_of_a_policy_are_said() -> None:
+    said = text_of(audited(0.0, replace(POLICY, reason="agreed with the works council."), omitted=("RMIA", "Stacked")))
+    assert "The suite is incomplete: RMIA, Stacked fit these signals but were not run." in said
+    assert "Why this policy: agreed with the works council." in said
 
 
 # ---------------------------------------------------------------------------------------------- about what
@@ -327,23 +274,6 @@ def test_several_targets_have_a_line_each_and_the_most_exposed_one_is_shown_in_f
     assert "Leak proven for model 2: " in text_of(found)
     assert target_table(audited(0.0)) is None
     assert "Each model on its own" not in text_of(audited(0.0))
-
-
-def test_groups_are_the_units_and_examples_are_said_beside() -> None:
-    found = audited(0.0, group=5)
-    assert (found.members + found.non_members, found.grouped) == (600, 3000)
-    text = text_of(found)
-    assert f"from {found.members:,} members, {found.non_members:,} non-members" in text
-    assert "groups of related examples, 3,000 examples in all" in text
-    assert "Every example counts as one on its own" not in text
-    assert "Every example counts as one on its own" in text_of(audited(0.0))
-
-
-def test_why_the_policy_is_what_it_is_is_said() -> None:
-    assert "Why this policy: agreed with the works council." in text_of(
-        audited(0.0, replace(POLICY, reason="agreed with the works council."))
-    )
-    assert "Why this policy" not in text_of(audited(0.0))
 
 
 # ---------------------------------------------------------------------------------------------- who is exposed most
@@ -504,34 +434,6 @@ def test_wrong_signs_and_faithfulness_are_shown_beside_the_native_ones() -> None
     assert not [row for row in Page(standard()).rows if "Deletion" in row or "Insertion" in row]
 
 
-def limits_of(found: AuditResult, keyed: bool = False) -> str:
-    return text_of(found, keyed=keyed).partition("What this audit does not show")[2]
-
-
-def test_the_limits_say_how_often_was_asked_and_what_was_not_attacked() -> None:
-    often, once = limits_of(audited(0.0)), limits_of(audited(0.0, replace(POLICY, patience=(1,))))
-    assert "Queries of these kinds, up to 200 an example." in often
-    assert "query each example once, 5 times or 200 times" in often
-    assert "One query an example." in once
-    assert "no answers to several queries were averaged" in once
-    assert "Not differential privacy" in often
-    for text in (often, once):
-        assert "Not attacked: more queries, queries optimised for one example" in text
-        assert "attackers who work together" in text
-        assert "key" not in text
-    assert "the reference models used another one" in limits_of(audited(0.0), keyed=True)
-
-
-def test_the_limits_say_that_what_labels_tell_is_not_limited_by_what_explanations_may_add() -> None:
-    found = audited(0.0)
-    most = max(line["labels"]["tpr"] for line in found.levels)
-    text = limits_of(found)
-    assert f"here {most:.1%} of the members at 10% false positives, asked 200 times" in text
-    assert "Beyond the labels." in text
-    assert "Beyond the labels." not in limits_of(audited(0.0, WHOLE))
-    assert "The whole release." in limits_of(audited(0.0, WHOLE))
-
-
 def test_controls_are_shown_with_what_they_found_or_why_they_were_not_run() -> None:
     html = render(alone(audited(0.0)))
     section = html[html.index("<h2>Controls</h2>") : html.index("<h2>What the attacks found")]
@@ -656,37 +558,15 @@ def test_names_that_are_not_valid_text_do_not_stop_the_report(tmp_path: Path) ->
     assert "caf?.npz" in path.read_text(encoding="utf-8")
 
 
-def test_a_full_disk_says_what_to_do_and_keeps_the_older_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("older")
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match=r"report\.html: No space left on device; .* with .* MB free"):
-        write_report(path, report(native(), pictures=None))
-    assert path.read_text() == "older"
-    assert os.listdir(tmp_path) == ["report.html"]
-
-
 def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file or directory; name a file in an existing folder"):
         write_report(tmp_path / "missing" / "report.html", report(native(), pictures=None))
-    with pytest.raises(InputError, match="Is a directory; name a file"):
-        write_report(tmp_path, report(native(), pictures=None))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="Not a directory; name a file in an existing folder"):
-        write_report(tmp_path / "file" / "report.html", report(native(), pictures=None))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_chromium() is None, reason="needs a Chromium")
-@pytest.mark.parametrize("leak", [0.0, INCONCLUSIVE, LEAK])
-def test_on_a_phone_the_sentence_is_on_the_first_screen(leak: float, tmp_path: Path) -> None:
-    write_report(tmp_path / "report.html", report(native(), hardened(leak)))
+def test_on_a_phone_the_sentence_is_on_the_first_screen(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", report(native(), hardened(INCONCLUSIVE)))
     with Chromium(tmp_path / "profile") as browser, serving(tmp_path) as url:
         browser.open(f"{url}report.html", width=390, height=844)
         bottom = browser.run("document.querySelector('.says').getBoundingClientRect().bottom")
