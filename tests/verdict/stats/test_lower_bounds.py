@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from safexplain._privacy_loss import epsilons
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson, epsilon_from_errors, epsilon_lower_bound
-from safexplain.verdict.stats.lower_bounds import STRICTER
+from safexplain.verdict.stats.lower_bounds import STRICTER, choose_score
 from safexplain.verdict.stats.roc import upper_limits
 from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon
 
@@ -147,19 +147,6 @@ def test_the_direct_bound_is_the_formula():
 # ------------------------------------------------------------------------------------------------ scores and thresholds
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_only_the_order_of_the_scores_matters(method):
-    a, b = scored(FULL, 400, np.random.default_rng(5))
-    a, b = a / 500, b / 500
-    for threshold in (None, 0.3):
-        plain = bound_epsilon(a, b, DELTA, method, threshold=threshold)
-        for monotone in (np.exp, np.arctan, lambda s: 3 * np.asarray(s) + 7):
-            moved = None if threshold is None else float(monotone(threshold))
-            other = bound_epsilon(monotone(a), monotone(b), DELTA, method, threshold=moved)
-            assert other.epsilon == plain.epsilon
-            assert (other.false_positives, other.false_negatives) == (plain.false_positives, plain.false_negatives)
-
-
 def test_a_score_at_the_threshold_says_world_a():
     found = bound_epsilon([1, 1, 0], [1, 0, 0, 0], DELTA, threshold=1.0)
     assert (found.false_positives, found.negatives, found.false_negatives, found.positives) == (1, 4, 1, 3)
@@ -210,6 +197,15 @@ def test_the_chosen_threshold_has_the_highest_bound_on_the_runs_that_choose(meth
 
     best = max(there(t) for t in np.concatenate([first_a, first_b])[::10])
     assert there(found.threshold) >= (0.93 if method == "pld" else 1) * best - 1e-9
+
+
+def test_of_scores_without_errors_the_one_with_the_widest_gap_over_its_range_is_chosen():
+    ends = np.tile([0.0, 1.0], 20)[:, None]
+    d, d_prime = np.hstack([5 + 5 * ends, 105 + 5 * ends]), np.hstack([4 * ends, 100 + 2 * ends])
+    for sign in (1, -1):
+        found = choose_score(sign * d, sign * d_prime, DELTA, "gdp")
+        assert (found.score, found.negative, abs(found.threshold)) == (1, sign < 0, 103.5)
+        assert (len(found.d), len(found.d_prime)) == (28, 28)
 
 
 # ------------------------------------------------------------------------------------------------------------ ceilings
