@@ -135,5 +135,5 @@ def test_a_client_beyond_its_rate_is_a_429_and_another_is_not(gateway):
     with httpx.Client(auth=("ann", "sesame")) as client:
         statuses = [client.post(gateway + EXPLAIN, json=BODY).status_code for _ in range(120)]
     assert statuses[0] == 200
-    assert statuses[-1] == 429
+    assert set(statuses) == {200, 429}
     assert httpx.post(gateway + EXPLAIN, json=BODY, auth=("bob", "chocolate")).status_code == 200
