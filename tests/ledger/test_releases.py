@@ -52,6 +52,7 @@ def test_a_release_survives_being_recorded():
         (Approximate, (0.1, 0.0), "delta must be greater than 0"),
         (Approximate, (0.1, 1.0), "less than 1"),
         (Approximate, (-0.1, 0.1), "epsilon must be at least 0"),
+        (Training, (0.1, 1.0), "less than 1"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(kind, values, says):
