@@ -37,23 +37,14 @@ GRACE = 30.0
 
 @dataclass(frozen=True)
 class Step:
-    """One command.
+    """One command."""
 
-    Args:
-        name: of the step, and of its result.
-        module: what `python -m` runs.
-        options: of the full run.
-        minutes: expected, on a current data-centre GPU.
-        quick: options of a small run, with `--quick`; default: those of the full one.
-        resumes: it keeps finished parts, so that it may be interrupted and started again.
-    """
-
-    name: str
-    module: str
-    options: tuple[str, ...]
-    minutes: float
-    quick: tuple[str, ...] | None = None
-    resumes: bool = False
+    name: str  # of the step, and of its result
+    module: str  # what `python -m` runs
+    options: tuple[str, ...]  # of the full run
+    minutes: float  # expected, on a current data-centre GPU
+    quick: tuple[str, ...] | None = None  # options of a small run, with `--quick`; default: those of the full one
+    resumes: bool = False  # it keeps finished parts, so that it may be interrupted and started again
 
     @property
     def fine(self) -> tuple[int, ...]:
@@ -112,15 +103,7 @@ def run(
     call: Callable[[list[str], float], int | None],
     say: Callable[[str], None] = print,
 ) -> int:
-    """Run what is not finished; 0 when everything was, 1 if a step failed, 3 if time was up before.
-
-    Args:
-        steps: in order.
-        folder: of the results.
-        options: `again`, `quick`, `minutes`, `only`, `data`, `cache`.
-        call: runs a command for at most so many seconds; its exit code, None if it was interrupted.
-        say: is told what happens.
-    """
+    """Run what is not finished; 0 when everything was, 1 if a step failed, 3 if time was up before."""
     end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     failed, waiting = [], []
     for step in steps:

@@ -67,11 +67,10 @@ class Problem:
     """Shift and spread of members' signals, drawn for every example.
 
     Args:
-        name: as the table has it.
         draw: a generator and a number of examples -> (shift, standard deviation of members), known to the oracle.
     """
 
-    name: str
+    name: str  # as the table has it
     draw: Callable[[np.random.Generator, int], tuple[Floats, Floats]]
 
 

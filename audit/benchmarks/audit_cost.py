@@ -50,25 +50,15 @@ Files = Callable[[Path, Path, int], Command]
 
 @dataclass(frozen=True)
 class Row:
-    """A command and what is asked of it.
+    """A command and what is asked of it."""
 
-    Args:
-        what: in words.
-        files: writes the files of the command.
-        before: what 0.2.0 took, or said in its plan.
-        goal: seconds; of the processors where `processor`.
-        planned: whether the command can plan.
-        busy: processes that compute beside it.
-        processor: whether the goal is of processor time.
-    """
-
-    what: str
-    files: Files
-    before: str
-    goal: float
-    planned: bool = True
-    busy: int = 0
-    processor: bool = False
+    what: str  # in words
+    files: Files  # writes the files of the command
+    before: str  # what 0.2.0 took, or said in its plan
+    goal: float  # seconds; of the processors where `processor`
+    planned: bool = True  # whether the command can plan
+    busy: int = 0  # processes that compute beside it
+    processor: bool = False  # whether the goal is of processor time
 
 
 # --------------------------------------------------------------------------------------------------- models and data

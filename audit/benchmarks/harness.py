@@ -112,16 +112,7 @@ class Turns:
         often: Mapping[str, int] | None = None,
         warm: bool = True,
     ) -> None:
-        """Run them.
-
-        Args:
-            calls: name -> what is timed.
-            rounds: in each of which every call has its turn.
-            device: on which they run.
-            limit: seconds after which no further round begins, but there are three.
-            often: name -> how often a round makes this call; its time is divided by that.
-            warm: whether each is called once before.
-        """
+        """Run them in turns: `often` calls of one in a round, no further round after `limit` seconds but at least three."""
         self.first = {name: timed(call, device)[1] for name, call in calls.items()} if warm else {}
         self.busy: dict[str, list[float]] = {name: [] for name in calls}
         self.clock: dict[str, list[float]] = {name: [] for name in calls}

@@ -53,16 +53,13 @@ class Case:
     Args:
         native: (n, d) rows and (n,) classes -> values in favour of these classes, by the library itself.
         drop_in: (n, d) rows -> what is released, where the predicted class is read of several outputs.
-        method: in the catalog.
-        model: as a service gets it.
-        public: rows, where the method needs them.
     """
 
     native: Callable[[Rows, Rows], Rows]
     drop_in: Callable[[Rows, Rows], Rows]
-    method: str
-    model: Any
-    public: Rows | None = None
+    method: str  # in the catalog
+    model: Any  # as a service gets it
+    public: Rows | None = None  # rows, where the method needs them
 
     def predicted(self, x: Rows) -> Rows:
         """(n,) classes."""

@@ -60,17 +60,11 @@ PUBLIC = 50
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, explained by InputXGradient.
+    """A model, explained by InputXGradient."""
 
-    Args:
-        shape: of one input.
-        network: makes the model.
-        longer: windows are so many times as long.
-    """
-
-    shape: tuple[int, ...]
-    network: Callable[[], nn.Module]
-    longer: float = 1.0
+    shape: tuple[int, ...]  # of one input
+    network: Callable[[], nn.Module]  # makes the model
+    longer: float = 1.0  # windows are so many times as long
 
     def public(self) -> np.ndarray:
         """Rows for the search of near-duplicates."""

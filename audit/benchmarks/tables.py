@@ -16,14 +16,7 @@ QUARTILES = "{ratio_median:.2f} ({ratio_quartiles[0]:.2f} to {ratio_quartiles[1]
 
 
 def by_columns(rows: Iterable[tuple[str, Result]], first: str, *columns: Column, left: int = 1) -> str:
-    """A Markdown table.
-
-    Args:
-        rows: name and result of each.
-        first: heading of the names.
-        columns: of the results.
-        left: how many columns are flush left.
-    """
+    """A Markdown table."""
 
     def cell(made: str | Callable[[Result], str]) -> Callable[[tuple[str, Result]], str]:
         return lambda row: made.format(**row[1]) if isinstance(made, str) else made(row[1])

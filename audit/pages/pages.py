@@ -27,19 +27,14 @@ class Suite:
     """One command.
 
     Args:
-        module: what `python -m` runs.
-        shows: in a few words.
-        needs: files of data, or packages.
-        time: of a full run.
-        result: its file in audit/results, without the ending; the module's last name where it has one.
         frozen: the last revision that holds its code, where only the result was kept; the prose says how it was done.
     """
 
-    module: str
-    shows: str
-    needs: str
-    time: str
-    result: str
+    module: str  # what `python -m` runs
+    shows: str  # in a few words
+    needs: str  # files of data, or packages
+    time: str  # of a full run
+    result: str  # its file in audit/results, without the ending; the module's last name where it has one
     frozen: str = ""
 
     @property
@@ -61,19 +56,12 @@ class Suite:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of docs/evidence.
+    """A page of docs/evidence."""
 
-    Args:
-        name: of its file.
-        title: of the page.
-        suites: in the order of the page; none: what it shows is frozen.
-        folder: of its `page.md`; default: the suite's own.
-    """
-
-    name: str
-    title: str
-    suites: tuple[Suite, ...]
-    folder: str = ""
+    name: str  # of its file
+    title: str  # of the page
+    suites: tuple[Suite, ...]  # in the order of the page; none: what it shows is frozen
+    folder: str = ""  # of its `page.md`; default: the suite's own
 
     @property
     def source(self) -> Path:

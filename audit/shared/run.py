@@ -347,11 +347,6 @@ def code_of(package: str, *modules: str, root: Path = ROOT) -> str:
     """SHA-256 of all files of a package in audit/, of all in audit/ that they import, and of the library behind them.
 
     Nobody lists files: what a suite stored is not used again when any of this code has changed.
-
-    Args:
-        package: a suite's `__package__`.
-        modules: of the library, by full name, each with all that it imports; none: all that those files import.
-        root: folder that holds `audit` and `safexplain`.
     """
     waiting, met, library = sorted(root.joinpath(*package.split(".")).glob("*.py")), dict[Path, bytes](), set[str]()
     while waiting:
@@ -389,13 +384,7 @@ def _imported(path: Path, source: bytes, root: Path) -> Iterator[str]:
 
 
 def concluded(missed: Sequence[str], out: Path, said: str = "") -> int:
-    """Say which targets were missed and where the results are; the exit code.
-
-    Args:
-        missed: targets, in words.
-        out: file that was written.
-        said: verdict, before the file.
-    """
+    """Say which targets were missed and where the results are; the exit code."""
     for line in missed:
         print(f"MISSED: {line}", file=sys.stderr)
     print(f"{said}; written to {out}" if said else f"written to {out}")

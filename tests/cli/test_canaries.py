@@ -149,14 +149,8 @@ def test_all_scenarios_of_a_function_skip_those_that_see_its_steps(function, tmp
     assert "Skipped white-box, gradient:" in capfd.readouterr().out
 
 
-@pytest.mark.slow
-def test_all_scenarios_of_a_function_share_minutes(function, tmp_path, capfd):
-    arguments = ("--config", function, "--run-dir", tmp_path / "run", "--scenario", "all", "--minutes", 0.05)
-    assert run(*arguments, "--json") == 1
-    content = json.loads(capfd.readouterr().out)
-    assert content["verdict"] == "refuted"
-    assert min(each["confidence"] for each in content["scenarios"].values()) > 0.98
-    assert run(*arguments[:2], "--scenario", "all", "--minutes", 5, "--plan", "--json") == 0
+def test_all_scenarios_of_a_function_share_minutes(function, capfd):
+    assert run("--config", function, "--scenario", "all", "--minutes", 5, "--plan", "--json") == 0
     assert json.loads(capfd.readouterr().out)["seconds"] <= 300
 
 

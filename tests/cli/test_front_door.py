@@ -18,8 +18,7 @@ from torch import nn
 import safexplain
 from safexplain.audit.canaries.setting import PRESETS
 from safexplain.cli import options
-from safexplain.cli.options import policy_of
-from safexplain.errors import ConfigurationError, did_you_mean
+from safexplain.errors import did_you_mean
 from safexplain.verdict.canaries.claim import SCENARIOS
 from safexplain.verdict.stats.lower_bounds import BoundMethod
 
@@ -161,11 +160,6 @@ def test_with_json_an_error_is_an_object_on_standard_output_too(cli: Cli) -> Non
         content = json.loads(out)
         assert (code, content["exit_code"]) == (2, 2)
         assert err == f"error: {content['error']}\n"
-
-
-def test_an_unknown_attack_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean RMIA"):
-        policy_of(None, None, None, "RMAI")
 
 
 def test_near_names_only_what_is_near() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from safexplain.cli import _run
-from safexplain.errors import InputError
 from safexplain.ledger import BudgetExhausted, Ledger
 from safexplain.serve.questions import Limit, Questions
 from safexplain.verdict.privacy_statement import PrivacyStatement
@@ -162,10 +160,6 @@ def test_a_training_is_charged_from_its_statement_once_and_shown_in_a_line_of_it
     printed = capfd.readouterr().out
     assert "Training(epsilon=0.5, delta=0)  output perturbation; weights aaaaaaaaaaaaaaaa..." in printed
     assert "2 records add up" in printed
-    assert run("show", database, "--json") == 0
-    content = json.loads(capfd.readouterr().out)
-    assert [t["statement"]["weights"] for t in content["trainings"]] == ["a" * 64]
-    assert (content["total"]["trainings"], content["total"]["training_epsilon"]) == (1, 0.5)
 
 
 def test_what_services_enforce_is_shown(tmp_path, capfd):
@@ -175,8 +169,6 @@ def test_what_services_enforce_is_shown(tmp_path, capfd):
         ledger.record_service("credit", {"questions": 200, "period": "week", "looks": None})
         ledger.record_service("scoring", {"questions": 30})  # started again
         ledger.ask("ann", [b"1"], Limit(200, "week"))
-        with pytest.raises(InputError, match="limits: expected a mapping of JSON types"):
-            ledger.record_service("credit", {"questions": math.inf})
     assert run("show", path) == 0
     printed = capfd.readouterr().out
     assert "Service credit, for each client: period week, questions 200\n" in printed

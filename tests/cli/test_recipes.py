@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -68,11 +67,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe_training.py").write_text(TRAINING)
     return tmp_path
-
-
-@pytest.fixture
-def case(here: Path) -> Path:
-    return here
 
 
 def written(folder: Path, text: str) -> Path:
@@ -177,23 +171,6 @@ def test_what_goes_wrong_in_a_function_is_said(here: Path, name: str, message: s
     assert train is not None
     with pytest.raises(InputError, match=message):
         train(torch.randn(4, 2), torch.arange(4) % 2, torch.Generator())
-
-
-def test_a_function_gets_its_verdict(cli, here: Path) -> None:  # type: ignore[no-untyped-def]
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(200, 4)).astype(np.float32), rng.integers(0, 3, 200)
-    np.savez(here / "data.npz", x=x, y=y, member=rng.random(200) < 0.5)
-    exported(nn.Linear(4, 3), here / "model.pt2", 4)
-    written(here, 'function = "recipe_training:train"')
-    (here / "policy.toml").write_text("patience = [1]\n")
-    code, out, err = cli(
-        *("audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--policy", "policy.toml"),
-        *("--references", 4, "--explainer", "Saliency", "--run-dir", "run", "--json"),
-    )
-    assert code in (0, 1, 3), err
-    assert json.loads(out)
-    predicate = json.loads((here / "run" / "certificate.json").read_text())["predicate"]
-    assert "recipe sha256" in predicate["materials"]
 
 
 # ---------------------------------------------------------------------------------------------------- exported graphs

@@ -3,90 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
-import httpx
-import numpy as np
 import pytest
 from explain_nets import certificate
-from served_digits import certified, digits, exported, trained
+from served_digits import certified, exported, trained
 
 from safexplain import Hardening
 from safexplain.cli import _run
 from safexplain.cli.serve import ServeOptions
 from safexplain.loading import load_model
-from safexplain.serve.questions import Questions
-
-EXPLAIN = "/v1/models/model:explain"
-ROWS = digits()[400:460].tolist()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
     certified(exported(trained(), folder / "model.pt2"), folder)
-    np.savez(folder / "public.npz", x=digits()[900:1700])
     return folder
-
-
-@contextmanager
-def serving(folder: Path, *options: str):
-    """The command in a process of its own: its address and the process."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    call = "import sys; from safexplain.cli import main; main()"
-    arguments = ["serve", "--model", "model.pt2", "--certificate", "certificate.json", "--port", str(port), *options]
-    log = folder / f"log {port}"
-    with open(log, "wb") as file:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-        process = subprocess.Popen(
-            [sys.executable, "-c", call, *arguments], cwd=folder, stdout=file, stderr=file, env=environment
-        )
-        try:
-            until = time.monotonic() + 120
-            while True:
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < until, log.read_text()
-                try:
-                    httpx.get(f"http://127.0.0.1:{port}/health/live")
-                    break
-                except httpx.HTTPError:
-                    time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}", process, log
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-@pytest.mark.slow
-def test_a_model_and_its_certificate_are_served_until_the_budget_is_spent(folder, tmp_path):
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    options = ("--ledger", url, "--questions", "20", "--public-data", "public.npz", "--audit-log", f"{tmp_path}/asked")
-    with serving(folder, *options) as (address, _, log), httpx.Client(base_url=address) as client:
-        mine = {"X-Client-Id": "clinic-7"}
-        answer = client.post(EXPLAIN, json={"instances": ROWS[:20]}, headers=mine)
-        assert answer.status_code == 200
-        assert len(answer.json()["explanations"]) == 20
-        refused = client.post(EXPLAIN, json={"instances": ROWS[20:21]}, headers=mine)
-        assert refused.status_code == 429
-        assert client.get("/health/ready").json()["budget"]["near_duplicates"] == "recognised"
-        assert "certified" in log.read_text()
-        assert "/docs" in log.read_text()
-    with Questions(url) as asked:
-        assert asked.counts() == {"clinic-7": 20}
-    lines = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
-    assert [line["status"] for line in lines] == [200, 429]
 
 
 def refused(capfd, folder, *options: object) -> str:
@@ -134,8 +68,10 @@ def test_the_hardening_of_a_service_before_its_audit_is_named_as_in_an_audit() -
     defaults = {field.name: field.default.default for field in fields(ServeOptions)}
 
     def asked(text: str | None) -> str | None:
-        options = ServeOptions(**{**defaults, "model": Path("model.pt2"), "hardening": text})
-        return json.loads(options.settings()).get("hardening")
+        options = ServeOptions(**{**defaults, "model": Path("model.pt2"), "hardening": text, "looks": 3})
+        found = json.loads(options.settings())
+        assert (Path(found["model"]).name, found["limits"]["looks"]) == ("model.pt2", 3)
+        return found.get("hardening")
 
     assert asked("recommended") is asked(None) is None  # what is usual for the method and the model
     assert Hardening.from_json(asked("deepleak")) == Hardening.deepleak()

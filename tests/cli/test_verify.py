@@ -216,21 +216,10 @@ def test_any_verdict_accepts_a_leak_but_not_another_file(cli: Cli, tmp_path: Pat
     assert cli("verify", "certificate.json", "--model", "model.pt", "--any-verdict")[0] == 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("verify", "certificate.json"),
-        ("verify", "certificate.json", "--model", "nope.pt"),
-        ("verify", "nope.json", "--model", "model.pt"),
-        ("sign", "certificate.json", "--key", "nope.pem"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(cli: Cli, arguments: tuple[str, ...]) -> None:
-    if arguments[0] == "sign":
-        pytest.importorskip("securesystemslib")
-    code, out, err = cli(*arguments)
-    assert (code, out) == (2, "")
-    assert "Traceback" not in err
+def test_wrong_usage_is_exit_code_2(cli: Cli) -> None:
+    for model in ((), ("--model", "nope.pt")):
+        code, out, err = cli("verify", "certificate.json", *model)
+        assert (code, out, "Traceback" in err) == (2, "", False)
 
 
 def test_what_a_stranger_writes_into_notes_does_not_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
@@ -256,12 +245,11 @@ def guaranteed(cli: Cli, tmp_path: Path) -> Path:
     return write_json(tmp_path / "guarantee.json", content)
 
 
-@pytest.mark.parametrize("model", [(), ("--model", "model.pt")])
-def test_what_holds_by_construction_says_so_and_what_it_rests_on(cli, guaranteed, model):
-    code, out, err = cli("verify", guaranteed.name, *model)
+def test_what_holds_by_construction_says_so_and_what_it_rests_on(cli, guaranteed):
+    code, out, err = cli("verify", guaranteed.name, "--model", "model.pt")
     assert (code, err) == (0, "")
     for said in (
-        f"guarantee.json is intact{' and about model.pt' if model else ''}.",
+        "guarantee.json is intact and about model.pt.",
         "by construction: no attacks were run; it rests on the assumptions below",
         "IntegratedGradients of a student of the labels of 597 public inputs",
         "The label of each explained query is released anyway",
@@ -273,7 +261,7 @@ def test_what_holds_by_construction_says_so_and_what_it_rests_on(cli, guaranteed
     ):
         assert said in out, said
     assert "certified" not in out
-    content = json.loads(cli("verify", guaranteed.name, *model, "--json")[1])
+    content = json.loads(cli("verify", guaranteed.name, "--json")[1])
     assert (content["verified"], content["kind"]) == (True, "by construction")
     assert content["guarantee"]["labels_asked"] == 597
     assert "verdict" not in content

@@ -16,7 +16,6 @@ from safexplain import (
     HardenedOcclusion,
     HardenedSaliency,
     HardenedSmoothGrad,
-    HardenedTreeExplainer,
     Hardening,
     TopKMask,
     UnitNorm,
@@ -112,10 +111,6 @@ def prototypes(rows: NDArray[np.float64]) -> NDArray[Any]:
     return weights
 
 
-def prototypes_of_nothing() -> ProtodashExplainer:
-    return ProtodashExplainer()  # error: call-arg: Missing positional argument "public"
-
-
 def tables(predict: Any, rows: NDArray[np.float64]) -> list[tuple[str, float]]:
     explainer = LimeTabularExplainer(rows, feature_names=["age", "income"], random_state=0)
     return explainer.explain_instance(rows[0], predict, num_features=2).as_list()
@@ -137,10 +132,6 @@ def what_does_not_leave(predict: Any, rows: NDArray[np.float64]) -> Any:
 
 def trees(model: Any, rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return shap.TreeExplainer(model, rows).shap_values(rows, check_additivity=False)
-
-
-def a_base_value(model: Any) -> Any:
-    return HardenedTreeExplainer(model).expected_value  # error: attr-defined: has no attribute "expected_value"
 
 
 def another_sample_count(model: Any, rows: NDArray[np.float64]) -> NDArray[np.float64]:

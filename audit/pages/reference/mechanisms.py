@@ -45,19 +45,12 @@ BY_SLOT = {
 
 @dataclass(frozen=True)
 class About:
-    """What a page says beside the docstring.
+    """What a page says beside the docstring."""
 
-    Args:
-        costs: what is lost.
-        leaves: what it does not protect against.
-        releases: its name in releases.json, where it was measured there.
-        source: the paper.
-    """
-
-    costs: str
-    leaves: str
-    releases: str = ""
-    source: str = "no paper: safexplain's own, by measurement"
+    costs: str  # what is lost
+    leaves: str  # what it does not protect against
+    releases: str = ""  # its name in releases.json, where it was measured there
+    source: str = "no paper: safexplain's own, by measurement"  # the paper
 
 
 PARTS: Mapping[str, About] = {
@@ -124,23 +117,14 @@ PRIVATE = (
 
 @dataclass(frozen=True)
 class Guaranteed:
-    """What a page says of a mechanism of differential privacy.
+    """What a page says of a mechanism of differential privacy."""
 
-    Args:
-        does: in a sentence.
-        costs: what is lost.
-        source: the paper.
-        named: how its rows in recourse_evidence.json begin, where it was measured there.
-        evidence: page and title.
-        leaves: what it does not protect against.
-    """
-
-    does: str
-    costs: str
-    source: str
-    named: str = ""
-    evidence: tuple[str, str] = ("dp_attacks", "Differential privacy against the attacks")
-    leaves: str = PRIVATE
+    does: str  # in a sentence
+    costs: str  # what is lost
+    source: str  # the paper
+    named: str = ""  # how its rows in recourse_evidence.json begin, where it was measured there
+    evidence: tuple[str, str] = ("dp_attacks", "Differential privacy against the attacks")  # page and title
+    leaves: str = PRIVATE  # what it does not protect against
 
 
 RECOURSE = ("paper_b_recourse", "Recourse: accuracy, validity and attacks")

@@ -27,17 +27,11 @@ SOURCES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ReferencePage:
-    """A page.
+    """A page."""
 
-    Args:
-        name: of its file, without the ending.
-        title: in the navigation.
-        text: Markdown.
-    """
-
-    name: str
-    title: str
-    text: str
+    name: str  # of its file, without the ending
+    title: str  # in the navigation
+    text: str  # Markdown
 
 
 @cache

@@ -156,11 +156,7 @@ def changes_of(figures: dict[str, dict[str, dict[str, Array]]]) -> dict[str, dic
 
 
 def conclude(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Row -> its strongest case in the first draw, what that gains in the second, and the means over all cases.
-
-    Args:
-        results: draw -> release -> what `main` writes.
-    """
+    """Row -> its strongest case in the first draw, what that gains in the second, and the means over all cases."""
     gains: dict[str, dict[tuple[str, str], list[Array]]] = {}
     for draw in DRAWS:
         for cell, found in results[draw].items():

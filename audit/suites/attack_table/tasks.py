@@ -27,23 +27,14 @@ DRAWS = ("choose", "confirm")
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is.
+    """How large a run is."""
 
-    Args:
-        targets: models that are attacked.
-        fits: how often what learns from references is fitted; each fit scores its part of the targets.
-        references: even; in complementary pairs.
-        examples: of a pool, at most; half as many of CIFAR-10.
-        epochs: of each network; None: the task's.
-        tasks: how many of the tasks are measured; None: all.
-    """
-
-    targets: int = 8
-    fits: int = 4
-    references: int = 8
-    examples: int = 1200
-    epochs: int | None = None
-    tasks: int | None = None
+    targets: int = 8  # models that are attacked
+    fits: int = 4  # how often what learns from references is fitted; each fit scores its part of the targets
+    references: int = 8  # even; in complementary pairs
+    examples: int = 1200  # of a pool, at most; half as many of CIFAR-10
+    epochs: int | None = None  # of each network; None: the task's
+    tasks: int | None = None  # how many of the tasks are measured; None: all
 
 
 QUICK = Size(targets=2, fits=2, references=4, examples=200, epochs=4, tasks=1)
@@ -51,19 +42,12 @@ QUICK = Size(targets=2, fits=2, references=4, examples=200, epochs=4, tasks=1)
 
 @dataclass(frozen=True)
 class Task:
-    """A pool, how models are trained on it, and how they are explained.
+    """A pool, how models are trained on it, and how they are explained."""
 
-    Args:
-        pool: examples.
-        train: recipe or estimator whose models the table is about.
-        build: of networks.
-        explainer: of the public hardened classes.
-    """
-
-    pool: Population
-    train: Any
-    build: Callable[[int], nn.Module] | None
-    explainer: str = "InputXGradient"
+    pool: Population  # examples
+    train: Any  # recipe or estimator whose models the table is about
+    build: Callable[[int], nn.Module] | None  # of networks
+    explainer: str = "InputXGradient"  # of the public hardened classes
 
 
 def _network(size: Size, pool: Population, build: Callable[[int], nn.Module], recipe: Recipe) -> Task:

@@ -61,27 +61,16 @@ RULES = ("fixed", "split")
 
 @dataclass(frozen=True)
 class Audit:
-    """What is audited, and how.
+    """What is audited, and how."""
 
-    Args:
-        sample_rate: q.
-        steps: of the training.
-        epsilon: claimed, under `adjacency`.
-        strength: of the canary; 1 is the worst case.
-        runs: on D and D' together.
-        rule: "fixed" (threshold 0) or "split".
-        method: of the bound.
-        adjacency: of the claim.
-    """
-
-    sample_rate: float
-    steps: int
-    epsilon: float
-    strength: float
-    runs: int
-    rule: str
-    method: BoundMethod = "pld"
-    adjacency: Adjacency = "substitute"
+    sample_rate: float  # q
+    steps: int  # of the training
+    epsilon: float  # claimed, under `adjacency`
+    strength: float  # of the canary; 1 is the worst case
+    runs: int  # on D and D' together
+    rule: str  # "fixed" (threshold 0) or "split"
+    method: BoundMethod = "pld"  # of the bound
+    adjacency: Adjacency = "substitute"  # of the claim
 
     def noise(self, times: float) -> float:
         """The noise multiplier that spends so many times the claim."""

@@ -57,15 +57,12 @@ class Case:
     """A trainer and how it is audited.
 
     Args:
-        name: module and class, as "by_hand:Loop".
-        times: by how many the sample rate is too small that its authors claim.
-        adjacency: of their claim.
         breaks: whether it breaks its claim, also in the released model; otherwise it is shown and nothing expected.
     """
 
-    name: str
-    times: int = 1
-    adjacency: Adjacency = "substitute"
+    name: str  # module and class, as "by_hand:Loop"
+    times: int = 1  # by how many the sample rate is too small that its authors claim
+    adjacency: Adjacency = "substitute"  # of their claim
     breaks: bool = True
 
     @property

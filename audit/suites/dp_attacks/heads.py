@@ -154,21 +154,13 @@ def predicted(heads: Heads, seen: Tensor, y: Tensor) -> Arrays:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """What all heads say of a pool, in files of `ROWS` images each, from which a run resumes.
+    """What all heads say of a pool, in files of `ROWS` images each, from which a run resumes."""
 
-    Args:
-        model: the backbone.
-        heads: of all budgets.
-        pool: of examples.
-        size: of the run.
-        folder: of the files.
-    """
-
-    model: Classifier
-    heads: Heads
-    pool: Pool
-    size: Size
-    folder: Path
+    model: Classifier  # the backbone
+    heads: Heads  # of all budgets
+    pool: Pool  # of examples
+    size: Size  # of the run
+    folder: Path  # of the files
 
     def key(self) -> str:
         """Names the files by everything that decides them."""

@@ -25,33 +25,19 @@ EPSILONS = (0.5, 1.0, 2.0, 8.0, math.inf)
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is. The recipe is that of paper A for CIFAR-10, on fewer examples.
+    """How large a run is. The recipe is that of paper A for CIFAR-10, on fewer examples."""
 
-    Args:
-        models: that take turns as the target.
-        pool: most examples; a coin decides for each model and example whether it is a member.
-        explained: the first examples, on which the attacks are scored.
-        mapped: the first of these, of which IG is computed and whole maps are kept.
-        net: the pretrained network.
-        side: pixels that images are enlarged to.
-        epochs: over a model's members.
-        sample_rate: q, of a member in a step.
-        lr: of Adam; 5e-3 in the paper's Table 4 (its code has 5e-4).
-        points: of IG, on the straight line from zero.
-        resamples: of examples, for intervals of means over targets.
-    """
-
-    models: int = 17
-    pool: int = 4000
-    explained: int = 800
-    mapped: int = 400
-    net: str = "mobilenet_v1_0.25_128_imagenet"
-    side: int = 64
-    epochs: float = 30
-    sample_rate: float = 0.1
-    lr: float = 5e-3
-    points: int = 4
-    resamples: int = 100
+    models: int = 17  # that take turns as the target
+    pool: int = 4000  # most examples; a coin decides for each model and example whether it is a member
+    explained: int = 800  # the first examples, on which the attacks are scored
+    mapped: int = 400  # the first of these, of which IG is computed and whole maps are kept
+    net: str = "mobilenet_v1_0.25_128_imagenet"  # the pretrained network
+    side: int = 64  # pixels that images are enlarged to
+    epochs: float = 30  # over a model's members
+    sample_rate: float = 0.1  # q, of a member in a step
+    lr: float = 5e-3  # of Adam; 5e-3 in the paper's Table 4 (its code has 5e-4)
+    points: int = 4  # of IG, on the straight line from zero
+    resamples: int = 100  # of examples, for intervals of means over targets
 
     @property
     def steps(self) -> int:
@@ -126,13 +112,11 @@ class Budget:
     """What a group of models spends: the noise, and what it guarantees.
 
     Args:
-        nominal: add/remove, as paper A states it; infinite: no noise and no clipping.
-        sigma: noise multiplier.
         add_remove, substitute: of that noise.
     """
 
-    nominal: float
-    sigma: float
+    nominal: float  # add/remove, as paper A states it; infinite: no noise and no clipping
+    sigma: float  # noise multiplier
     add_remove: float
     substitute: float
 

@@ -38,19 +38,14 @@ class Released:
     """What all models of a task release.
 
     Args:
-        budgets: in order.
-        signals: (explainer, name of the budget) -> signals of its models.
-        maps: whole maps.
-        accuracy: name of the budget -> "members" and "non_members", one number a model.
-        about: what is recorded of the task.
         faithfulness: name of the budget -> "confidence", and what the tenth of the features that is named carries.
     """
 
-    budgets: tuple[Budget, ...]
-    signals: dict[tuple[str, str], Signals]
-    maps: Maps
-    accuracy: dict[str, dict[str, list[float]]]
-    about: dict[str, Any]
+    budgets: tuple[Budget, ...]  # in order
+    signals: dict[tuple[str, str], Signals]  # (explainer, name of the budget) -> signals of its models
+    maps: Maps  # whole maps
+    accuracy: dict[str, dict[str, list[float]]]  # name of the budget -> "members" and "non_members", one number a model
+    about: dict[str, Any]  # what is recorded of the task
     faithfulness: dict[str, dict[str, float]]
 
 
@@ -87,16 +82,7 @@ def released(budgets: Sequence[Budget], scalars: Arrays, maps: Maps, pool: Pool,
 def faithful_to(
     found: Released, network: Callable[[int, int], nn.Module], pool: Pool, size: Size, folder: Path, package: str
 ) -> Released:
-    """With the faithfulness of the maps that are kept, of `FAITHFUL_MODELS` models on `FAITHFUL` examples.
-
-    Args:
-        found: without it.
-        network: of the budget and of the model, by their places.
-        pool: of examples.
-        size: of the run.
-        folder: of stored parts.
-        package: whose code made them.
-    """
+    """With the faithfulness of the maps that are kept, of `FAITHFUL_MODELS` models on `FAITHFUL` examples."""
     stored, x = Parts(folder, package, "safexplain.faithfulness"), pool.x[:FAITHFUL]
     each = {}
     for i, budget in enumerate(found.budgets):

@@ -86,11 +86,7 @@ def measure(name: str, task: Task, options: Any, parts: Parts) -> dict[str, Any]
 
 
 def summed_up(runs: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """Means and standard errors of one task at one epsilon; differences are defaults minus search.
-
-    Args:
-        runs: configuration -> [validation, reported] of each repetition.
-    """
+    """Means and standard errors of one task at one epsilon; differences are defaults minus search."""
     searched = [which for which in runs if which not in (DEFAULTS, BEFORE)]
     own = [test for _, test in runs[DEFAULTS]]
     chosen = [max(searched, key=lambda which, i=i: runs[which][i][0]) for i in range(len(own))]

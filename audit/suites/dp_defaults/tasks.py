@@ -30,20 +30,16 @@ class Task:
     """Records, which are drawn anew for each repetition.
 
     Args:
-        x: (n, d) inputs of the head.
-        y: (n,) class indices.
-        classes: how many.
         train, validation, test: records of each part.
-        about: what is recorded: data, weights.
     """
 
-    x: Tensor
-    y: Tensor
-    classes: int
+    x: Tensor  # (n, d) inputs of the head
+    y: Tensor  # (n,) class indices
+    classes: int  # how many
     train: int
     validation: int
     test: int
-    about: dict[str, Any]
+    about: dict[str, Any]  # what is recorded: data, weights
 
     def parts(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows that are trained on, that choose, and that are reported."""

@@ -137,23 +137,17 @@ class Task:
     """Data and models.
 
     Args:
-        name: of the task.
-        pool: of which members are drawn.
-        public: rows that nobody trained on.
-        train: a recipe or a scikit-learn classifier.
-        build: makes an untrained network.
         models, targets: how many.
-        source: of the data.
     """
 
-    name: str
-    pool: Population
-    public: Population
-    train: Any
-    build: Callable[[int], nn.Module] | None
+    name: str  # of the task
+    pool: Population  # of which members are drawn
+    public: Population  # rows that nobody trained on
+    train: Any  # a recipe or a scikit-learn classifier
+    build: Callable[[int], nn.Module] | None  # makes an untrained network
     models: int
     targets: int
-    source: dict[str, Any]
+    source: dict[str, Any]  # of the data
 
 
 def task_of(name: str, quick: bool, folder: Path) -> Task:
@@ -177,19 +171,12 @@ def task_of(name: str, quick: bool, folder: Path) -> Task:
 
 @dataclass
 class Trained:
-    """A task with its models.
+    """A task with its models."""
 
-    Args:
-        task: of the models.
-        shadows: the models, and who trained on what.
-        said: what they predict.
-        known: for each target, what was found in the labels alone; methods share it.
-    """
-
-    task: Task
-    shadows: Shadows
-    said: Predictions
-    known: dict[int, Scorer]
+    task: Task  # of the models
+    shadows: Shadows  # the models, and who trained on what
+    said: Predictions  # what they predict
+    known: dict[int, Scorer]  # for each target, what was found in the labels alone; methods share it
 
     @classmethod
     def of(cls, task: Task, cache: Path, progress: Progress) -> Trained:
@@ -218,15 +205,13 @@ class Answers:
 
     Args:
         native, hardened: (m, n, k) numbers.
-        explains: "probability" or "logit".
-        hardening: in words.
         places: (features,) which number each part of the input belongs to; None where the numbers are of no input.
     """
 
     native: Floats
     hardened: Floats
-    explains: str
-    hardening: str
+    explains: str  # "probability" or "logit"
+    hardening: str  # in words
     places: NDArray[np.int64] | None
 
 

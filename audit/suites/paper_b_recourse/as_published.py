@@ -46,25 +46,19 @@ class AsPublishedLaplace:
     noise has the right scale for p alone, which changes by at most 1.
 
     Args:
-        model: fitted, with `coef_`, `intercept_` and two `classes_`.
-        epsilon: the claim, by answer; it holds for p' and for nothing that leaves.
-        classes: pair (unfavourable, favourable) of labels.
-        target: s.
-        score_bound: public ends of f'.
         published_formula: divide by |w| once, as published, which misses the target unless |w| = 1; False: by |w|^2.
-        random_state: as of a mechanism.
 
     Raises:
         ConfigurationError: a model of other classes, or a value out of range.
     """
 
-    model: Any
-    epsilon: float = 1.0
-    classes: tuple[Any, Any] = (0, 1)
-    target: float = 0.0
-    score_bound: float = 10.0
+    model: Any  # fitted, with `coef_`, `intercept_` and two `classes_`
+    epsilon: float = 1.0  # the claim, by answer; it holds for p' and for nothing that leaves
+    classes: tuple[Any, Any] = (0, 1)  # pair (unfavourable, favourable) of labels
+    target: float = 0.0  # s
+    score_bound: float = 10.0  # public ends of f'
     published_formula: bool = True
-    random_state: Any = None
+    random_state: Any = None  # as of a mechanism
 
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, above=0.0)

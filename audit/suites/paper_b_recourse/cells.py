@@ -50,18 +50,14 @@ class Watched:
     """Trains the models of a condition and measures what their recourse is worth, before they are asked by attackers.
 
     Args:
-        task: the pool.
-        condition: how answers are made.
-        use: filled, one dictionary a model.
         margins: filled, (n,) margins by the direction of the first answer to a public question, one a model.
-        guarantee: filled, what the mechanism promises.
     """
 
-    task: Task
-    condition: Condition
-    use: list[dict[str, float]] = field(default_factory=list)
+    task: Task  # the pool
+    condition: Condition  # how answers are made
+    use: list[dict[str, float]] = field(default_factory=list)  # filled, one dictionary a model
     margins: list[Floats] = field(default_factory=list)
-    guarantee: dict[str, Any] = field(default_factory=dict)
+    guarantee: dict[str, Any] = field(default_factory=dict)  # filled, what the mechanism promises
 
     def __call__(self, x: Floats, y: NDArray[Any], seed: int) -> Any:
         """Train one model of the condition, and the native one that it is compared with."""

@@ -30,13 +30,9 @@ DP_MODEL = "DPModelRecourse"
 
 @dataclass(frozen=True, eq=False)
 class Native:
-    """A regression without privacy and its exact recourse.
+    """A regression without privacy and its exact recourse."""
 
-    Args:
-        model: fitted.
-    """
-
-    model: LogisticRegression
+    model: LogisticRegression  # fitted
 
     @classmethod
     def fitted(cls, x: Floats, y: NDArray[Any]) -> Native:
@@ -63,21 +59,16 @@ class Condition:
     """How answers are made.
 
     Args:
-        name: of the mechanism.
-        make: (task, rows trained on, epsilon, native model, seed) -> mechanism, not fitted.
-        epsilon: None for the baseline.
-        fits: whether it is trained (the others answer from the native model).
         columns: most that it is run with. Beyond, with 5,000 rows, it only guesses: output perturbation has a test
             accuracy of .50 to .53 at 5,000 columns, objective perturbation .48 at 1,000.
-        noisy: whether each answer has noise of its own.
     """
 
-    name: str
-    make: Callable[..., Any]
-    epsilon: float | None = None
-    fits: bool = True
+    name: str  # of the mechanism
+    make: Callable[..., Any]  # (task, rows trained on, epsilon, native model, seed) -> mechanism, not fitted
+    epsilon: float | None = None  # None for the baseline
+    fits: bool = True  # whether it is trained (the others answer from the native model)
     columns: int = 10_000
-    noisy: bool = False
+    noisy: bool = False  # whether each answer has noise of its own
 
     @property
     def title(self) -> str:
@@ -96,13 +87,9 @@ def _dp_model(task: Task, rows: int, epsilon: float, native: Native, seed: int) 
 
 @dataclass(frozen=True)
 class Perturbed:
-    """Recourse from a regression that is private by another mechanism of `DPLogisticRegression`.
+    """Recourse from a regression that is private by another mechanism of `DPLogisticRegression`."""
 
-    Args:
-        model: not fitted.
-    """
-
-    model: DPLogisticRegression
+    model: DPLogisticRegression  # not fitted
 
     def fit(self, x: Floats, y: NDArray[Any]) -> DPModelRecourse:
         """What answers from the fitted model."""

@@ -50,13 +50,9 @@ NETWORKS = {
 
 @dataclass(frozen=True, eq=False)
 class Native:
-    """A network without privacy.
+    """A network without privacy."""
 
-    Args:
-        model: trained.
-    """
-
-    model: nn.Module
+    model: nn.Module  # trained
 
     def explain(self, x: Floats) -> Solution:
         """The nearest rows that the search finds."""
@@ -65,17 +61,11 @@ class Native:
 
 @dataclass(frozen=True)
 class Condition:
-    """How a network is trained.
+    """How a network is trained."""
 
-    Args:
-        title: of the condition.
-        epochs: over the members; for a private network, expected ones.
-        epsilon: under substitution; None: without privacy.
-    """
-
-    title: str
-    epochs: int
-    epsilon: float | None = None
+    title: str  # of the condition
+    epochs: int  # over the members; for a private network, expected ones
+    epsilon: float | None = None  # under substitution; None: without privacy
 
     def trained(self, x: Floats, y: NDArray[Any], seed: int) -> Any:
         """What answers, trained on (x, y)."""

@@ -28,25 +28,17 @@ class Task:
     """One pool of examples, and what is public.
 
     Args:
-        x: (n, d) rows of norm 1.
-        y: (n,) 0 and 1; 1 is favourable.
         public_x, public_y: rows that nobody protects.
-        source: what to record about the data.
     """
 
-    x: Floats
-    y: NDArray[np.int64]
+    x: Floats  # (n, d) rows of norm 1
+    y: NDArray[np.int64]  # (n,) 0 and 1; 1 is favourable
     public_x: Floats
     public_y: NDArray[np.int64]
-    source: dict[str, Any]
+    source: dict[str, Any]  # what to record about the data
 
     def public_weights(self, trained_on: int, regularization: float) -> Floats:
-        """(d,) weights of a regression of the public rows, regularised as much a row as a private one is.
-
-        Args:
-            trained_on: rows of the private model.
-            regularization: of its sum of losses.
-        """
+        """(d,) weights of a regression of the public rows, regularised as much a row as a private one is."""
         strength = trained_on / (regularization * len(self.public_y))
         model = LogisticRegression(C=strength, max_iter=5000, tol=1e-6).fit(self.public_x, self.public_y)
         weights: Floats = model.coef_[0]
@@ -150,19 +142,12 @@ def breast_cancer(data: Path) -> Task:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a task is run.
+    """How a task is run."""
 
-    Args:
-        make: reads or draws it.
-        models: trained a condition, targets in turn and each other's references.
-        size: rows that each is trained on; None: half of the pool, by coin flips.
-        repeats: answers to each question for the averaging attack, where answers are noised.
-    """
-
-    make: Callable[[Path], Task]
-    models: int = 20
-    size: int | None = 5000
-    repeats: int = 4
+    make: Callable[[Path], Task]  # reads or draws it
+    models: int = 20  # trained a condition, targets in turn and each other's references
+    size: int | None = 5000  # rows that each is trained on; None: half of the pool, by coin flips
+    repeats: int = 4  # answers to each question for the averaging attack, where answers are noised
 
 
 TASKS: dict[str, Plan] = {

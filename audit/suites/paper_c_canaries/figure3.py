@@ -37,23 +37,14 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is.
+    """How large a run is."""
 
-    Args:
-        images: which, and through what.
-        steps: T.
-        every: steps between audits.
-        runs: of ten classes, and of one logit.
-        repeats: likewise.
-        rates: sample rates.
-    """
-
-    images: Images = images.FULL
-    steps: int = 500
-    every: int = 25
-    runs: tuple[int, int] = (600, 2500)
-    repeats: tuple[int, int] = (1, 1)
-    rates: tuple[float, ...] = RATES
+    images: Images = images.FULL  # which, and through what
+    steps: int = 500  # T
+    every: int = 25  # steps between audits
+    runs: tuple[int, int] = (600, 2500)  # of ten classes, and of one logit
+    repeats: tuple[int, int] = (1, 1)  # likewise
+    rates: tuple[float, ...] = RATES  # sample rates
 
 
 FULL = Size(runs=(2500, 2500), repeats=(3, 3))

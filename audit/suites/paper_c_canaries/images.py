@@ -32,19 +32,12 @@ Records = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Images:
-    """Which images, and through what.
+    """Which images, and through what."""
 
-    Args:
-        net: weight file of the backbone.
-        side: pixels that images are enlarged to for it.
-        shots: images of each of ten classes; five times as many of each of two.
-        auxiliary: images that are not trained on.
-    """
-
-    net: str = NETS["full"]
-    side: int = 96
-    shots: int = 50
-    auxiliary: int = 3000
+    net: str = NETS["full"]  # weight file of the backbone
+    side: int = 96  # pixels that images are enlarged to for it
+    shots: int = 50  # images of each of ten classes; five times as many of each of two
+    auxiliary: int = 3000  # images that are not trained on
 
 
 FULL = Images()
@@ -53,21 +46,13 @@ QUICK = Images(NETS["quick"], side=32, shots=4, auxiliary=60)
 
 @dataclass(frozen=True)
 class Sets:
-    """Features, standardised by what is not trained on.
+    """Features, standardised by what is not trained on."""
 
-    Args:
-        ten: records of ten classes.
-        ten_outside: others.
-        two: records of two classes, 0 and 1.
-        two_outside: others.
-        about: what is recorded: data, weights, and how large images were.
-    """
-
-    ten: Records
-    ten_outside: Records
-    two: Records
-    two_outside: Records
-    about: dict[str, Any]
+    ten: Records  # records of ten classes
+    ten_outside: Records  # others
+    two: Records  # records of two classes, 0 and 1
+    two_outside: Records  # others
+    about: dict[str, Any]  # what is recorded: data, weights, and how large images were
 
 
 def chosen(y: NDArray[np.integer[Any]], classes: Sequence[int], shots: int) -> NDArray[np.int64]:

@@ -164,14 +164,7 @@ def report(
     published: Sequence[str],
     check: Callable[[dict[str, Any]], list[str]],
 ) -> int:
-    """Run a suite and write what it found; 0 when it says what the paper says, 1 otherwise.
-
-    Args:
-        run: with `FLAGS`.
-        tasks: by name.
-        published: what the paper says of its figure, since it prints no numbers.
-        check: what these results do not reproduce, in words.
-    """
+    """Run a suite and write what it found; 0 when it says what the paper says, 1 otherwise."""
     torch.set_num_threads(1)
     options = run.options
     given = {k: v for k in ("runs", "repeats") if (v := getattr(options, k)) is not None}

@@ -36,25 +36,15 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a task is.
+    """How large a task is."""
 
-    Args:
-        records: that are trained on.
-        hidden: units.
-        steps: T.
-        every: steps between audits.
-        runs: R.
-        rates: sample rates.
-        repeats: with other noise and batches.
-    """
-
-    records: int = 1000
-    hidden: int = 128
-    steps: int = 200
-    every: int = 25
-    runs: int = 200
-    rates: tuple[float, ...] = (0.25, 0.0625)
-    repeats: int = 1
+    records: int = 1000  # that are trained on
+    hidden: int = 128  # units
+    steps: int = 200  # T
+    every: int = 25  # steps between audits
+    runs: int = 200  # R
+    rates: tuple[float, ...] = (0.25, 0.0625)  # sample rates
+    repeats: int = 1  # with other noise and batches
 
 
 LONG = "location30, 2,500 steps"

@@ -38,27 +38,16 @@ SCORING = tuple(f"safexplain.audit.canaries.{name}" for name in ("make_canary", 
 
 @dataclass(frozen=True)
 class Training:
-    """What the paper's table A1 says of a training, but the sample rates.
+    """What the paper's table A1 says of a training, but the sample rates."""
 
-    Args:
-        classes: of the records.
-        steps: T.
-        lr: learning rate.
-        clip: C.
-        optimizer: of which DP makes DP-SGD or DP-Adam.
-        hidden: widths of hidden layers.
-        bias: whether there is a constant.
-        one_logit: one vector of weights for two classes.
-    """
-
-    classes: int
-    steps: int
-    lr: float
-    clip: float
-    optimizer: HeadOptimizer = "sgd"
-    hidden: tuple[int, ...] = ()
-    bias: bool = True
-    one_logit: bool = False
+    classes: int  # of the records
+    steps: int  # T
+    lr: float  # learning rate
+    clip: float  # C
+    optimizer: HeadOptimizer = "sgd"  # of which DP makes DP-SGD or DP-Adam
+    hidden: tuple[int, ...] = ()  # widths of hidden layers
+    bias: bool = True  # whether there is a constant
+    one_logit: bool = False  # one vector of weights for two classes
 
     def setting(
         self, name: str, x: Tensor, y: Tensor, rate: float, auxiliary: tuple[Tensor, Tensor] | None = None
@@ -77,23 +66,14 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Trainings at several sample rates, and how they are audited.
+    """Trainings at several sample rates, and how they are audited."""
 
-    Args:
-        settings: by sample rate.
-        scenarios: canaries.
-        every: steps between audits.
-        runs: R, on D and D' together, of each canary and rate.
-        repeats: of each, with other noise and batches.
-        about: what else is recorded.
-    """
-
-    settings: Mapping[float, Setting]
-    scenarios: tuple[ScenarioName, ...]
-    every: int
-    runs: int
-    repeats: int = 1
-    about: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[float, Setting]  # by sample rate
+    scenarios: tuple[ScenarioName, ...]  # canaries
+    every: int  # steps between audits
+    runs: int  # R, on D and D' together, of each canary and rate
+    repeats: int = 1  # of each, with other noise and batches
+    about: Mapping[str, Any] = field(default_factory=dict)  # what else is recorded
 
     def to_dict(self) -> dict[str, Any]:
         """Without the data."""

@@ -50,23 +50,14 @@ FINDING = (
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is.
+    """How large a run is."""
 
-    Args:
-        pairs: pairs of random networks.
-        side: members, and as many non-members, for training the attack; the same again for evaluating it.
-        epochs: of an attack classifier.
-        seeds: among which the best is chosen.
-        repeats: evaluations without leakage.
-        sides: members, and as many non-members, of such an evaluation.
-    """
-
-    pairs: int = 3
-    side: int = 4_000
-    epochs: int = 8
-    seeds: int = 20
-    repeats: int = 2_000
-    sides: tuple[int, ...] = (1_500, 5_000, 10_000)
+    pairs: int = 3  # pairs of random networks
+    side: int = 4_000  # members, and as many non-members, for training the attack; the same again for evaluating it
+    epochs: int = 8  # of an attack classifier
+    seeds: int = 20  # among which the best is chosen
+    repeats: int = 2_000  # evaluations without leakage
+    sides: tuple[int, ...] = (1_500, 5_000, 10_000)  # members, and as many non-members, of such an evaluation
 
 
 QUICK = Size(pairs=1, side=250, epochs=2, seeds=4, repeats=100, sides=(300, 600))

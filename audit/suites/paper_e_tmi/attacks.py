@@ -70,14 +70,10 @@ class OverQueries:
     For log ratios this treats the answers as independent given membership, which they are not: the order of the points
     is that of the mean, and the size of the sum is no evidence. TMI's adapted LiRA over augmentations, with a class for
     every query, is `OverQueries(AtTargetLabel(), queries)`.
-
-    Args:
-        attack: scores the answer to one query.
-        queries: how many answers a point has, one after the other.
     """
 
-    attack: Attack
-    queries: int
+    attack: Attack  # scores the answer to one query
+    queries: int  # how many answers a point has, one after the other
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """(n,) sums of the attack's scores; for one class it is given one number a point, (n,).
@@ -123,18 +119,12 @@ class Metaclassifier:
     threshold at few false positives lies just there, and scaling them within a target, as the released code does,
     makes the points of different targets incomparable. The paper averages probabilities. Vectors longer than 1 are
     shortened to 1, as released.
-
-    Args:
-        queries: how many answers a point has, one after the other.
-        epochs: of the training.
-        seed: of the initial weights, the order of the rows and the dropout.
-        device: "auto" takes a CUDA device when there is one.
     """
 
-    queries: int = 1
-    epochs: int = 20
-    seed: int = 0
-    device: str = "auto"
+    queries: int = 1  # how many answers a point has, one after the other
+    epochs: int = 20  # of the training
+    seed: int = 0  # of the initial weights, the order of the rows and the dropout
+    device: str = "auto"  # "auto" takes a CUDA device when there is one
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """(n,) mean log odds, higher says "member"; 0 where no reference model was trained with, or without, the point.

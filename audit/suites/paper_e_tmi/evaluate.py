@@ -33,30 +33,17 @@ Z = 1.96
 
 @dataclass(frozen=True)
 class Against:
-    """An attack, what it reads, and on how much it is run.
+    """An attack, what it reads, and on how much it is run."""
 
-    Args:
-        signal: name in what was asked.
-        attack: that reads it.
-        targets: at most so many; None: all.
-        points: the first so many examples; None: all.
-        probability: scores are log odds, which the paper would evaluate as probabilities.
-    """
-
-    signal: str
-    attack: Attack
-    targets: int | None = None
-    points: int | None = None
-    probability: bool = False
+    signal: str  # name in what was asked
+    attack: Attack  # that reads it
+    targets: int | None = None  # at most so many; None: all
+    points: int | None = None  # the first so many examples; None: all
+    probability: bool = False  # scores are log odds, which the paper would evaluate as probabilities
 
 
 def attacks(queries: int, learned: tuple[int, int]) -> dict[str, Against]:
-    """What is run on every setting.
-
-    Args:
-        queries: crops and flips that are read.
-        learned: targets and points of the metaclassifiers.
-    """
+    """What is run on every setting."""
     mean, each = f"prediction@{queries}", f"predictions@{queries}"
     joint = JointLikelihoodRatio("identity")
     return {

@@ -49,44 +49,30 @@ class Size:
     """How large a run is.
 
     Args:
-        pool: images of which members and others are drawn.
-        challenged: first images of the pool that are asked about where a table's first column stands.
-        fewer: the same for all other settings.
-        models: all but the target are its references.
-        deep_models: of them, where more trains than the head.
-        targets: models that take turns as the target.
-        queries: about every image, beside the plain one.
-        downstream: images that are fine-tuned on, of which each model sees a random 85 %.
-        tested: others, on which fine-tuned models are tested.
-        pretrain: recipe of the pre-training.
         other: recipe of a second pre-training, and its models: with crops and flips where the first has none.
-        head: recipe of a head.
         deep: recipe where more trains than the head.
         private: recipe of a DP head.
-        learned: targets and images on which metaclassifiers are run.
-        explained: images of which explanations are asked, natively and hardened.
-        network: name in `NETWORKS`.
     """
 
-    pool: int = 2400
-    challenged: int = 2400
-    fewer: int = 1000
-    models: int = 33
-    deep_models: int = 17
-    targets: int = 33
-    queries: int = 4
-    downstream: int = 4000
-    tested: int = 1000
-    pretrain: Recipe = field(default_factory=_pretraining)
+    pool: int = 2400  # images of which members and others are drawn
+    challenged: int = 2400  # first images of the pool that are asked about where a table's first column stands
+    fewer: int = 1000  # the same for all other settings
+    models: int = 33  # all but the target are its references
+    deep_models: int = 17  # of them, where more trains than the head
+    targets: int = 33  # models that take turns as the target
+    queries: int = 4  # about every image, beside the plain one
+    downstream: int = 4000  # images that are fine-tuned on, of which each model sees a random 85 %
+    tested: int = 1000  # others, on which fine-tuned models are tested
+    pretrain: Recipe = field(default_factory=_pretraining)  # recipe of the pre-training
     other: tuple[Recipe, int] = field(default_factory=_with_crops)
-    head: Recipe = ADAM
+    head: Recipe = ADAM  # recipe of a head
     deep: Recipe = field(default_factory=lambda: replace(ADAM, epochs=2, batch_size=32))
     private: Recipe = field(
         default_factory=lambda: replace(SGD, lr=0.05, momentum=0.0, epochs=10, batch_size=512, schedule="constant")
     )
-    learned: tuple[int, int] = (8, 1000)
-    explained: int = 500
-    network: str = "small"
+    learned: tuple[int, int] = (8, 1000)  # targets and images on which metaclassifiers are run
+    explained: int = 500  # images of which explanations are asked, natively and hardened
+    network: str = "small"  # name in `NETWORKS`
 
 
 _SHORT = Recipe(epochs=1, batch_size=32)
@@ -135,21 +121,13 @@ NETWORKS = {"small": small, "resnet34": resnet34}
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Everything that is trained on.
+    """Everything that is trained on."""
 
-    Args:
-        pool: that is pre-trained on.
-        tasks: to fine-tune to.
-        tests: of the same tasks, never trained on.
-        coarse: (n,) the coarse classes of the pool.
-        sources: of the data.
-    """
-
-    pool: Population
-    tasks: Mapping[str, Population]
-    tests: Mapping[str, Population]
-    coarse: NDArray[np.int64]
-    sources: list[dict[str, str]] = field(default_factory=list)
+    pool: Population  # that is pre-trained on
+    tasks: Mapping[str, Population]  # to fine-tune to
+    tests: Mapping[str, Population]  # of the same tasks, never trained on
+    coarse: NDArray[np.int64]  # (n,) the coarse classes of the pool
+    sources: list[dict[str, str]] = field(default_factory=list)  # of the data
 
     @classmethod
     def of(cls, folder: Path, size: Size) -> Images:
@@ -203,15 +181,10 @@ def untrained(shadows: Shadows, images: Images, size: Size, device: str) -> Shad
 
 @dataclass(frozen=True, eq=False)
 class WithMembers(FineTune):
-    """Fine-tuning also on those examples of the pool that were in the pre-training (table 7 of arXiv 2306.01181).
+    """Fine-tuning also on those examples of the pool that were in the pre-training (table 7 of arXiv 2306.01181)."""
 
-    Args:
-        pool: examples of the pool, with labels of the downstream task.
-        rows: (k,) where they are in it.
-    """
-
-    pool: Population | None = None
-    rows: NDArray[np.int64] | None = None
+    pool: Population | None = None  # examples of the pool, with labels of the downstream task
+    rows: NDArray[np.int64] | None = None  # (k,) where they are in it
 
     def shares(self, seed: int, number: int, member: NDArray[np.bool_]) -> list[tuple[Population, NDArray[np.int64]]]:
         """As `FineTune`, and the members."""
@@ -222,25 +195,15 @@ class WithMembers(FineTune):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is fine-tuned.
+    """What is fine-tuned."""
 
-    Args:
-        task: of `Images.tasks`.
-        trainable: as in `FineTune`.
-        epsilon: of a DP head; None: without.
-        overlap: whether members of the pool are also fine-tuned on, and asked about.
-        whole: whether all challenged images are asked about.
-        few: whether the models are those on which more than the head trains in other settings.
-        backbone: "pre-trained", "other pre-training" or "untrained".
-    """
-
-    task: str
-    trainable: Trainable = "head"
-    epsilon: float | None = None
-    overlap: bool = False
-    whole: bool = False
-    few: bool = False
-    backbone: str = "pre-trained"
+    task: str  # of `Images.tasks`
+    trainable: Trainable = "head"  # as in `FineTune`
+    epsilon: float | None = None  # of a DP head; None: without
+    overlap: bool = False  # whether members of the pool are also fine-tuned on, and asked about
+    whole: bool = False  # whether all challenged images are asked about
+    few: bool = False  # whether the models are those on which more than the head trains in other settings
+    backbone: str = "pre-trained"  # "pre-trained", "other pre-training" or "untrained"
 
     @property
     def name(self) -> str:

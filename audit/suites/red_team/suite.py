@@ -57,16 +57,7 @@ def simulated(
     seed: int = 0,
     targets: tuple[int, ...] = (0,),
 ) -> Signals:
-    """A label that members keep more often, and an L1 norm that is lower on members by `leak` standard deviations.
-
-    Args:
-        leak: of the first target.
-        examples: scored once each.
-        models: the first is the target.
-        effect: share of the leak that reference models have.
-        seed: of everything.
-        targets: models that are judged; only model 0 leaks by `leak`, the others by a fifth of it.
-    """
+    """A label that members keep more often, and an L1 norm that is lower on members by `leak` standard deviations."""
     rng = np.random.default_rng(seed)
     member = rng.random((models, examples)) < 0.5
     level = rng.normal(size=examples)

@@ -31,16 +31,13 @@ class Release:
     """One row of the table.
 
     Args:
-        name: in the table.
-        rows: (n, d) native maps -> what is released, without noise.
-        noise: (d) -> standard deviation of the noise of a single answer.
         randomises: what draws random numbers for every answer, in the place of `rows`.
         tier: of small runs: 0 is measured for every explainer, 1 for the first of each task, 2 for the first of all.
     """
 
-    name: str
-    rows: Rows
-    noise: Callable[[int], float] | None = None
+    name: str  # in the table
+    rows: Rows  # (n, d) native maps -> what is released, without noise
+    noise: Callable[[int], float] | None = None  # (d) -> standard deviation of the noise of a single answer
     randomises: Callable[[Tensor, torch.Generator], Tensor] | None = None
     tier: int = 0
 

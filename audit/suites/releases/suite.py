@@ -92,27 +92,16 @@ class Always(Stacked):
 
 @dataclass
 class Cell:
-    """One task and explainer: what was asked, and everything that is measured of a release.
+    """One task and explainer: what was asked, and everything that is measured of a release."""
 
-    Args:
-        task: of the cell.
-        explainer: a name in `NATIVE`.
-        shadows: the audited models.
-        said: what they predict.
-        native: their maps.
-        resamples: of the examples.
-        learned: whether attacks that are trained on whole maps run too.
-        without: of each target, what another cell found in the labels of the same queries.
-    """
-
-    task: Task
-    explainer: str
-    shadows: Shadows
-    said: Predictions
-    native: Asked
-    resamples: int
-    learned: bool
-    without: dict[int, Scorer]
+    task: Task  # of the cell
+    explainer: str  # a name in `NATIVE`
+    shadows: Shadows  # the audited models
+    said: Predictions  # what they predict
+    native: Asked  # their maps
+    resamples: int  # of the examples
+    learned: bool  # whether attacks that are trained on whole maps run too
+    without: dict[int, Scorer]  # of each target, what another cell found in the labels of the same queries
 
     @cached_property
     def weights(self) -> Floats:
@@ -180,12 +169,7 @@ class Cell:
         }
 
     def measure(self, release: Release, asked: Asked | None = None) -> dict[str, Any]:
-        """Everything about a release.
-
-        Args:
-            release: of what is asked.
-            asked: maps of other models than the audited ones; those of the plain query alone are not attacked.
-        """
+        """Everything about a release."""
         if asked is not None and asked.maps.shape[1] == 1:
             return {"levels": {}, **self.useful(asked.average(release, 1))}
         maps = {level: (asked or self.native).average(release, level) for level in self.task.levels}
@@ -196,17 +180,7 @@ def rates_of(
     signals: Signals, levels: tuple[int, ...], learned: bool, targets: int, weights: Floats, fprs: tuple[float, ...],
     known: dict[int, Scorer],
 ) -> dict[SuiteRow, Floats]:  # fmt: skip
-    """Attack -> (1 + FPRs, 1 + resamples) AUC and TPRs, mean over the first models as targets.
-
-    Args:
-        signals: with labels.
-        levels: how often is asked.
-        learned: whether attacks that are trained on whole maps run too.
-        targets: how many.
-        weights: of the examples, as `weights_of`.
-        fprs: false-positive rates.
-        known: of each target, what was found in the labels of the same queries; filled.
-    """
+    """Attack -> (1 + FPRs, 1 + resamples) AUC and TPRs, mean over the first models as targets."""
     rows = [apart(row) for row in stacked_with_labels(signals, levels, learned)]
     views = {f"{view}_{name}": made(values_of(signals, [Signal.parse(name)])) for name in maps_of(signals)
              for view, made in VIEWS.items()}  # fmt: skip

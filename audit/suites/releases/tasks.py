@@ -40,31 +40,21 @@ class Task:
     """Data, models and the number of everything.
 
     Args:
-        name: of the task.
-        pool: examples of which members and non-members are drawn.
-        public: other examples, of which no audited model has seen any.
-        train: a recipe, or a scikit-learn classifier.
-        build: makes an untrained network.
-        explainers: names in `NATIVE`.
         models, targets: how many are trained, and how many of them take turns as the target.
-        levels: how often is asked.
-        dither: how queries differ.
-        source: of the data.
-        students: whether a student of every model is trained.
     """
 
-    name: str
-    pool: Population
-    public: Population
-    train: Any
-    build: Callable[[int], nn.Module] | None
-    explainers: tuple[str, ...]
+    name: str  # of the task
+    pool: Population  # examples of which members and non-members are drawn
+    public: Population  # other examples, of which no audited model has seen any
+    train: Any  # a recipe, or a scikit-learn classifier
+    build: Callable[[int], nn.Module] | None  # makes an untrained network
+    explainers: tuple[str, ...]  # names in `NATIVE`
     models: int
     targets: int
-    levels: tuple[int, ...]
-    dither: Dither
-    source: dict[str, Any] = field(compare=False)
-    students: bool = True
+    levels: tuple[int, ...]  # how often is asked
+    dither: Dither  # how queries differ
+    source: dict[str, Any] = field(compare=False)  # of the data
+    students: bool = True  # whether a student of every model is trained
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -311,15 +301,10 @@ NATIVE: dict[str, tuple[str, Explain]] = {
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What models said and how they explained it.
+    """What models said and how they explained it."""
 
-    Args:
-        maps: (m, 1 + queries, n, d) float32 native maps of the plain query and of the dithered ones.
-        labels: (m, n) classes predicted for the plain query, which are explained.
-    """
-
-    maps: Floats
-    labels: NDArray[np.int64]
+    maps: Floats  # (m, 1 + queries, n, d) float32 native maps of the plain query and of the dithered ones
+    labels: NDArray[np.int64]  # (m, n) classes predicted for the plain query, which are explained
 
     def average(self, release: Callable[[Tensor, int, int], Tensor], level: int) -> Floats:
         """(m, n, k) released maps: of the plain query at level 1, else averaged over the first `level` dithered ones.
