@@ -6,12 +6,9 @@
     python -m audit.gpu --only dp_head   # one step (repeat for more)
     python -m audit.gpu --quick          # every step, small: shows that everything works; proves nothing
 
-Results go to audit/results/gpu, with hardware, versions and revision; `steps.json` there says which step is finished,
-with which exit code and in how many seconds. A finished step is skipped, unless `--again`. With `--minutes`, a step
-that cannot be interrupted is only started if it is expected to fit, and one that resumes is interrupted when time is
-up. Expected times are estimates for a current data-centre GPU until somebody has run them; the recorded ones are shown
-beside them. Nothing is installed: the environment must have what the steps need, and a step that lacks a package or a
-file of data says so and is not finished.
+Results go to audit/results/gpu, with hardware, versions and revision; `steps.json` there says what is finished. With
+`--minutes`, a step that cannot be interrupted is only started if it is expected to fit, and one that resumes is
+interrupted when time is up. Nothing is installed: a step that lacks a package or a file of data says so.
 """
 
 from __future__ import annotations

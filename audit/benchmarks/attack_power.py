@@ -1,25 +1,11 @@
 """How much of what can be found at all do the attacks find? Simulated signals of which the best possible test is known.
 
-One number an example and model, x = mu + noise, with mu normal over the examples and known to nobody but the oracle;
-a member's x is shifted (or less spread). The oracle knows every example's parameters and tests with the exact
-likelihood ratio, which is the most powerful test at every false-positive rate (Neyman & Pearson, 1933). The attacks see
-the target and 32 reference models only.
-
-    equal effects      x - mu ~ N(-d, 1) on members, N(0, 1) on others; the same d for all
-    varied effects     d differs from example to example, log-normally
-    few vulnerable     one example in twenty is shifted by 4, the others not at all
-    members vary less  N(0, 1/2) on members (a standard deviation of a half), shifted by d, N(0, 1) on others
-
-Reported is the share of the oracle's true-positive rate at 1 % false positives, over targets and seeds. The oracle's
-rate has a closed form for equal effects, Phi(Phi^-1(.01) + d), against which the simulation is checked.
-
-References: what `LikelihoodRatio` finds with 4 to 30 references in complementary pairs, with plain averages and with
-the gap shrunk, on 33 networks that overfit digits of scikit-learn (1,024 hidden units, 600 members, InputXGradient
-of the probability, labels of 32 queries x exp(.3 z)); 24 networks take turns as the target.
-
-Calibration: is the rate what an attacker has (arXiv 2605.25819)? With 8 references, an attacker who knows no
-non-members takes the threshold from his references, each scored with the others in the target's place; and a rate over
-all examples hides that some examples are flagged more often than others. Fresh models are scored, 400 of each problem.
+One number an example and model, x = mu + noise; a member's x is shifted (or less spread). The oracle knows every
+example's parameters and tests with the exact likelihood ratio, the most powerful test at every false-positive rate
+(Neyman & Pearson, 1933); for equal effects its rate is Phi(Phi^-1(.01) + d), against which the simulation is checked.
+The attacks see the target and 32 reference models only. Reported is the share of the oracle's TPR at 1 % FPR. Then what
+`LikelihoodRatio` finds with 4 to 30 references on 33 overfitted networks, and calibration: is the rate what an attacker
+has who takes his threshold from his references (arXiv 2605.25819)?
 
     python -m audit.benchmarks.attack_power [--out FILE] [--quick]
 """

@@ -1,14 +1,9 @@
 """What hardening adds to the time and memory of an explanation: HardenedX over the native explainer, side by side.
 
-Each round runs the native explainer, the hardened one, and one hardened with noise (`Hardening.ranked()`) once; the
-figure is the median over rounds of the ratio of two times, with its quartiles. Targets, for the recommended hardening:
-a ratio of at most 1.05 for gradient methods and 1.02 for perturbation methods, at batch 32; with `--large`, ResNet-50
-at 224, 1.02 for IG and 1.10 for Saliency. Memory is the highest resident size (on a GPU: the highest allocation) during
-one call over that before it, in a process of its own.
-
-With `--gradients` it compares our gradients with Captum's own, on networks from an MLP to a ResNet-18: the ratios of
-times without hardening and with the recommended one, and whether the maps without have the same bits; see
-docs/evidence/captum-gradient.md.
+The figure is the median over rounds of the ratio of two times. Targets for the recommended hardening: at most 1.05 for
+gradient methods and 1.02 for perturbation methods, at batch 32; with `--large`, ResNet-50 at 224, 1.02 for IG and 1.10
+for Saliency. Memory is the highest resident size (on a GPU: allocation) during one call over that before it, in a
+process of its own. `--gradients` compares our gradients with Captum's; see docs/evidence/captum-gradient.md.
 
     python -m audit.benchmarks.explainer_overhead [--all | --large | --gradients] [--memory] [--rounds 15]
         [--threads 1] [--out FILE]

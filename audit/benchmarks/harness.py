@@ -112,7 +112,7 @@ class Turns:
         often: Mapping[str, int] | None = None,
         warm: bool = True,
     ) -> None:
-        """Run them in turns: `often` calls of one in a round, no further round after `limit` seconds but at least three."""
+        """Run them: `often` calls of one in a round; no further round after `limit` seconds, but at least three."""
         self.first = {name: timed(call, device)[1] for name, call in calls.items()} if warm else {}
         self.busy: dict[str, list[float]] = {name: [] for name in calls}
         self.clock: dict[str, list[float]] = {name: [] for name in calls}

@@ -1,18 +1,12 @@
 """Reference models one after the other: how many examples a second each setting of a recipe trains.
 
-Every round trains one model of each variant on the same random images; a ratio is to the loop of before in the same
-round: plain float32, images by channels, everything random drawn and moved for each batch. Compiling is done before and
-said apart. From the median rate follows how long 256 models x 10,000 members x 30 epochs would take:
-**an extrapolation**, as nothing near that is run. The goals are 30 minutes for ResNet-18 and 10 for the network of
-airbench's size, on one H100. On a CPU processor time counts, the network is smaller, and there is no goal.
-
-The latter has the size of airbench94's (arXiv 2404.00498, section 3: 2 x 2 whitening, then three blocks of two
-convolutions of 64, 256 and 256 channels with GELU; 2 M parameters), without its initialisation, schedule and frozen
-layer.
+Every round trains one model of each variant on the same random images; a ratio is to plain float32, images by channels,
+in the same round. How long 256 models x 10,000 members x 30 epochs would take is **an extrapolation**; the goals on an
+H100 are 30 minutes for ResNet-18 and 10 for a network of airbench94's size (arXiv 2404.00498, section 3; 2 M
+parameters). On a CPU processor time counts, the network is smaller, and there is no goal.
 
     python -m audit.benchmarks.reference_training --device cuda [--minutes 8] [--network NAME] [--out FILE]
     python -m audit.benchmarks.reference_training [--threads 1] [--minutes 4]       # a small network, on a CPU
-    python -m audit.benchmarks.reference_training --quick                           # shows that everything works
 """
 
 from __future__ import annotations

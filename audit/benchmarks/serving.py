@@ -1,19 +1,10 @@
 """The service of hardened explanations beside the same service with plain Captum: requests a second and waiting times.
 
-Three servers of uvicorn with the same HTTP application, each in a process of its own with one thread of PyTorch: the
-hardened service (checked, counted in a ledger on SQLite, near-duplicates of public rows looked for, remembered, with
-the recommended hardening); Captum's explainer of the same model behind the same reading and writing of JSON, the same
-check of numbers and the same batches of requests, and nothing else; and one that answers the shape of what came, which
-is what HTTP and JSON take. The client is another process, on the loopback device: so many connections, each of which
-asks again when it is answered. All three run in turn in every round, so that whatever else the machine does falls on
-all; ratios are taken within a round, of requests a second and of processor time of the server a request, which other
-processes disturb less. Every question is new, but for those in the column of remembered answers.
-
-With `--before PATH`, a checkout of an earlier version (`git worktree add PATH 9a1d825` is 0.2.0), that version's
-hardened service runs beside in the same rounds.
-
-Targets on ResNet-18: the hardened service answers at least .9 times as many requests as Captum's, and remembered
-answers come at least 20 times as often as computed ones from one client.
+Three servers with the same HTTP application, each in a process of its own with one thread of PyTorch: the hardened
+service; Captum's explainer of the same model behind the same reading, checks and batches; and one that answers the
+shape of what came. All run in turn in every round, and ratios are taken within a round. `--before PATH` adds a checkout
+of an earlier version. Targets on ResNet-18: at least .9 times as many requests as Captum's, and remembered answers at
+least 20 times as often as computed ones from one client.
 
     python -m audit.benchmarks.serving [--rounds 4] [--seconds 1.5] [--only NAME] [--before PATH] [--out FILE]
 """

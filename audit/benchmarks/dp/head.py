@@ -1,11 +1,9 @@
 """DP-SGD of a linear head on 500 x 768 features, 10 classes, 500 steps at q = .25: Opacus, and in closed form.
 
 Opacus: `PrivacyEngine.make_private` on an `nn.Linear`, SGD with momentum and a `DataLoader`, in the loop of its
-tutorial (making the engine is part of the time, as every run needs one). Here:
-`safexplain.dp.heads.closed_form.train_heads` with the same recipe, each run with Poisson batches and noise of its own;
-beside it, runs that share their batches, and noise that is safe against floating-point attacks, which Opacus' default
-is not. Figures are medians over rounds, for each run. That both ways compute the same is tested in
-tests/dp/heads. The target, 15 times faster, is for runs that share batches.
+tutorial. Here: `safexplain.dp.heads.closed_form.train_heads` with the same recipe, each run with Poisson batches and
+noise of its own; beside it, runs that share their batches, and noise that is safe against floating-point attacks.
+Figures are medians over rounds, for each run. The target, 15 times faster, is for runs that share batches.
 
     python -m audit.benchmarks.dp.head [--rounds 5] [--steps 500] [--device cpu] [--out FILE]
 """

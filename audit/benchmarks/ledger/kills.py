@@ -1,19 +1,13 @@
 """Four workers charge one ledger and are killed (signal 9) amid charges: is anything lost, doubled or overspent?
 
-A worker says in shared memory which charge it is inside, and is killed then, at a random moment up to `LATEST` seconds
-later; a kill counts if the worker died inside a charge. Another takes its place, and asks the question again that the
-killed one was inside, as a client does that got no answer. Half of the charges are answers to questions. Every attempt
-to charge has a number, which is recorded with the charge. After `BLOCK` kills the workers go on until the budget
-refuses everybody, and the records are compared with what was acknowledged, attempt by attempt:
+A worker says in shared memory which charge it is inside, and is killed then; another takes its place and asks the
+question again. After `BLOCK` kills the workers go on until the budget refuses everybody, and the records are compared
+with what was acknowledged, attempt by attempt:
 
 - lost: an acknowledged charge that is not recorded;
 - unasked: a recorded charge that was neither acknowledged nor the one that its worker was killed in;
 - doubled: an attempt that is recorded twice, or a question that was charged twice to its principal;
 - overspent: a principal, or all together, whose recorded epsilons are above the budget.
-
-`Ledger.verify` adds up every sum again. Of the kills, `uncommitted` left no record; `committed` left one that nobody
-was told of, which is counted; the rest came after the acknowledgement. `repeats_free` are questions that were asked
-again after such a kill and cost nothing more.
 
     python -m audit.benchmarks.ledger.kills [--kills 200] [--database postgres|sqlite] [--out FILE]
 """

@@ -1,17 +1,10 @@
 """The ledger: charges a second from 4 processes, SQLite and PostgreSQL, and what a million records cost to read.
 
-SQLite side by side, with the same tables and the same statements: this ledger, which queues its writers, commits to a
-write-ahead log and syncs it after it let the next writer in, so that one sync serves several commits; SQLite with a
-write-ahead log and synchronous = FULL, which syncs each commit while it holds the lock; and SQLite as it comes, with a
-rollback journal and synchronous = FULL. The last two wait for locks as SQLite does. What was acknowledged survives a
-power failure in all three, so they are compared at equal durability; how many syncs a charge of a single process takes
-is counted by strace, where there is one. The same once more in memory, where a sync costs nothing, tells what the
-disk's share is. PostgreSQL is a server from the `pgserver` wheel on the same machine, and is left out where that is
-missing. In each, four processes charge for `--seconds`, each to its own principal and then all to the same; the kinds
-take turns at going first. Disks differ most: the time of one fdatasync is recorded beside. A million records: a ledger
-that is opened, asked what is spent and charged once, and, side by side, the same from the records: read them, and
-compose them with dp-accounting's Renyi accountant. A round measures each once; figures are medians over rounds. Every
-round ends with `Ledger.verify`.
+This ledger, which lets one sync serve several commits, beside SQLite with a write-ahead log and SQLite as it comes,
+both with synchronous = FULL, at equal durability, with the same tables and statements; in memory, which tells the
+disk's share; and PostgreSQL of the `pgserver` wheel. Four processes charge for `--seconds`, each to its own principal
+and then all to the same. A million records: opened, read and charged, beside composing them with dp-accounting. Figures
+are medians over rounds, each of which ends with `Ledger.verify`.
 
     python -m audit.benchmarks.ledger.speed [--rounds 3] [--seconds 4] [--out FILE]
 """

@@ -1,16 +1,10 @@
 """Which attacks earn a row in an audit's table.
 
-Twelve releases of six tasks: networks on scikit-learn's digits, on HELOC and Adult, on CIFAR-10 and on words of AG
-News, and a forest on HELOC. Eight models are attacked, each with the same eight references in complementary pairs. What
-learns from references (stacks, trees, classifiers of maps) is fitted four times, for two targets each. Attackers ask
-once, and 32 times.
-
-**The table.** Alone: the true-positive rate at 1 % false positives and the AUC. In the stack: each kind of row is left
-out of the columns, and each candidate that is no row is put in, on the same targets; errors are standard errors over
-targets. All of it is done twice, with other examples, other coin flips and other models. In the first draw each row's
-strongest case is looked for: the release, level and measure where it gains most errors, of those where it gains half a
-point at 1 % or 5 %, or .002 of AUC, and more than two errors. Only that case is read in the second draw: a row is
-confirmed where it gains more than two errors there too.
+Twelve releases of six tasks. Eight models are attacked, each with the same eight references in complementary pairs;
+attackers ask once, and 32 times. Each kind of row is left out of the stack, and each candidate put in, on the same
+targets. All is done twice, with other examples, coin flips and models: in the first draw each row's strongest case is
+looked for (half a point at 1 % or 5 %, or .002 of AUC, and more than two standard errors over targets), and only that
+case is read in the second, where it must gain more than two errors too.
 
     python -m audit.suites.attack_table [--data DIR] [--out FILE] [--quick]
 """

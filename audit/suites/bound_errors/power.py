@@ -1,17 +1,10 @@
 """Canary verdicts: how often they are wrong, and whether the epsilon that they would find is found.
 
-A right training, which spends the epsilon that it claims, is audited again and again by a canary of some strength, and
-then one with less noise, which spends what the median audit says that it would have found (`detectable`). A score is
-the sum of the canary's gradients over all steps (in units of C; strength 1 is the worst case) and of the noise, as in
-`bound_errors`. For each cell:
-
-  bug         bounds above what the right training spends under substitution: at most 5 % may be. (A claim under
-              add/remove is refuted by less, see `CanaryResult.verdict`.)
-  silent      share of audits of the right training that would have found nothing, and say so
-  detectable  the median epsilon that they would have found
-  found       share of the audits of a training that spends this much which refute it: at least 95 % must
-
-The suite fails where surely fewer are found, or a right training is surely refuted in more than 5 %.
+A right training is audited again and again by a canary of some strength, and then one with less noise, which spends
+what the median audit says that it would have found (`detectable`). A score is the sum of the canary's gradients over
+all steps (in units of C; strength 1 is the worst case) and of the noise. At most 5 % of the bounds may be above what
+the right training spends under substitution ("bug"), and at least 95 % of the audits of the other must refute it
+("found"); "silent" is the share of audits that would have found nothing, and say so.
 
     python -m audit.suites.bound_errors.power [--out FILE] [--cache DIR] [--quick]
 """

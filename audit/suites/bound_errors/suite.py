@@ -1,18 +1,10 @@
 """How often a lower bound on epsilon is above the truth, and how far below it is otherwise.
 
-The mechanism is DP-SGD's worst case under substitution, simulated exactly: the sum over all steps of the gradient of a
-record that joins each with probability q is k + N(0, T sigma^2) on D and -k + N(0, T sigma^2) on D', where
-k ~ Binomial(T, q). The sum is the score; the likelihood ratio rises with it. R runs are R / 2 with each.
-
-  fixed   threshold 0, fixed before
-  split   chosen on 30 % of the runs, counted on the others
-  max     the best of all thresholds on all runs, GDP: what is often reported, and no bound
-
-The truth is the accountant's epsilon of all steps; that of the sum alone, which is all that is seen here, is smaller
-where steps are few and q is small, and given beside it. A bound that is promised (all but "max", and "gdp" where steps
-are few) may be above the truth with a probability of 5 %; the suite fails if one surely is more often.
-
-Then the same for one run with many canaries, each of which joins by its own coins.
+DP-SGD's worst case under substitution, simulated exactly: the sum over all steps of the gradient of a record that joins
+each with probability q is k + N(0, T sigma^2) on D and -k + N(0, T sigma^2) on D', where k ~ Binomial(T, q). The sum is
+the score. Thresholds are fixed at 0, chosen on 30 % of the runs ("split"), or the best of all ("max", which is often
+reported and no bound). The truth is the accountant's epsilon. A promised bound may be above it with a probability of
+5 %; the suite fails if one surely is more often. Then the same for one run with many canaries.
 
     python -m audit.suites.bound_errors [--out FILE] [--cache DIR] [--quick]
 """

@@ -1,15 +1,9 @@
 """Broken DP trainers: which are refuted, by the white box and by a thousand runs of canaries? Is a right one refuted?
 
-The trainers are loops as people write them, one call a training, of 24 records: DP-SGD by hand (`by_hand`), loops with
-Opacus' `PrivacyEngine`, and `DPFineTuner` (`with_engines`). Each broken one differs from a right one in the lines that
-its class shows. What is claimed is what its authors believe: the noise multiplier,
-sample rate and steps that they told the accountant.
-
-Each is audited by `WhiteBox`, and by `audit_within`, as `safexplain canaries --scenario all` does it, of about 1,000
-runs in all, at a confidence of 95 %. Nothing knows of the bug. A function that seeds its noise is refused by either.
-
-The suite fails if a broken trainer is found by neither, if a right one is refuted, or if the white box does not call it
-"as claimed".
+The trainers are loops as people write them, of 24 records: DP-SGD by hand (`by_hand`), loops with Opacus'
+`PrivacyEngine`, and `DPFineTuner` (`with_engines`); what is claimed is what their authors told the accountant. Each is
+audited by `WhiteBox`, and by `audit_within` as `safexplain canaries --scenario all` does it, at 95 %. The suite fails
+if a broken trainer is found by neither, or if a right one is refuted or not called "as claimed" by the white box.
 
     python -m audit.suites.broken_trainers [--out FILE] [--cache DIR] [--quick]
 """

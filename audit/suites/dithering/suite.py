@@ -1,20 +1,10 @@
 """Does a limit on looks at one map stop the attacker who asks about it many times, and whom else does it stop?
 
-`safexplain.serve.budget.Budget` takes a question for another look at an earlier one where their sketches are closer
-than a quantile of the distances of public rows to each other. Asked is `Budget` itself, question by question, with 5
-looks and no other limit; what it refuses counts for nothing, and the attacker goes on.
-
-    honest      examples of the pool, distinct and in random order, all by one client: the share that was taken for a
-                look at an earlier one, by how many had been asked before, and how many were refused. "Exact": the same
-                with distances of the scaled inputs themselves instead of their sketches
-    through     of the plain query about an example and 200 dithered ones, how many were answered, by a client that asks
-                about this example alone: mean, least and most of several examples. "Change": mean Euclidean change of
-                the input, in units of the .01 quantile of the distances of public rows to the nearest other one;
-                "map": mean cosine of the InputXGradient maps of dithered inputs with that of the plain one, by a model
-                trained on public rows. `scripts` says what the scripts do
-
-The suite fails if, at the default quantile, a script whose change is at most .8 gets more than a tenth of its questions
-answered, or more than 1 % of honest ones are refused.
+Asked is `safexplain.serve.budget.Budget` itself, question by question, with 5 looks and no other limit: by honest
+clients with distinct examples in random order, and by a client that asks the plain query about an example and 200
+dithered ones (`scripts`). Changes are mean Euclidean ones, in units of the .01 quantile of the distances of public rows
+to the nearest other one. The suite fails if, at the default quantile, a script whose change is at most .8 gets more
+than a tenth of its questions answered, or more than 1 % of honest ones are refused.
 
     python -m audit.suites.dithering [--task digits|heloc|cifar10|all] [--data DIR] [--out FILE] [--cache DIR] [--quick]
 """

@@ -2,28 +2,12 @@
 
 Models are trained with epsilon .5, 1, 2, 8 and without privacy, by the recipe of "Explaining the Model, Protecting Your
 Data" (Huang et al.): AUTO-S clipping with gamma .01, Adam at 5e-3 (its Table 4; its code has 5e-4), 30 epochs at
-q = .1, delta 1e-5, epsilon for add/remove. They release the label, and InputXGradient, Saliency or Integrated Gradients
-of the predicted class's probability. 17 models, each trained on the half of the pool that its coin flips chose, take
-turns as the target, all others are its references. GradientShap is left out, as in the paper's private half: it is the
-same integral from fewer points, and leaks least without privacy.
-
-Data: CIFAR-10; GTSRB (one of the paper's five data sets; street photographs for SVHN, which is not here, where MNIST
-would be too easy to leak), one frame a track, so that a record is a track; and 100 classes of Tiny ImageNet, for
-CIFAR-100. The backbones were trained on ImageNet, of which Tiny ImageNet is a part: what they know of it is not covered
-by any epsilon here, and members and non-members have it alike.
-
-Attacks: the paper's VAR-, L1- and L2-LRT (no logarithm, one variance), read the right way round; the library's
-likelihood ratio on L1 and on five numbers together; the label alone; and, for services that tell it, the loss. Reported
-are means over all targets, with normal 95 % intervals from resampled examples, which do not cover other draws of the
-models.
-
-What epsilon guarantees: (epsilon, delta) bounds the rates of every attack that decides about one coin flip (Kairouz,
-Oh and Viswanath 2015, 1311.0776), TPR <= min(e^epsilon FPR + delta, 1 - e^-epsilon (1 - FPR - delta)), epsilon for
-add/remove; the trade-off curve of the mechanism bounds them more tightly. The lower limit of no measured rate may be
-above what is promised at the upper limit of its false-positive rate.
-
-Utility: accuracy; and the faithfulness of the maps of the first targets, what deleting the tenth of the features that a
-map names takes from the predicted probability, less what random features take.
+q = .1, delta 1e-5, epsilon for add/remove. Each is trained on the half of the pool that its coin flips chose and takes
+its turn as the target; the others are its references. Data: CIFAR-10, GTSRB (one frame a track) and 100 classes of
+Tiny ImageNet. (epsilon, delta) bounds every attack that decides about one coin flip by TPR <= min(e^epsilon FPR +
+delta, 1 - e^-epsilon (1 - FPR - delta)) (Kairouz, Oh and Viswanath 2015, 1311.0776), the mechanism's trade-off curve
+more tightly: the lower limit of no measured rate may be above what is promised at the upper limit of its FPR. page.md
+says what is attacked and how.
 
     python -m audit.suites.dp_attacks [--on cifar10|gtsrb|tinyimagenet] [--explained N] [--quick]
 """

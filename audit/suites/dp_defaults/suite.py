@@ -1,23 +1,11 @@
 """What the defaults of `DPFineTuner` give, beside the best of a search of learning rate, batches, epochs and clipping.
 
-A person who sets `epsilon` alone gets delta 1e-5 (or a tenth of one over the records), batches of a tenth of the
-records, 20 epochs, AUTO-S clipping, Adam, and for a linear head a learning rate of .15 over the typical norm of its
-inputs, which the first of the 200 steps measures under the same noise. This is what the suite trains as "defaults":
-`DPFineTuner(nn.Sequential(nn.Linear(d, classes)), data, epsilon=epsilon)`, whose weights torch draws.
-
-The search has 20 configurations: learning rates .001, .004, .016, .064 and .256 (Adam); batches of 5 % of the records
-and 10 epochs, or of 25 % and 50; AUTO-S clipping or clipping to norm 1. "Version 0.2" is what the defaults were, 5e-4
-and batches of 256, for as many epochs as now. All have the same epsilon for one record substituted, the same delta, and
-spend it on one training: that a search spends more than one is not counted against it.
-
-Data: a linear head on 1,280 features of CIFAR-10 images (MobileNetV2 of ImageNet), on 256 features of AG News (a latent
-semantic analysis of DBpedia; the file has the 7,600 texts of the news' test set), and on 108 columns of Adult.
-
-Each repetition draws anew what is trained on, what chooses and what is reported, the first weights, and the noise. Two
-figures of the search: accuracy of the configuration that the validation records of that repetition chose, as a person
-would choose; and the best mean on the reported records themselves, of all 20, which no person can choose and which is
-too high by what luck adds. The target takes the harder one: the defaults are within 2 points of the second. Standard
-errors are of means over repetitions, of differences within each.
+"Defaults" is `DPFineTuner(nn.Sequential(nn.Linear(d, classes)), data, epsilon=epsilon)`. The search has 20
+configurations (learning rates .001 to .256; batches of 5 % and 10 epochs, or of 25 % and 50; AUTO-S clipping or
+clipping to norm 1), each with the same epsilon for one record substituted. "Version 0.2" is what the defaults were. A
+linear head on features of CIFAR-10 images, of AG News and on Adult. Each repetition draws anew what is trained on, what
+chooses and what is reported. The target: the defaults are within 2 points of the best mean on the reported records
+themselves, which no person can choose. Standard errors are of means over repetitions.
 
     python -m audit.suites.dp_defaults [--task cifar10|agnews|adult] [--quick]
 """

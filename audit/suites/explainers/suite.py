@@ -1,34 +1,12 @@
 """What every explainer of the catalog leaks, natively and hardened, and what the hardened answer is still worth.
 
-One small task for each kind of input, models that overfit, and every method of `safexplain.explain.CATALOG` on them:
-
-    digits      8 x 8 images of scikit-learn, a small CNN: methods for inputs, layers and neurons. The layer is the last
-                convolution; the neuron is the sum over it
-    heloc       loans, an MLP: methods for rows of a table
-    trees       the same rows, a random forest: methods that explain trees alone
-    linear      the same rows, a logistic regression: methods that explain linear models alone
-
-Half of a pool are members, by coin flips. Models take turns as the target; the others are the attacker's references.
-Every model is asked once about every example, about the class that it predicts. Three attackers are compared:
-
-    labels      the likelihood ratio of the predicted label alone, which any prediction service releases
-    native      the complete stack of `safexplain.audit.attacks` on the label and the native answer
-    hardened    the same stack on the label and the hardened answer, which is what the hardened class releases if it is
-                not told otherwise
-
-Given are the members found (true-positive rate) at 1 % false positives and the area under the ROC curve, means over the
-targets, with 95 % intervals from resampling examples; ties are broken at random. The stack is fixed beforehand. It
-keeps to the labels where the rest does not help on other models; "always" is the same stack without that rule. "At
-most" is the largest one-sided 95 % upper bound, over all attacks of the suite that read the answer, of what they add to
-the labels. Attacks that train on whole maps are left out, and nobody asks twice: `audit.suites.releases` does both, for
-six explainers.
-
-Utility, over all examples of the targets: the overlap of the top features (a tenth, at least four), rank correlation
-and cosine with the native numbers; and, where the numbers stand for parts of the input, deletion: how far the explained
-probability falls when the top features that count for the class are set to 0, natively and hardened.
-
-Methods that need modules all the way explain the logit, the others the probability; `explains` says which. What cannot
-be measured says why.
+One small task for each kind of input, with models that overfit: "digits" (a small CNN; the layer is its last
+convolution, the neuron the sum over it), and the rows of HELOC with an MLP, a forest ("trees") and a logistic
+regression ("linear"). Half of a pool are members, by coin flips; models take turns as the target and are asked once
+about every example and the class that they predict. Compared are the likelihood ratio of the label alone and the
+complete stack on the label and the native or hardened answer: members found at 1 % false positives and AUC, with 95 %
+intervals from resampled examples. Methods that need modules all the way explain the logit, the others the probability.
+page.md says how to read the tables.
 
     python -m audit.suites.explainers [--method NAME ...] [--data DIR] [--out FILE] [--cache DIR] [--quick]
 """

@@ -1,12 +1,9 @@
 """A fuzzer of files of signals: no certificate by leaving out, renaming, rewriting or trying again.
 
-Of each leaking file a verdict is taken first, under the strict policy, in a file of uses of its own. Then comes a
-variant: one to three changes drawn at random of the arrays, the rows, the models, the inputs, the meta data and the
-policy, saved and read again, and judged with that file of uses, as somebody would who knows the first verdict. Half of
-the variants are also judged without any earlier verdict, where the changes leave the leak in the file under a name that
-is released. What counts is that none is certified; a refusal, a leak and an inconclusive verdict are all right.
-
-Its opposite: harmless variants of clean files must get the verdict of the file, on fresh uses and on used ones.
+Of each leaking file a verdict is taken first, under the strict policy; then comes a variant with one to three random
+changes (arrays, rows, models, inputs, meta data, policy), judged with that file of uses. Half of the variants are also
+judged without an earlier verdict, where the leak stays in the file under a name that is released. None may be
+certified. Its opposite: harmless variants of clean files must get the verdict of the file.
 
     python -m audit.suites.fuzzed_files [--out FILE] [--cache DIR] [--quick]
 """

@@ -1,25 +1,15 @@
 """The table of "Explaining the Model, Protecting Your Data", why it says so, and what the same scores really say.
 
 The authors (Huang et al.) released the L1 norm of InputXGradient and the loss of 33 CIFAR-10 ViT models on 20,000
-examples. Each model takes its turn as the target, the other 32 are its references. Their score is
+examples. Their score is (t - mu_in)^2 - (t - mu_out)^2, low for members, mu_in and mu_out the means of the references
+on each side, of examples with at least 2 on each. Two mistakes in how it is read make up the published rates:
 
-    (t - mu_in)^2 - (t - mu_out)^2        low for members, mu_in and mu_out the means of the references on each side,
+1. the curve function returns (TPR, FPR) for a score that is low for members, and its caller swaps them: the published
+   "TPR at FPR" is the share of NON-members found while that share of the MEMBERS is mistaken for non-members.
+2. the rate is interpolated on 10,000 points and then read at a position found in the array before interpolation.
 
-over examples with at least 2 references on each side. Two mistakes in how it is read make up the published rates:
-
-1. the curve function returns (true-positive rate, false-positive rate) for a score that is low for members, and its
-   caller takes them the other way round: the published "TPR at FPR" is the share of NON-members that is found while
-   that share of the MEMBERS is mistaken for non-members. The AUC does not change.
-2. the rate is interpolated on a grid of 10,000 points and then read at a position found in the array before
-   interpolation.
-
-Neither is possible with `safexplain.verdict.stats`, so both are applied here, outside of the library. The threshold
-attack of the paper's Table 1 was read the right way round, so that table compares members found with non-members found;
-here every attack is read in both ways, like with like. The 33 targets share their examples, so that their spread is no
-standard error: a last table gives each example one target, drawn at random, and an interval.
-
-The file has L1 and loss of InputXGradient on CIFAR-10 only. The paper's L2 and variance (Tables 1 and 3) and its other
-explanations and datasets (Tables 1 and 2) cannot be recomputed from it.
+Both are applied here, outside of the library, and every attack is read in both ways, like with like. The targets share
+their examples, so a last table gives each example one target, drawn at random, and an interval.
 
     python -m audit.suites.paper_a [--data DIR] [--out FILE] [--quick]
 """

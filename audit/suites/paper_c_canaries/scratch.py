@@ -1,14 +1,9 @@
 """Paper C's Figure 4: canaries in networks trained from scratch with DP-Adam.
 
-"Beyond Membership" (Pradhan et al., 2511.21804): an MLP on 50,000 records of Purchase100 (600-128-100, tanh), a new
-initialisation in each run, T = 2,500, C = 5, learning rate .0018, delta 1e-5, the noise for epsilon 10 under
-substitution, q = 1/4 and 1/16, 2,500 runs. Purchase100 cannot be had; here it is location30 (446 binary features, 30
-classes).
-
-On a CPU there are two smaller tasks on 1,000 records: "location30" has the paper's width and rates, an MLP of
-446-128-30, but 200 steps and 200 runs, with which no canary can be expected to exceed add/remove at q = 1/16;
-"location30, 2,500 steps" has the paper's steps at that rate, with 16 hidden units and 400 runs. `--full` takes all
-records, the paper's width, steps and 2,500 runs, three times.
+"Beyond Membership" (Pradhan et al., 2511.21804): an MLP on 50,000 records of Purchase100, T = 2,500, C = 5, learning
+rate .0018, delta 1e-5, the noise for epsilon 10 under substitution, q = 1/4 and 1/16, 2,500 runs. Purchase100 cannot be
+had; here it is location30 (446 binary features, 30 classes), by default in two smaller tasks on 1,000 records for a
+CPU. `--full` takes all records, the paper's width, steps and runs, three times.
 
     python -m audit.suites.paper_c_canaries.scratch [--runs N] [--repeats N] [--device cuda] [--full] [--quick]
 """

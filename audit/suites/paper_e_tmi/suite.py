@@ -1,27 +1,12 @@
 """TMI (Abascal, Wu, Oprea and Ullman, PoPETs 2024(3), arXiv 2306.01181), whole: who was in the pre-training data?
 
 A network is pre-trained on a coin-flip half of a pool of Tiny ImageNet, then gets a new head (and sometimes more) for
-another task: coarse classes of other images of Tiny ImageNet, CIFAR-10, or traffic signs. The attacker asks it about
-the pool's images, whose labels are no classes of it, and guesses what it was pre-trained on. All but the target are
-references, pre-trained and fine-tuned alike; each model takes its turn.
-
-    Table 1     a new head on frozen features, three tasks, one query and several
-    Table 2     the head, the last block, the last two, and everything fine-tuned; CIFAR-10
-    Table 3     everything fine-tuned, on signs
-    Table 6     heads trained with DP-SGD, epsilon 1 and .5 (delta 1e-5, clipping norm 5, added or removed)
-    Table 7     the same where members were also fine-tuned on, beside what (epsilon, delta) would allow
-    explanations of the fine-tuned network: InputXGradient of the probability, native and released
-
-Attacks: the label; adapted LiRA (the log odds of the class that the target predicts, Algorithm 2; log ratios of queries
-are added up, where the paper fits one normal to all of them); the paper's network for each point (Algorithm 3, scaled
-as released); the joint ratio on the whole vector of log odds. LiRA on the pre-trained network with the true label is
-the positive control, a head on networks that were never trained the null control. `evaluate.py` says how figures are
-read, as published and corrected.
-
-On a CPU: a small network, 33 models (17 where that is said), 2,400 images; metaclassifiers on 8 targets and 1,000
-images. It is trained on images as they are, and asked about them with a little noise (5 % of the pixels' deviation);
-one setting is pre-trained with crops and flips, and asked about these, as in the paper. `--full` has the paper's
-ResNet-34, crops and flips, and 129 models on 8,000 images, all the file has. It resumes, and has not been run.
+another task. The attacker asks it about the pool's images, whose labels are no classes of it, and guesses what it was
+pre-trained on. All but the target are references, pre-trained and fine-tuned alike; each model takes its turn. Tables
+1, 2, 3, 6 and 7 of the paper, and explanations of the fine-tuned network. LiRA on the pre-trained network with the true
+label is the positive control, a head on networks that were never trained the null control. `evaluate.py` says how
+figures are read, as published and corrected, page.md what was changed for a CPU. `--full` has the paper's ResNet-34,
+crops and flips, and 129 models on 8,000 images; it resumes, and has not been run.
 
     python -m audit.suites.paper_e_tmi [--data DIR] [--out FILE] [--quick | --full --device cuda]
 """

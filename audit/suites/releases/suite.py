@@ -1,35 +1,13 @@
 """Which releases add nothing to the labels of the same queries, and which of them are the most useful.
 
-Whoever explains a prediction releases its label, and a patient client may ask about an example as often as he likes,
-each time a little differently. So the fair question is what the explanations ADD to the labels of the same queries.
-Models that overfit are asked about every example once and many times; every release is made of the same native maps,
-and judged by the attacks of an audit (`safexplain.audit.attacks`), each stacked with the labels of the same queries:
-
-    adds        TPR at 1 % FPR of a stacked attack less that of the labels alone, in points, ties broken at random; mean
-                over the models that take turns as the target. Shown is the attack with the largest value; the upper
-                bound is the largest among all attacks of their one-sided 95 % bounds, so that no attack adds more
-    AUC adds    the same of the area under the ROC curve
-    stack       of the complete stack alone, which reads everything together and keeps to the labels unless the rest
-                adds to them on other models; and (always) the same when it never keeps to the labels
-    overlap     share of the native top features (a tenth, at least four) that are on top of the released map too
-    U           mean of overlap, rank correlation and cosine with the native map
-    deletion    what the predicted probability loses when the released top features with values above 0 are set to 0
-    insertion   the predicted probability when all other features are set to 0, less that with all of them at 0
-    wrong sign  share of the released numbers that are not zero and have not their native sign; and of the maps in which
-                that holds for one of the top features
-
-Intervals come from resampling examples (of GTSRB: tracks) with their scores against all targets. Attacks that are
-trained on whole maps (`Learned`) run with `--full`, where the library's table has any. A release passes where, at
-every level of patience, what it adds is at most 1 point of TPR and .02 of AUC, both with their upper 95 % bounds, and
-where its deletion is at most .02 below the native one and above that of the public models.
-"Public models" explain the class that the audited model predicts by five models which never saw the pool; a "student"
-learned the audited model's labels on public examples: neither knows more than the labels do, whatever an attack finds
-in it.
-
-Releases with noise are asked once with it, and often without: that is what averaging leaves. Null of the method: maps
-that are random, in the first rows of every table.
-
-With `--order`, only whether the order of a set adds anything is measured: at 1 and 32 queries, on three data sets.
+Models that overfit are asked about every example once and many times; every release is made of the same native maps and
+judged by the attacks of an audit, each stacked with the labels of the same queries (releases with noise are asked once
+with it, and often without: that is what averaging leaves). "adds" is the TPR at 1 % FPR of the stacked attack that adds
+most, less that of the labels, as a mean over targets; its upper bound is the largest one-sided 95 % bound of all
+attacks, from resampled examples (of GTSRB: tracks). Deletion and insertion set features with values above 0 to 0. A
+release passes if it adds at most 1 point of TPR and .02 of AUC at every level, both with their bounds, and if its
+deletion is at most .02 below the native one and above that of public models. With `--order`, only whether the order of
+a set adds anything is measured. page.md says how to read the tables.
 
     python -m audit.suites.releases [--task digits|heloc|heloc_trees|cifar10|gtsrb|all] [--full | --order]
                                     [--device cuda] [--data DIR] [--out FILE] [--cache DIR] [--quick]

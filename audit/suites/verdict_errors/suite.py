@@ -1,33 +1,17 @@
 """How often a verdict is wrong, and how often it is reached: simulated audits of which the truth is known.
 
 Scores are drawn, counted above the ranks of `safexplain.verdict.thresholds`, and judged. Of up to 20 attacks, an
-example's
-scores have a common factor (correlation 0 or .7). Members of an attack that leaks are
+example's scores have a common factor (correlation 0 or .7). Members of an attack that leaks are
 
   shift       Gaussian, with another mean than non-members
   few         like non-members but for a few, which stand four standard deviations higher
   ties        as "shift", of which the attacker sees only whether the score is among the highest 30 % and 3 %
-  cliff       30 % of them (or all that are found too much) just outside (inside) of the policy's false-positive rate:
-              the hardest case for a threshold that is estimated
+  cliff       30 % of them just outside (inside) of the policy's false-positive rate: the hardest case
 
-and their true share found at the policy's rate is computed from these distributions, not measured. What must be rare:
-
-  nothing         no attack leaks                                                      a leak proven
-  one / all at    one attack, or all, find exactly the share that is allowed           a leak proven
-  one / all over  one attack, or all, find 1.001 times that share                      certified
-
-Each with a probability of at most 5 %; the suite fails if the lower Clopper-Pearson limit of any cell is above it.
-
-Beside it, the same data under what is often done: the threshold is set at the stated rate on the scored non-members,
-taken as known, and each attack is judged as if it were the only one, by its one-sided 95 % Clopper-Pearson limits
-("naive") or by the rate found ("point"); and the best accuracy over all thresholds is tested as if its threshold had
-been fixed before ("best accuracy").
-
-Then the claim "excess" (`pairs`), examples in groups (`groups`), audits that look again while they are undecided
-(`looks`), and whole audits through `certify` on signals as an audit collects them by default,
-with the complete suite and controls: where explanations add nothing to labels that leak, where members and non-members
-differ by something that is not training, and where maps tell a known share of the members; beside them the same with
-the first look alone, and under the settings of version 0.2.0.
+One attack or all find exactly the allowed share ("at": no leak may be proven) or 1.001 times it ("over": none may be
+certified). The suite fails if the lower Clopper-Pearson limit of any error rate is above 5 %. "naive", "point" and
+"best accuracy" are common practice on the same data. Then the claim "excess" (`pairs`), `groups`, `looks`, and whole
+audits through `certify`. page.md says more.
 
     python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick]
         [--only whole pairs groups looks certify]
