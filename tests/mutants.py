@@ -29,7 +29,6 @@ import time
 import traceback
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,67 +79,68 @@ def find_mutants(root: Path, path: str) -> list[Mutant]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found: list[tuple[int, int, str, str, str, int, int]] = []
+    found: list[tuple[int, int, str, str, str, int, int, str]] = []
 
     def position(line: int, column: int) -> int:
         return starts[line - 1] + column
 
-    def change_between(left: ast.AST, right: ast.AST, kind: str, before: str, after: str) -> None:
+    def change_between(inside: str, left: ast.AST, right: ast.AST, kind: str, before: str, after: str) -> None:
         begin = position(left.end_lineno, left.end_col_offset)  # type: ignore[attr-defined]
         gap = source[begin : position(right.lineno, right.col_offset)]  # type: ignore[attr-defined]
         if b"#" not in gap and (at := gap.find(before.encode())) >= 0:
-            add(left, kind, before, after, begin + at, begin + at + len(before))
+            add(inside, left, kind, before, after, begin + at, begin + at + len(before))
 
-    def add(node: ast.AST, kind: str, before: str, after: str, start: int, end: int) -> None:
-        found.append((start, end, kind, before, after, node.lineno, node.end_lineno))  # type: ignore[attr-defined]
+    def add(inside: str, node: ast.AST, kind: str, before: str, after: str, start: int, end: int) -> None:
+        found.append((start, end, kind, before, after, node.lineno, node.end_lineno, inside))  # type: ignore[attr-defined]
 
-    def visit(node: ast.AST) -> None:
+    def visit(node: ast.AST, inside: str = "") -> None:
         match node:
             case ast.AnnAssign():
                 if node.value is not None:
-                    visit(node.value)
+                    visit(node.value, inside)
                 return
             case ast.arg():
                 return
             case ast.BinOp() if type(node.op) in ARITHMETIC:
-                change_between(node.left, node.right, "arithmetic", *ARITHMETIC[type(node.op)])
+                change_between(inside, node.left, node.right, "arithmetic", *ARITHMETIC[type(node.op)])
             case ast.AugAssign() if type(node.op) in ARITHMETIC:
                 before, after = ARITHMETIC[type(node.op)]
-                change_between(node.target, node.value, "arithmetic", f"{before}=", f"{after}=")
+                change_between(inside, node.target, node.value, "arithmetic", f"{before}=", f"{after}=")
             case ast.Compare():
                 for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
-                    change_between(left, right, "comparison", *COMPARISONS[type(op)])
+                    change_between(inside, left, right, "comparison", *COMPARISONS[type(op)])
             case ast.Constant() if isinstance(node.value, bool | int | float):
                 value = not node.value if isinstance(node.value, bool) else node.value + 1
                 begin, end = position(node.lineno, node.col_offset), position(node.end_lineno, node.end_col_offset)
                 before = source[begin:end].decode()
                 if before == repr(node.value) or before[:1].isdigit() or before[:1] == ".":
-                    add(node, "constant", before, repr(value), begin, end)
+                    add(inside, node, "constant", before, repr(value), begin, end)
             case ast.Return() if node.value is not None and not (
                 isinstance(node.value, ast.Constant) and node.value.value is None
             ):
                 begin = position(node.value.lineno, node.value.col_offset)
                 end = position(node.value.end_lineno, node.value.end_col_offset)
                 begin, end = widen(source, begin, end, position(node.lineno, node.col_offset) + len("return"))
-                add(node, "return", source[begin:end].decode(), "None", begin, end)
+                add(inside, node, "return", source[begin:end].decode(), "None", begin, end)
             case ast.JoinedStr():
                 return  # positions inside f-strings are wrong before Python 3.12
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-                for child in [*node.decorator_list, *defaults, *node.body]:
-                    visit(child)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                for child in node.decorator_list:
+                    visit(child, inside)
+                inside = f"{inside}.{node.name}".lstrip(".")
+                outer = [*node.bases, *node.keywords] if isinstance(node, ast.ClassDef) else node.args.defaults
+                also = [] if isinstance(node, ast.ClassDef) else [*filter(None, node.args.kw_defaults)]
+                for child in [*outer, *also, *node.body]:
+                    visit(child, inside)
                 return
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            visit(child, inside)
 
-    tree = ast.parse(source)
-    visit(tree)
-    functions = list(_functions(tree, ""))
+    visit(ast.parse(source))
     lines = source.decode().splitlines()
     seen: Counter[tuple[str, ...]] = Counter()
     mutants = []
-    for start, end, kind, before, after, line, last in sorted(found):
-        function = max((f for f in functions if f[0] <= line <= f[1]), default=(0, 0, ""), key=lambda f: f[0])[2]
+    for start, end, kind, before, after, line, last, function in sorted(found):
         key = (function, lines[line - 1].strip(), kind, before, after)
         mutants.append(Mutant(path, function, line, last, key[1], kind, before, after, start, end, seen[key]))
         seen[key] += 1
@@ -153,16 +153,6 @@ def widen(source: bytes, begin: int, end: int, first: int) -> tuple[int, int]:
         begin = source.rindex(b"(", first, begin)
         end = source.index(b")", end) + 1
     return begin, end
-
-
-def _functions(node: ast.AST, inside: str) -> Iterator[tuple[int, int, str]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            name = f"{inside}.{child.name}".lstrip(".")
-            yield child.lineno, child.end_lineno or child.lineno, name
-            yield from _functions(child, name)
-        else:
-            yield from _functions(child, inside)
 
 
 def draw_mutants(root: Path, paths: tuple[str, ...], count: int, seed: int) -> list[Mutant]:

@@ -116,14 +116,11 @@ def test_nothing_asked_is_help_and_no_success(cli: Cli) -> None:
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
-AUDIT, TUNE = ("audit", "model.pt2", "--data", "data.npz"), ("tune", "model.pt2", "--data", "data.npz")
+AUDIT = ("audit", "model.pt2", "--data", "data.npz")
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("audit",), "--data"),
-    (("sign", "bad.json"), "--key"),
     (("audit", "nope.pt2", "--data", "data.npz"), "nope.pt2"),
     ((*AUDIT, "--policy", "nope.toml"), "nope.toml"),
-    (("ledger", "show", "nope.db"), "nope.db"),
-    ((*TUNE, "--public", "folder"), "folder"),
     ((*AUDIT, "--run-dir", "data.npz"), "data.npz"),
     (("audit", "bad.pt2", "--data", "data.npz"), "bad.pt2"),
     ((*AUDIT, "--policy", "bad.toml"), "bad.toml"),

@@ -53,17 +53,11 @@ def certificate(path: Path, model: Path, judged: Judgement | None = None, **more
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in a folder with a model file and its certificate."""
-    monkeypatch.chdir(tmp_path)
+def case(tmp_path: Path) -> Path:
+    """A folder with a model file and its certificate."""
     (tmp_path / "model.pt").write_bytes(b"weights")
     certificate(tmp_path / "certificate.json", tmp_path / "model.pt")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = _run([str(a) for a in arguments])
-        return (code, *capfd.readouterr())
-
-    return call
+    return tmp_path
 
 
 def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified(cli: Cli) -> None:
