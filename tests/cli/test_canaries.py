@@ -222,7 +222,7 @@ def test_a_record_and_a_score_of_ones_own(function, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--canary", "far.npz"), "give target="),
+        (("--canary", "far.npz"), "expected target="),
         (("--canary", "far.npz", "--target", "3", "--scenario", "all"), "one --scenario"),
         (("--canary", "train.npz", "--target", "3"), "a class index"),
         (("--target", "first"), "the number of a row, or classes"),

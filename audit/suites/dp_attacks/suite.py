@@ -6,8 +6,8 @@ q = .1, delta 1e-5, epsilon for add/remove. Each is trained on the half of the p
 its turn as the target; the others are its references. Data: CIFAR-10, GTSRB (one frame a track) and 100 classes of
 Tiny ImageNet. (epsilon, delta) bounds every attack that decides about one coin flip by TPR <= min(e^epsilon FPR +
 delta, 1 - e^-epsilon (1 - FPR - delta)) (Kairouz, Oh and Viswanath 2015, 1311.0776), the mechanism's trade-off curve
-more tightly: the lower limit of no measured rate may be above what is promised at the upper limit of its FPR. page.md
-says what is attacked and how.
+more tightly: the lower limit of no measured rate may be above what is promised at the upper limit of its FPR. More:
+“Method” in page.md.
 
     python -m audit.suites.dp_attacks [--on cifar10|gtsrb|tinyimagenet] [--explained N] [--quick]
 """

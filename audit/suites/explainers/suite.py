@@ -6,7 +6,7 @@ regression ("linear"). Half of a pool are members, by coin flips; models take tu
 about every example and the class that they predict. Compared are the likelihood ratio of the label alone and the
 complete stack on the label and the native or hardened answer: members found at 1 % false positives and AUC, with 95 %
 intervals from resampled examples. Methods that need modules all the way explain the logit, the others the probability.
-page.md says how to read the tables.
+Definitions: “Method” in page.md.
 
     python -m audit.suites.explainers [--method NAME ...] [--data DIR] [--out FILE] [--cache DIR] [--quick]
 """

@@ -5,8 +5,8 @@ another task. The attacker asks it about the pool's images, whose labels are no 
 pre-trained on. All but the target are references, pre-trained and fine-tuned alike; each model takes its turn. Tables
 1, 2, 3, 6 and 7 of the paper, and explanations of the fine-tuned network. LiRA on the pre-trained network with the true
 label is the positive control, a head on networks that were never trained the null control. `evaluate.py` says how
-figures are read, as published and corrected, page.md what was changed for a CPU. `--full` has the paper's ResNet-34,
-crops and flips, and 129 models on 8,000 images; it resumes, and has not been run.
+figures are read, as published and corrected; “Method” in page.md what differs on a CPU. `--full` has the paper's
+ResNet-34, crops and flips, and 129 models on 8,000 images; it resumes, and has not been run.
 
     python -m audit.suites.paper_e_tmi [--data DIR] [--out FILE] [--quick | --full --device cuda]
 """

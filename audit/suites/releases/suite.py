@@ -7,7 +7,7 @@ most, less that of the labels, as a mean over targets; its upper bound is the la
 attacks, from resampled examples (of GTSRB: tracks). Deletion and insertion set features with values above 0 to 0. A
 release passes if it adds at most 1 point of TPR and .02 of AUC at every level, both with their bounds, and if its
 deletion is at most .02 below the native one and above that of public models. With `--order`, only whether the order of
-a set adds anything is measured. page.md says how to read the tables.
+a set adds anything is measured. Definitions: “Method” in page.md.
 
     python -m audit.suites.releases [--task digits|heloc|heloc_trees|cifar10|gtsrb|all] [--full | --order]
                                     [--device cuda] [--data DIR] [--out FILE] [--cache DIR] [--quick]

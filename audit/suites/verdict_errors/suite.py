@@ -11,7 +11,7 @@ example's scores have a common factor (correlation 0 or .7). Members of an attac
 One attack or all find exactly the allowed share ("at": no leak may be proven) or 1.001 times it ("over": none may be
 certified). The suite fails if the lower Clopper-Pearson limit of any error rate is above 5 %. "naive", "point" and
 "best accuracy" are common practice on the same data. Then the claim "excess" (`pairs`), `groups`, `looks`, and whole
-audits through `certify`. page.md says more.
+audits through `certify`. More: “Method” in page.md.
 
     python -m audit.suites.verdict_errors [--out FILE] [--cache DIR] [--quick]
         [--only whole pairs groups looks certify]
