@@ -43,15 +43,9 @@ def mlp() -> nn.Module:
 
 
 def conv_net() -> nn.Module:
+    first = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.GroupNorm(4, 8), nn.ReLU()
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
-        nn.GroupNorm(4, 8),
-        nn.ReLU(),
-        nn.Conv2d(8, 6, 3, stride=2),
-        nn.GroupNorm(2, 6),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(54, 5),
+        *first, nn.Conv2d(8, 6, 3, stride=2), nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(54, 5)
     )
 
 

@@ -15,15 +15,8 @@ from safexplain.tune import tune
 
 RECIPE = Recipe(lr=3e-3, epochs=20)
 EXAMPLES, MODELS, TRIALS = 160, 9, 10
-POLICY = Policy(
-    max_tpr=0.2,
-    selection=0.5,
-    training=0.1,
-    patience=(1, 2),
-    suite=("Threshold", "LikelihoodRatio"),
-    uncounted=True,
-    references=8,
-)
+SUITE = ("Threshold", "LikelihoodRatio")
+POLICY = Policy(max_tpr=0.2, selection=0.5, training=0.1, patience=(1, 2), suite=SUITE, uncounted=True, references=8)
 
 
 def build(seed: int) -> nn.Module:
