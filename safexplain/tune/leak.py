@@ -35,10 +35,8 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Leakage:
-    """What the best attack adds to the label, among those that `Stacked` finds to add something on held-out models.
-
-    The stack of all scores always counts, so that small leaks are measured.
-    """
+    """What the best attack adds to the label, among those that `Stacked` finds to add something on held-out models, and
+    the stack of all scores, so that small leaks are measured."""
 
     excess: float  # mean over targets and `FPRS` of its TPR minus the label's, at least 0
     error: float  # standard error, by resampling examples and targets together; also where the excess is 0

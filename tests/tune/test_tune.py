@@ -97,14 +97,6 @@ def test_no_key_is_in_any_file_of_the_study(found: Tuned) -> None:
             assert path.suffix != ".json" or b'"key"' not in content
 
 
-def test_examples_for_pictures_are_members_and_others_with_the_maps_of_each_point(found: Tuned) -> None:
-    shown = found.examples
-    assert shown is not None
-    assert shown.member.tolist() == [True, False] * 3
-    assert shown.maps.keys() == {p.number for p in (*found.front, *found.study.reference.values())}
-    assert all(maps.shape == shown.inputs.shape for maps in shown.maps.values())
-
-
 @pytest.mark.usefixtures("unconfirmed")
 def test_nothing_of_the_certification_split_moves_a_trial(found: Tuned) -> None:
     population, shadows = world()
@@ -179,14 +171,6 @@ def test_models_of_public_data_are_a_point_to_compare_with() -> None:
     assert 0.2 < point.utility < tuned.study.reference["native"].utility
 
 
-@pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
-def test_several_explainers_are_searched_as_one_release() -> None:
-    tuned = search([HardenedInputXGradient, HardenedSaliency])
-    options = [p.options for p in tuned.study.points]
-    assert all(o == {} or o.keys() == {"Saliency"} for o in options)
-    assert tuned.study.reference["native"].utility == pytest.approx(1)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
@@ -206,10 +190,12 @@ def test_what_cannot_be_searched_is_refused_in_plain_words(changes, error, says)
 
 
 @pytest.mark.usefixtures("unconfirmed")
-@pytest.mark.parametrize("release", ["explanation", "explanation+prediction"])
-def test_a_release_is_searched_for_pre_training_data_whose_labels_are_of_another_task(release) -> None:
+def test_a_release_is_searched_for_pre_training_data_whose_labels_are_of_another_task() -> None:
     pool = replace(world()[0], y=world()[0].y + 20)
-    options, policy = AuditOptions(dither=Dither(), subject_data="pre-training"), replace(POLICY, release=release)
+    options, policy = (
+        AuditOptions(dither=Dither(), subject_data="pre-training"),
+        replace(POLICY, release="explanation+prediction"),
+    )
     with pytest.raises(InputError, match=r"expected labels 0 \.\. "):
         search(HardenedInputXGradient, trials=1, population=pool, policy=policy)
     assert search(HardenedInputXGradient, trials=1, population=pool, policy=policy, options=options).study.trials == 1

@@ -207,15 +207,6 @@ def test_the_joint_ratio_of_many_columns_equals_the_slow_one(leak):
     assert np.allclose(found, slow_many(target, shadows, membership), rtol=1e-5, atol=1e-5)
 
 
-def test_columns_that_only_mix_fewer_numbers_score_as_these():
-    target, shadows, membership, _ = world(150, 12, leak=(1.5, 0.5, 0.0), calm=0.7)
-    membership[:, 3], membership[:, 4] = True, False
-    mix = np.random.default_rng(3).normal(size=(3, 100))
-    found = ATTACK(target @ mix, shadows @ mix, membership)
-    assert np.allclose(found, ATTACK(target, shadows, membership), atol=1e-4)
-    assert found[3] == found[4] == 0
-
-
 def test_many_columns_in_parts_give_the_same_scores(monkeypatch):
     case = wide(60, 10, 50)[:3]
     whole = JointLikelihoodRatio()(*case)

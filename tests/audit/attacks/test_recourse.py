@@ -195,11 +195,6 @@ def test_margins_are_signed_by_the_true_label():
     assert found == pytest.approx([2.4, -2.4])
 
 
-def test_no_answer_tells_no_boundary():
-    favourable = Linear(np.ones(2), 9.0)
-    assert Answers.collect(favourable, np.ones((3, 2))).boundary(np.ones((3, 2)))[0].tolist() == [0.0, 0.0]
-
-
 # ----------------------------------------------------------------------------------------------------------- collecting
 
 

@@ -89,14 +89,6 @@ def test_movement_and_drift_are_those_of_a_clipped_training_without_the_target(n
     assert (found.movement - with_target).abs().max() > 1e-3
 
 
-def test_the_drift_is_of_the_batches_that_the_movement_is_of():
-    x, y = data()
-    recipe = replace(RECIPE, sample_rate=0.4, expected_batch_size=0.4 * N)
-    found = reference(LinearHead(D, CLASSES), x, y, recipe, generator=seeded())
-    torch.testing.assert_close(found.drift.diff().abs().sum(), found.movement[found.least_moving])
-    assert found.drift.shape == (STEPS + 1,)
-
-
 def test_one_logit_gives_the_confidence_of_both_classes(monkeypatch):
     monkeypatch.setattr(module, "_READS", 1)
     x, y = data()

@@ -144,13 +144,6 @@ def test_independent_pools_of_one_size_are_told_apart_by_their_matrices():
             assert max(shared(kept[0], s) for s in kept[1:]) < most
 
 
-def test_each_set_that_was_looked_at_is_remembered():
-    """A configuration first judged on one half and then on the other has used both."""
-    left, right = (rows_of(released(), rows) for rows in (np.arange(N // 2), np.arange(N // 2, N)))
-    assert counted(left) == counted(right) == 1
-    assert counted(other(right)) == 2
-
-
 # ------------------------------------------------------------------------------------------------- configurations
 
 

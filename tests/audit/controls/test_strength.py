@@ -242,15 +242,6 @@ def test_groups_count_once():
     assert looked_at(copied) == looked_at(base)
 
 
-def test_only_scored_examples_are_looked_at():
-    base = world(n=4000)
-    values = {"s": base.values["s0"].copy()}
-    values["s"][0, :2000] += 3
-    signals = Signals(base.membership, values, meta=base.meta)
-    assert not looked_at(signals, scored=np.arange(4000) >= 2000).failed
-    assert looked_at(signals, scored=np.arange(4000) < 2000).failed
-
-
 def test_what_cannot_be_compared_is_said():
     assert looked_at(world(references=3)).failed is None
     assert "few reference models" in looked_at(world(references=3)).says

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html as entities
 import io
-import os
 import re
 from dataclasses import replace
 from functools import cache
@@ -353,14 +352,6 @@ def test_every_picture_has_a_text_that_says_what_it_is() -> None:
     assert len(alts) == 9
 
 
-@pytest.mark.parametrize(("channels", "images", "count"), [(1, True, 3), (3, True, 3), (5, False, 2)])
-def test_grey_and_colour_images_and_maps_alone_are_drawn(channels: int, images: bool, count: int) -> None:
-    for _, row in figures.strips(pictures(channels, images=images), "recommended"):
-        assert len(row) == count
-        for _, uri in row:
-            assert pixels(uri).shape == (160, 160, 4)
-
-
 def pixels(uri: str) -> np.ndarray:
     return imread(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))), format="png")
 
@@ -545,12 +536,6 @@ def test_every_kind_of_scale_shows_its_ends_and_keeps_order() -> None:
     assert (Scale.differences(-0.22, 0.11, 0.1).low, Scale.differences(-0.22, 0.11, None).high) == (-0.25, 0.15)
     assert Scale.rates(0.2, 0.05, None).bar(0.1, 0.05, 0.2, "open").count("limit") == 0
     assert "limit +10.0" in Scale.differences(-0.1, 0.1, 0.1).bar(0.0, -0.1, 0.1, "open")
-
-
-def test_the_file_is_written_whole(tmp_path: Path) -> None:
-    path = write_report(str(tmp_path / "report.html"), report())
-    assert path.read_bytes() == standard().encode()
-    assert os.listdir(tmp_path) == ["report.html"]
 
 
 def test_names_that_are_not_valid_text_do_not_stop_the_report(tmp_path: Path) -> None:

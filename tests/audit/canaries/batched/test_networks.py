@@ -78,16 +78,6 @@ def slow_sum(network, theta, x, y, clipping):
     return sum((f * g for f, g in zip(factors, gradients, strict=True)), torch.zeros_like(theta))
 
 
-@every_network
-def test_logits_are_those_of_the_module_with_these_parameters(network):
-    x, _, theta = data(network)
-    found = network.logits(theta, x)
-    assert found.shape == (RUNS, N, network.outputs)
-    for run in range(RUNS):
-        assert torch.allclose(found[run], module(network, theta[run])(x), atol=1e-12)
-    assert not torch.allclose(found[0], found[1], atol=0.1)
-
-
 @pytest.mark.parametrize(
     ("network", "clipping"),
     [*((network, FlatClipping(0.9)) for network in NETWORKS),
