@@ -108,7 +108,7 @@ def test_the_epsilon_of_one_step_is_just_below_the_exact_one(q, noise):
 
 @pytest.mark.parametrize(("q", "steps"), [(0.25, 40), (0.01, 1), (1.0, 5000)])
 def test_the_bisection_finds_the_smallest_noise_that_is_refuted(q, steps):
-    for limit in (0.3, 30.0):
+    for limit in (0.3, 30.0, 120.0):
         epsilon, curve = smallest_refuted(Family(q, steps), DELTA, lambda curve, limit=limit: curve.epsilon < limit)
         assert 0.995 * limit < epsilon < limit
         assert curve.epsilon == epsilon
