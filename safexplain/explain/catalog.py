@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +46,12 @@ EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360
 """Library -> the extra that installs it; the others come with the base install."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of a function's parameters; reading a signature takes as long as a small explanation."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 @dataclass(frozen=True)
@@ -110,19 +116,19 @@ class Row:
         """Name of the native method that explains, see `ENTRIES`."""
         return ENTRIES.get(self.library, "attribute")
 
-    @cached_property
+    @property
     def target(self) -> bool:
         """Whether the entry (for tables, the hardened one) takes the explained output as `target`."""
         return not self.in_base or self._entry_options("target")
 
-    @cached_property
+    @property
     def delta(self) -> bool:
         """Whether the native class can return a convergence delta, which the hardened class refuses."""
         return self.in_base and self._entry_options("return_convergence_delta")
 
     def _entry_options(self, name: str) -> bool:
         """Whether `attribute` has this parameter; a NoiseTunnel passes parameters on to its explainer."""
-        return self.nt_type is not None or name in inspect.signature(self.native.attribute).parameters
+        return self.nt_type is not None or name in _parameters(self.native.attribute)
 
     @property
     def derives(self) -> frozenset[str]:
