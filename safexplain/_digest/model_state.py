@@ -374,6 +374,8 @@ class _Walk(Writer):
             self._function(value, above)
         elif isinstance(value, types.SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
             names = [f.name for f in fields(value)] if is_dataclass(value) else [*vars(value)]
+            if type(value).__module__.startswith("transformers."):  # saving turns this type into text
+                names = [name for name in names if name != "dtype"]
             self.feed({name: getattr(value, name, None) for name in names if name not in self._names.writes}, above)
 
     def _function(self, function: Any, above: tuple[int, ...]) -> None:

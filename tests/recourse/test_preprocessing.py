@@ -109,7 +109,9 @@ def test_one_person_is_a_dict_or_a_series_and_comes_back_as_a_dict() -> None:
     for person in (FRAME.iloc[1], FRAME.iloc[1].to_dict()):
         table = PEOPLE.table(person)
         assert table.tolist() == PEOPLE.table(FRAME)[1:2].tolist()
-        assert PEOPLE.frame(table, person) == {**dict(person), "degree": None}
+        found = PEOPLE.frame(table, person)
+        assert pd.isna(found.pop("degree")), "missing, as pandas 2 or pandas 3 writes it"
+        assert found == {name: value for name, value in dict(person).items() if name != "degree"}
 
 
 def test_an_empty_frame_is_no_rows() -> None:

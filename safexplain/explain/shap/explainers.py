@@ -178,7 +178,7 @@ class HardenedShap(TableExplainer):
         return np.stack(released, axis=-1)
 
     def _released(self, values: Values, rows: Values, target: Any) -> Values:
-        maps, instances = torch.from_numpy(np.array(values, dtype=np.float64)), torch.from_numpy(rows)
+        maps, instances = torch.from_numpy(np.array(values, dtype=np.float64)), torch.from_numpy(np.array(rows))
         watch().add(self._explained, self._name, (maps,), inputs=(instances,))
         query: dict[str, Any] = {}
         if self.hardening.noise is not None:
@@ -198,7 +198,7 @@ class HardenedShap(TableExplainer):
         return _explanation()(values, data=instances, feature_names=[str(name) for name in names])
 
     def _hashed(self, rows: Values) -> Values:
-        return rows if self.hardening.is_none else as_hashed(torch.from_numpy(rows)).numpy()
+        return rows if self.hardening.is_none else as_hashed(torch.from_numpy(np.array(rows))).numpy()
 
     def _checked_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that are on; RefusedError for one that is not hardened."""
@@ -517,7 +517,7 @@ class HardenedKernelExplainer(HardenedShap):
         generators: Sequence[np.random.RandomState | None] = [None] * len(rows)  # NumPy's global one, as natively
         if not self.hardening.is_none:
             digest = b"" if self.hardening.noise is None else self._digest()
-            instances = (torch.from_numpy(np.asarray(rows, dtype=np.float64)),)
+            instances = (torch.from_numpy(np.array(rows, dtype=np.float64)),)
             generators = seeded_generators(self.hardening, instances, digest, self._method())
         found = [] if generators else [np.zeros((0, rows.shape[1]))]
         for i, generator in enumerate(generators):
