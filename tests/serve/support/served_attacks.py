@@ -29,6 +29,8 @@ import httpx
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from served_digits import digits
+from servers import EXPLAIN, INFER, PREDICT
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -44,7 +46,6 @@ from safexplain.verdict.policy import Policy
 from safexplain.verdict.words import written
 
 ROOT = Path(__file__).resolve().parents[3]
-EXPLAIN, PREDICT, INFER = "/v1/models/model:explain", "/v1/models/model:predict", "/v2/models/model/infer"
 MB = 10**6
 BUDGET = 100
 """Questions of a client at the shared server."""
@@ -64,12 +65,6 @@ def folder() -> Path:
     made = Path(tempfile.mkdtemp(prefix="safexplain-red-team-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
-
-
-@cache
-def digits() -> Rows:
-    """(1797, 64) pixels from 0 to 1; the first 400 train the model, 800 from the 900th on are public."""
-    return (load_digits().data / 16).astype(np.float32)  # type: ignore[no-any-return]
 
 
 class Slow(nn.Module):
