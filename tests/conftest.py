@@ -40,7 +40,7 @@ def pytest_runtest_setup() -> None:
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """The complete suite in a tenth of its time: boosted trees are few and small, for tests of what surrounds them."""
     from safexplain.audit.attacks import suite
-    from safexplain.audit.attacks.boosted import Boosted
+    from safexplain.audit.attacks.pseudo_targets import Boosted
 
     monkeypatch.setattr(suite, "Boosted", functools.partial(Boosted, trees=10, leaves=4, models=2))
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from safexplain.audit.population import Population
     from safexplain.audit.queries import Dither
     from safexplain.audit.question import AuditOptions, Question
-    from safexplain.audit.references.cache import ModelCache
     from safexplain.audit.references.fine_tuning import FineTune, fine_tune
     from safexplain.audit.references.recipe import Recipe
     from safexplain.audit.references.shadows import Shadows, train_shadows
+    from safexplain.audit.references.training import ModelCache
     from safexplain.audit.report.outcome import AuditRun
     from safexplain.audit.run import audit
     from safexplain.audit.usefulness import utility
@@ -32,7 +32,7 @@ _LATER = {
     "AuditRun": "report.outcome",
     "Dither": "queries",
     "FineTune": "references.fine_tuning",
-    "ModelCache": "references.cache",
+    "ModelCache": "references.training",
     "Population": "population",
     "Question": "question",
     "Recipe": "references.recipe",

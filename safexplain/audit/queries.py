@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from safexplain._validate import check_whole, keep_number
 from safexplain.audit.population import Population
-from safexplain.audit.references.batches import padding, shift_and_flip
+from safexplain.audit.references.recipe import padding, shift_and_flip
 from safexplain.errors import ConfigurationError, InputError
 
 Kind = Literal["multiplicative", "additive", "crop-flip"]

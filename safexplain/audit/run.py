@@ -32,9 +32,9 @@ from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.population import Population
 from safexplain.audit.queries import device_of, levels_of, with_channels_last
 from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question
-from safexplain.audit.references.cache import ModelCache
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
+from safexplain.audit.references.training import ModelCache
 from safexplain.audit.report.model import NATIVE, Configuration, ReportData
 from safexplain.audit.report.outcome import AuditRun, environment, pictures
 from safexplain.audit.report.root_cause import Ablation, root_cause, sample

@@ -16,7 +16,7 @@ from cases import export
 from torch import nn
 
 import safexplain
-from safexplain.audit.canaries.setting import PRESETS
+from safexplain.audit.canaries.run import PRESETS
 from safexplain.cli import options
 from safexplain.errors import did_you_mean
 from safexplain.verdict.canaries.claim import SCENARIOS

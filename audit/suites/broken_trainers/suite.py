@@ -24,7 +24,7 @@ from torch import Tensor
 
 from safexplain._privacy_loss import Adjacency, Steps
 from safexplain.audit.canaries import CanaryProbe, Claim, WhiteBox
-from safexplain.audit.canaries.trainer.halving import audit_within
+from safexplain.audit.canaries.probe import audit_within
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.result import decisive
 

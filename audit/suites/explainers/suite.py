@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from safexplain import Hardening, Probability
 from safexplain.audit import Population, Recipe, Shadows, Signals, train_shadows, utility
 from safexplain.audit.answers import Predictions, predict, summarise
+from safexplain.audit.attacks.pseudo_targets import Stacked
 from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.stacked import Stacked
 from safexplain.errors import InputError, RefusedError, SafexplainError
 from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.alibi.explainers import anchor_hardening

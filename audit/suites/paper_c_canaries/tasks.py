@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit.canaries.batched import train_runs
-from safexplain.audit.canaries.canary import Canary, GradientCanary
-from safexplain.audit.canaries.make_canary import make_canary
-from safexplain.audit.canaries.reference import Reference, reference
-from safexplain.audit.canaries.setting import Setting
+from safexplain.audit.canaries.batched import reference, train_runs
+from safexplain.audit.canaries.canary import Canary, GradientCanary, Reference, make_canary
+from safexplain.audit.canaries.run import Setting
 from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping

@@ -1,4 +1,4 @@
-"""The protocol of attacks, frozen dataclasses that score each example of a target model; and a threshold attack."""
+"""The protocol of attacks, and a threshold attack."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def check_signals(target: Floats, shadows: Floats, membership: Bools) -> tuple[F
             f"expected target (n,) or (n, d), shadows (m, n[, d]) and membership (m, n);"
             f" got {target.shape}, {shadows.shape}, {membership.shape}"
         )
-    for name, values in (("target", target), ("shadows", shadows)):
-        if not all_finite(values if name == "shadows" else values[None]):
+    for name, values in (("target", target[None]), ("shadows", shadows)):
+        if not all_finite(values):
             bad = int((~np.isfinite(values)).sum())
             raise InputError(f"{bad} values of the {name} signal are NaN or infinite; replace them before the attack")
     return target, shadows, membership
@@ -62,10 +62,10 @@ def references_for(read: int, references: Iterable[int], membership: Bools) -> N
 
 @dataclass(frozen=True)
 class Threshold:
-    """Training examples have small losses and small, calm explanations, so a low signal says "member".
+    """Training examples have small losses and small, calm explanations, so the score is the negated signal.
 
     Shokri, Strobel & Zick, arXiv 1907.00164, section 3 (variance of the explanation); Yeom et al., arXiv 1709.01604
-    (loss). The score is the negated signal; the threshold is chosen when scores are evaluated (`tpr_at_fpr`).
+    (loss). The threshold is chosen when scores are evaluated.
 
     Args:
         member_when_low: False for signals that are high on members, such as confidence.
@@ -76,11 +76,7 @@ class Threshold:
     def __call__(
         self, target: Floats, shadows: Floats | None = None, membership: Bools | None = None
     ) -> NDArray[np.float64]:
-        """(n,) scores of the (n,) signal of the target model; `shadows` and `membership` are not used.
-
-        Raises:
-            InputError: the signal is not one finite number per example.
-        """
+        """(n,) scores of the target's (n,) signal alone; InputError: it is not one finite number per example."""
         signal = np.asarray(target, dtype=np.float64)
         if signal.ndim != 1 or not np.isfinite(signal).all():
             raise InputError(f"Threshold: expected one finite number per example, got shape {signal.shape}")

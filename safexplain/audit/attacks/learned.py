@@ -1,14 +1,8 @@
-"""A classifier of whole attribution maps, trained on those of reference models.
-
-DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model; here it learns from all
-reference models. An example's maps of models trained with and without it have equal weight, so that recognising the
-example does not help, and the epoch that does best on held-out reference models is kept.
-"""
+"""A classifier of whole attribution maps, trained on those of reference models."""
 
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,11 +34,7 @@ class TrainingPairs:
 
     @classmethod
     def draw(cls, membership: Bools, models: NDArray[np.int64], most: int, rng: np.random.Generator) -> TrainingPairs:
-        """At most `most` pairs of the given models, from (m, n) bool membership.
-
-        Raises:
-            InputError: no members or no non-members among them.
-        """
+        """At most `most` pairs of the given models; InputError: no members or no non-members among them."""
         place, example = np.divmod(np.arange(len(models) * membership.shape[1]), membership.shape[1])
         if len(place) > most:
             drawn = np.sort(rng.choice(len(place), most, replace=False, shuffle=False))
@@ -79,14 +69,9 @@ class FittedLearned:
     standardise: Standardisation  # of the scalars
     features: int  # entries of a map
     epoch: int  # the best one
-    auc: float  # on the held-out reference models; optimistic, since it chose the epoch
 
     def scores(self, maps: Floats) -> NDArray[np.float64]:
-        """(n,) logits of (n, d) maps; higher says "member".
-
-        Raises:
-            InputError: another number of features than in training, or values that are not finite.
-        """
+        """(n,) logits of (n, d) maps; InputError: another d than in training, or values that are not finite."""
         maps = np.asarray(maps)
         if maps.ndim != 2 or maps.shape[1] != self.features or not np.isfinite(maps).all():
             raise InputError(f"expected finite maps (n, {self.features}), got {maps.shape}")
@@ -100,13 +85,16 @@ class FittedLearned:
 class Learned:
     """Binary classifier "was this example in the training set of the explained model?" on the whole map.
 
+    DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model; here it learns from all
+    reference models. An example's maps of models trained with and without it have equal weight, so that recognising the
+    example does not help, and the epoch that does best on held-out reference models is kept.
+
     Args:
         shape: (c, h, w) of maps that are images, for a small convolutional network; None: a dense one.
         epochs: at most; training also stops after `PATIENCE` epochs without improvement.
         lr: of AdamW.
         seed: of the initial weights, the order and the choice of reference models and maps.
-        most_examples: most maps to train on, drawn from all reference models and held in single precision; at most a
-            quarter as many choose the epoch.
+        most_examples: most maps to train on, drawn from all reference models; a quarter as many choose the epoch.
         device: "auto" takes a CUDA device if there is one.
 
     Raises:
@@ -126,15 +114,9 @@ class Learned:
         whole_number("epochs", self.epochs, 1)
         whole_number("most_examples", self.most_examples, 8)
         check_number("lr", self.lr, above=0)
-        if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", self.device):
-            raise ConfigurationError(f"device: expected auto, cpu, cuda or cuda:0, got {self.device!r}")
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
-        """(n,) logits of (n, d) maps, by a classifier of those of m >= 2 reference models (m, n, d).
-
-        Raises:
-            InputError: shapes disagree, values are not finite, or as `fit`.
-        """
+        """(n,) logits of (n, d) maps, by a classifier of those of m >= 2 models (m, n, d); raises as `fit`."""
         target, shadows, membership = check_signals(target, shadows, membership)
         return self.fit(shadows, membership).scores(target)
 
@@ -144,10 +126,7 @@ class Learned:
         """Train on (m, n, d) maps of reference models with (m, n) membership; on disk, only the drawn ones are read.
 
         `models` are indices of at least 2 reference models, `examples` of the training examples (None: all).
-
-        Raises:
-            InputError: maps of another shape, fewer than 2 reference models, no members or no non-members among the
-                training examples, or training diverged.
+        InputError: wrong shapes, no members or no non-members to learn from, or training diverged.
         """
         if maps.ndim != 3 or 0 in maps.shape or len(maps) < 2:
             raise InputError(f"expected maps (m, n, d) of m >= 2 reference models, got {maps.shape}; train more")
@@ -172,17 +151,17 @@ class Learned:
         unit, scalars = unit_maps_of(maps, device, (model[train.model], example[train.example]))
         standardise = Standardisation.of(scalars)
         held, held_scalars = unit_maps_of(maps, device, (model[watch.model], example[watch.example]))
-        network, epoch, auc = self._trained(
+        network, epoch = self._trained(
             (unit, standardise(scalars), *(torch.from_numpy(a).to(device) for a in (train.member, train.weights()))),
             (held, standardise(held_scalars)),
             watch.member,
         )
-        return FittedLearned(network, standardise, maps.shape[2], epoch, auc)
+        return FittedLearned(network, standardise, maps.shape[2], epoch)
 
     def _trained(
         self, train: tuple[Tensor, ...], watch: tuple[Tensor, Tensor], watch_member: Bools
-    ) -> tuple[nn.Module, int, float]:
-        """The network of the best epoch, that epoch, and its AUC on the held-out reference models."""
+    ) -> tuple[nn.Module, int]:
+        """The network of the best epoch on the held-out reference models, and that epoch."""
         import torch
         from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -215,4 +194,4 @@ class Learned:
                 elif epoch - best_epoch >= PATIENCE:
                     break
         assert best is not None
-        return best.requires_grad_(False), best_epoch, best_auc
+        return best.requires_grad_(False), best_epoch

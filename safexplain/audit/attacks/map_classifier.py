@@ -18,10 +18,7 @@ CLIP = 10.0  # largest standardised scalar
 
 
 def unit_maps(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """(p, d) float32 maps divided by their root mean square, and their (p, 6) `SCALARS`.
-
-    All-zero maps stay zero; scalars are in double precision, -inf for the logarithm of zero.
-    """
+    """(p, d) float32 maps divided by their root mean square (zeros stay), and their (p, 6) float64 `SCALARS`."""
     largest = maps.abs().amax(1, keepdim=True)
     part = maps / torch.where(largest > 0, largest, 1.0)  # squares of what is at most 1 neither overflow nor vanish
     mean = part.mean(1, keepdim=True)
@@ -63,10 +60,7 @@ class Standardisation:
 
 
 def unit_maps_of(maps: Floats, device: torch.device, at: tuple[NDArray[np.int64], ...]) -> tuple[Tensor, Tensor]:
-    """(p, d) float32 unit maps and their (p, 6) scalars on the device, of (..., d) maps.
-
-    `at` are index arrays of length p into all but the last axis; a part at a time is copied in double precision.
-    """
+    """(p, d) float32 unit maps and their (p, 6) scalars on the device, of (..., d) maps at the p indices `at`."""
     p, d = len(at[0]), maps.shape[-1]
     unit = torch.empty((p, d), dtype=torch.float32, device=device)
     scalars = torch.empty((p, len(SCALARS)), dtype=torch.float64, device=device)

@@ -1,8 +1,4 @@
-"""Attacks on recourse, by its distance.
-
-Training pushes the decision boundary away from the examples trained on, so that recourse is farther for members
-(Pawelczyk, Lakkaraju & Neel, "On the Privacy Risks of Algorithmic Recourse", arXiv 2211.05427, sections 4.1 and 4.2).
-"""
+"""Attacks on the distance of recourse (Pawelczyk, Lakkaraju & Neel, arXiv 2211.05427, sections 4.1 and 4.2)."""
 
 from __future__ import annotations
 
@@ -22,9 +18,9 @@ Spread = Literal["global", "local"]
 
 @dataclass(frozen=True)
 class CounterfactualDistance(Threshold):
-    """Members are farther from the decision boundary, so a large recourse distance says "member" (CFD).
+    """Training pushes the decision boundary away from members, so a large recourse distance says "member".
 
-    arXiv 2211.05427, section 4.1. The threshold is chosen when scores are evaluated.
+    CFD, arXiv 2211.05427, section 4.1. The threshold is chosen when scores are evaluated.
     """
 
     member_when_low: bool = False
@@ -39,9 +35,8 @@ class CounterfactualLRT:
 
         z = (log d - mu_out) / (sd_out sqrt(1 + 1 / k)),
 
-    with k such reference models; a large z says "member". Members and non-members alike are compared only with
-    references that were not trained on them: references trained on the scored non-members alone, as in the released
-    code of arXiv 2211.05427, find "members" where there are none.
+    with k such reference models; a large z says "member". References trained on the scored non-members alone, as in the
+    released code of the paper, find "members" where there are none.
 
     Args:
         variance: "global" is one variance for all examples. "local" is one per example; z then follows Student's t with
@@ -57,11 +52,8 @@ class CounterfactualLRT:
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float64]:
         """(n,) scores of (n,) recourse distances, at least 0, by those of m reference models (m, n).
 
-        The score is 0 for examples without a reference model that was not trained on them (two for "local").
-
-        Raises:
-            InputError: shapes disagree, a distance is negative or not finite, or no example has two references that
-                were not trained on it.
+        Without a reference not trained on it (two for "local"), an example's is 0. InputError: shapes disagree, a
+        distance is negative or not finite, or no example has two such references.
         """
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim != 1:

@@ -1,12 +1,8 @@
-"""Scores of every example by every row of the suite, for one target at a time.
-
-`Scorer` fits learning attacks (stacks, boosted trees, classifiers of maps) on reference models only: some of them play
-the target, with the others as references, so that the target's membership affects no score.
-"""
+"""Scores of every example by every row of the suite, for one target at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +10,9 @@ from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.attacks.base import Threshold, references_for
-from safexplain.audit.attacks.boosted import Boosted, FittedBoosted
 from safexplain.audit.attacks.learned import FittedLearned, Learned
-from safexplain.audit.attacks.likelihood import LikelihoodRatio, Tick, likelihood_ratios
-from safexplain.audit.attacks.stacked import FittedStack, Stacked
+from safexplain.audit.attacks.likelihood import LikelihoodRatio, likelihood_ratios
+from safexplain.audit.attacks.pseudo_targets import Boosted, FittedBoosted, FittedStack, Stacked
 from safexplain.audit.attacks.suite import MIN_TO_LEARN, VIEWS, SuiteRow, values_of
 from safexplain.audit.signals import Signals
 from safexplain.audit.store import parts
@@ -37,18 +32,14 @@ def scores_of(
     reads: Sequence[int],
     references: NDArray[np.int64],
     fitted: FittedBoosted | FittedLearned | None = None,
-    tick: Tick | None = None,
 ) -> Array:
-    """(len(reads), n) scores of the signals of each model in `reads`, by an attack that is no stack.
-
-    Each is compared with the references except itself and its partner (`references_for`). A learning attack needs
-    `fitted`; `tick` receives the share that is done.
-    """
+    """(len(reads), n) scores of the signals of each model in `reads`, by an attack that is no stack; `fitted` if it
+    learns."""
     attack, membership = row.attack, signals.membership
     if isinstance(attack, LikelihoodRatio):
         view = VIEWS.get(row.reads[0].view)  # made of a few examples at a time
         values = values_of(signals, [s._replace(view="") for s in row.reads])
-        return likelihood_ratios(attack, values, membership, references, reads, view, tick)
+        return likelihood_ratios(attack, values, membership, references, reads, view)
     values = values_of(signals, row.reads)
     if isinstance(attack, Threshold):
         return np.stack([attack(values[read]) for read in reads])
@@ -61,18 +52,16 @@ def scores_of(
 
 
 class Scorer:
-    """Scores of one target by the rows of a suite; attacks are fitted once, on references only.
+    """Scores of one target by the rows of a suite; attacks are fitted once, on references only, so that the target's
+    membership affects no score.
 
     Half of the references, at most `PSEUDO_TARGETS`, play the target for the stacks. Classifiers of maps and boosted
-    trees are trained on the other half, so that stacks are fitted to scores of held-out models. Stacks are fitted on
-    examples that no classifier was trained on.
+    trees are trained on the other half, and stacks are fitted on examples that no classifier was trained on.
 
     `training` (n,) are the examples for classifiers of maps (none set: all), and `also` further models that will be
     scored, so that large maps are read once. `known` is the scorer of another release of the same models for the same
-    queries, with the same target and seed; its scores of rows on labels and losses are reused.
-
-    Raises:
-        InputError: a row has too few references, its attack fails, or `known` has another target or seed.
+    queries, with the same target and seed; its scores of rows on labels and losses are reused. InputError: a row has
+    too few references, its attack fails, or `known` has another target or seed.
     """
 
     def __init__(
@@ -97,25 +86,22 @@ class Scorer:
         inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
         self._learn_from = np.flatnonzero(inside & training if training.any() else inside)
         self._stack_on = inside if training.all() else inside & ~training
-        self._fitted: dict[SuiteRow, FittedStack | FittedBoosted | FittedLearned] = {}
-        self._of_players: dict[SuiteRow, Array] = {}
-        self._of_target: dict[SuiteRow, Array] = {}
-        self._of_also: dict[int, dict[SuiteRow, Array]] = {int(read): {} for read in also}
+        self._also = [int(read) for read in also]
         self._joined = {column for row in rows for column in _columns(row)}
+        self._fitted: dict[SuiteRow, FittedStack | FittedBoosted | FittedLearned] = {}
+        self._found: dict[SuiteRow, dict[int, Array]] = {}  # scores of models
         if known is not None:
             if (one := (known.target, known._seed)) != (target, seed):
                 raise InputError(f"known: expected a scorer of target and seed {(target, seed)}, got one of {one}")
             self._fitted |= {row: found for row, found in known._fitted.items() if not row.explains}
-            self._of_players |= {row: found for row, found in known._of_players.items() if not row.explains}
-            self._of_target |= {row: found for row, found in known._of_target.items() if not row.explains}
+            self._found |= {row: found for row, found in known._found.items() if not row.explains}
         for i, row in enumerate(self.rows):
-            self._prepare(row, lambda share, i=i, on=row.signal: progress("fitting attacks", i + share, len(rows), on))  # type: ignore[misc]
+            self._prepare(row)
             progress("fitting attacks", i + 1, len(self.rows))
 
     def scores(self, read: int) -> list[Array]:
         """(n,) scores of every row, higher says "member", for the target or, in the null control, another model."""
-        known = dict(self._of_target if read == self.target else self._of_also.get(read, {}))
-        return [self._score(row, read, known) for row in self.rows]
+        return [self._score(row, read) for row in self.rows]
 
     def adds(self, row: SuiteRow) -> bool:
         """Whether a stack uses more than its first column."""
@@ -131,46 +117,38 @@ class Scorer:
                 order += [model, *sorted({*self._references.tolist()} - {model, *kept.tolist(), *order})]
         return np.array(order, dtype=np.int64)
 
-    def _prepare(self, row: SuiteRow, tick: Tick) -> None:
-        """Fit what the row needs, and score the target and, for columns of stacks, the pseudo-targets."""
-        if row in self._of_target:
+    def _prepare(self, row: SuiteRow) -> None:
+        """Fit what the row needs, and score the target, `also` and, for columns of stacks, the pseudo-targets."""
+        if row in self._found:
             return
         for column in row.columns:
-            self._prepare(column, lambda share: None)
-        if row.columns:
-            assert isinstance(row.attack, Stacked)
-            features = np.stack([self._of_players[c] for c in row.columns], axis=-1)
+            self._prepare(column)
+        players = self._players.tolist()
+        if isinstance(row.attack, Stacked):
+            features = np.stack([self._features(row, read) for read in players])
             member = self._signals.membership[self._players]
-            stack = row.attack.fit(features[:, self._stack_on], member[:, self._stack_on])
-            self._fitted[row] = stack
-            self._of_target[row] = stack.scores(np.stack([self._of_target[c] for c in row.columns], axis=-1))
-            if row in self._joined:
-                self._of_players[row] = np.stack([stack.scores(f) for f in features])
-            return
-        if isinstance(row.attack, Learned | Boosted):
+            self._fitted[row] = row.attack.fit(features[:, self._stack_on], member[:, self._stack_on])
+        elif isinstance(row.attack, Learned | Boosted):
             self._fitted[row] = self._learned(row.attack, row)
-        players = self._players.tolist() if row in self._joined else []
-        scores = self._leaf(row, [self.target, *players, *self._of_also], tick)
-        self._of_target[row] = scores[0]
-        if row in self._joined:
-            self._of_players[row] = scores[1 : 1 + len(players)]
-        for found, of_row in zip(self._of_also.values(), scores[1 + len(players) :], strict=True):
-            found[row] = of_row
+        reads = [self.target, *(players if row in self._joined else ()), *self._also]
+        self._found[row] = dict(zip(reads, self._scored(row, reads), strict=True))
 
-    def _score(self, row: SuiteRow, read: int, known: dict[SuiteRow, Array]) -> Array:
-        if row not in known:
-            if row.columns:
-                stack = self._fitted[row]
-                assert isinstance(stack, FittedStack)
-                known[row] = stack.scores(np.stack([self._score(c, read, known) for c in row.columns], axis=-1))
-            else:
-                known[row] = self._leaf(row, [read])[0]
-        return known[row]
+    def _score(self, row: SuiteRow, read: int) -> Array:
+        found = self._found[row]
+        if read not in found:
+            found[read] = next(iter(self._scored(row, [read])))
+        return found[read]
 
-    def _leaf(self, row: SuiteRow, reads: Sequence[int], tick: Tick | None = None) -> Array:
+    def _scored(self, row: SuiteRow, reads: Sequence[int]) -> Iterable[Array]:
+        """(n,) scores of each model in `reads`, by a fitted row."""
         fitted = self._fitted.get(row)
-        assert not isinstance(fitted, FittedStack)
-        return scores_of(row, self._signals, reads, self._references, fitted, tick)
+        if isinstance(fitted, FittedStack):
+            return [fitted.scores(self._features(row, read)) for read in reads]
+        return scores_of(row, self._signals, reads, self._references, fitted)
+
+    def _features(self, row: SuiteRow, read: int) -> Array:
+        """(n, k) scores of one model by the columns of a stack."""
+        return np.stack([self._score(column, read) for column in row.columns], axis=-1)
 
     def _learned(self, attack: Learned | Boosted, row: SuiteRow) -> FittedBoosted | FittedLearned:
         """The attack fitted on references that are no pseudo-targets."""

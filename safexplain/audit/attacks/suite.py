@@ -1,12 +1,7 @@
-"""The table of attacks, one line each, fixed before measuring; `fitting` selects those that suit given signals.
+"""The table of attacks, fixed before measuring (docs/evidence/attack_table.md); `fitting` selects those for signals.
 
-    single attacks       the lines of the tables below with signals and enough references
-    LabelPatience        a stack of those on the labels: the baseline, without an explanation
-    PredictionPatience   a stack of those on predictions and labels: the baseline if predictions are released too
-    Boosted              trees on the labels and the summary numbers of the explanation
-    Stacked              a stack of the baseline and all attacks on the explanation, which must beat the baseline
-
-The choice of rows is explained in docs/evidence/attack_table.md.
+LabelPatience and PredictionPatience, the baselines without an explanation, are stacks of the attacks on labels (and
+predictions). Boosted are trees on labels and summary numbers. Stacked, of all attacks, must beat the baseline.
 """
 
 from __future__ import annotations
@@ -20,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit.attacks.base import Attack, Threshold
-from safexplain.audit.attacks.boosted import Boosted
-from safexplain.audit.attacks.joint import MAX_COLUMNS, JointLikelihoodRatio
 from safexplain.audit.attacks.learned import Learned
 from safexplain.audit.attacks.likelihood import (
+    MAX_COLUMNS,
+    RMIA,
+    JointLikelihoodRatio,
     LabelLikelihoodRatio,
     LikelihoodRatio,
     OwnLabelRatio,
     PooledDensityRatio,
 )
+from safexplain.audit.attacks.pseudo_targets import Boosted, Stacked
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
-from safexplain.audit.attacks.rmia import RMIA
-from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.signals import Signals
 from safexplain.audit.store import blocks
 from safexplain.errors import ConfigurationError, InputError, did_you_mean
@@ -41,7 +36,7 @@ from safexplain.verdict.policy import Policy
 Numbers = NDArray[np.floating[Any]]
 
 VIEWS: dict[str, Callable[[Numbers], Numbers]] = {"sign": lambda a: np.sign(a).astype(np.float32)}
-"""Transforms of a map; clipping and normalisation keep the sign of each entry."""
+"""Transforms of a map that hardening keeps."""
 
 MIN_TO_LEARN = 4  # fewest reference models for attacks that learn
 MAX_BOOSTED = 12  # most columns that boosted trees read
@@ -56,7 +51,7 @@ class Signal(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Signal:
-        """Parse one name, without "+"."""
+        """From its text."""
         stored, _, view = text.partition(":")
         return cls(*split_level(stored), view)
 
@@ -71,9 +66,6 @@ class Signal(NamedTuple):
     def at(self, level: int) -> Signal:
         """The same signal from so many queries; the label of the plain query is known at every level."""
         return self if self.name == "label" else self._replace(level=level)
-
-
-# ----------------------------------------------------------------------------------------------------------- the table
 
 
 class Line(NamedTuple):
@@ -167,7 +159,7 @@ LABEL_SIGNALS = ("label", "kept", "shares")
 OWN_LABEL = ("loss", "margin")
 ALL_CLASSES = ("prediction", "predictions")
 """Signals of predictions: of the example's own label, and log odds of every class (of several queries one by one). Any
-other name is an explanation's: there is no third kind, so that nothing in a file goes unread by its name."""
+other name is an explanation's."""
 
 AT_SOME_LEVELS = ("label", "kept", "shares", "predictions")
 """Signals that there are of one query alone, or of several alone."""
@@ -175,9 +167,6 @@ AT_SOME_LEVELS = ("label", "kept", "shares", "predictions")
 STACKS = ("LabelPatience", "PredictionPatience", "Stacked")
 
 NAMES = frozenset({*STACKS, *(line.name for line in SUITE)} - {"OwnLabelRatio"})  # names that `Policy.suite` may list
-
-
-# --------------------------------------------------------------------------------------------------- what suits signals
 
 
 @dataclass(frozen=True)
@@ -216,11 +205,7 @@ class SuiteRow:
 
 
 def check_suite(policy: Policy) -> None:
-    """Check that a policy's suite names existing attacks.
-
-    Raises:
-        ConfigurationError: an unknown attack.
-    """
+    """Raise ConfigurationError for an unknown attack in a policy's suite."""
     if wrong := sorted(set(policy.suite) - NAMES):
         known = ", ".join(sorted(NAMES))
         raise ConfigurationError(
@@ -229,11 +214,8 @@ def check_suite(policy: Policy) -> None:
 
 
 def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
-    """The rows that suit signals, the number of reference models and the policy (None: `Policy()`), level by level.
-
-    Raises:
-        ConfigurationError: the policy's suite names an unknown attack.
-    """
+    """The rows that suit signals, the number of references and the policy (None: `Policy()`), level by level; raises as
+    `check_suite`."""
     policy = policy or Policy()
     check_suite(policy)
     rows = [row for level in policy.patience for row in _rows(signals, policy, level)]
@@ -363,10 +345,8 @@ def _fits(signals: Signals, line: Line, level: int) -> bool:
 
 
 def _trees(signals: Signals, level: int, rows: Sequence[SuiteRow], labelled: bool) -> list[SuiteRow]:
-    """Boosted trees on the labels of the same queries and the summary numbers (without these, all numbers).
-
-    The baseline has its own trees, so that those on an explanation get no credit for what trees find in labels.
-    """
+    """Boosted trees on the labels of the same queries and the summary numbers (without these, all numbers). The
+    baseline has its own, so that those on an explanation get no credit for what trees find in labels."""
     known = [Signal("label"), *([Signal("kept", level)] if level > 1 else [])] if labelled else []
     read = dict.fromkeys([*known, *(r.reads[0] for r in rows if len(r.reads) == 1 and not r.reads[0].view)])
     numbers = [s for s in read if _width(signals, s) == 1 and (s.name == "label" or _varies(signals, s))]
@@ -383,20 +363,13 @@ def _compared(signals: Signals) -> bool:
     return len(signals.models) > 2
 
 
-# --------------------------------------------------------------------------------------------------- what is read
-
-
 def stored_in(signals: Signals, signal: Signal) -> Numbers | None:
     """The array (models, examples) or (models, examples, k); None if it is missing."""
     return signals.attributions if signal.stored == WHOLE_MAP else signals.values.get(signal.stored)
 
 
 def values_of(signals: Signals, reads: Sequence[Signal]) -> Numbers:
-    """(m, n) or (m, n, k) inputs of a row, with shares of labels and probabilities as log odds.
-
-    Raises:
-        InputError: the signal is missing.
-    """
+    """(m, n) or (m, n, k) inputs of a row, shares of labels and probabilities as log odds; InputError: none there."""
     if len(reads) > 1:
         columns = [np.asarray(values_of(signals, [one]), dtype=np.float64) for one in reads]
         return np.concatenate([c[..., None] if c.ndim == 2 else c for c in columns], axis=-1)

@@ -1,14 +1,11 @@
-"""Many trainings side by side, as the rows of one tensor (algorithm 1 of arXiv 2511.21804 for linear heads).
-
-A step sums the clipped gradients of the batch, adds the canary to the runs whose coin says so, adds noise, divides by
-the expected batch size, and updates the parameters (lines 11 to 21), by DP-SGD or DP-Adam with Poisson sampling.
-"""
+"""Many trainings side by side, as the rows of one tensor (algorithm 1 of arXiv 2511.21804 for linear heads), and the
+adversary's reference trainings without noise (its algorithms 2 to 5)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +22,14 @@ from safexplain.audit.canaries.canary import (
     FOR_FUNCTIONS,
     Canary,
     GradientCanary,
+    Model,
+    Reference,
     at_least_single,
     check_records,
     check_target,
     record_scores,
 )
-from safexplain.dp.heads.closed_form import Batch, HeadRecipe, Rows, clipped_sum, separate_batches
+from safexplain.dp.heads.closed_form import Batch, HeadRecipe, Rows, clipped_sum, common_batches, separate_batches
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.dp.sgd.sampling import gaussian
 from safexplain.errors import ConfigurationError, InputError
@@ -38,15 +37,10 @@ from safexplain.verdict.canaries.result import Scores
 
 Array = NDArray[np.float64]
 
-# -------------------------------------------------------------------------------------------------------------- network
-
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Linear heads, many as the rows of one flat tensor.
-
-    A run's parameters, in theta (runs, P), are a row-major matrix (out, in + 1) whose last column is the bias.
-    """
+    """Linear heads; each row of theta (runs, P) is a matrix (out, in + 1) whose last column is the bias."""
 
     features: int
     classes: int
@@ -73,10 +67,7 @@ class LinearHead:
         return torch.zeros(runs, self.parameters, device=device, dtype=dtype)
 
     def clipped_sum(self, theta: Tensor, rows: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
-        """(runs, P) sums over the batch of the clipped gradients of each example's cross-entropy.
-
-        All runs share the rows; weights (runs, b), or (1, b), are factors on the examples.
-        """
+        """(runs, P) sums of the examples' clipped gradients; weights (runs, b), or (1, b), are factors on them."""
         return clipped_sum(self._matrices(theta), rows, weight, clipping).flatten(1)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -92,9 +83,6 @@ def affine(matrices: Tensor, x: Tensor, bias: bool) -> Tensor:
     weight = matrices[..., : x.shape[1]]
     flat = (x @ weight.reshape(-1, x.shape[1]).T).view(len(x), *matrices.shape[:2]).transpose(0, 1)
     return flat + matrices[:, None, :, -1] if bias else flat
-
-
-# --------------------------------------------------------------------------------------------------------------- chance
 
 
 _BATCHES, _COINS, _NOISE, START = range(4)
@@ -133,49 +121,17 @@ def stream(device: torch.device, *key: int) -> torch.Generator:
 
 
 @dataclass(frozen=True, eq=False)
-class Substitutes:
-    """Record z in the runs on D, z' in those on D'."""
+class Inserted:
+    """What joins each run's batch by that run's coin: record z on D and z' on D', or a gradient at a parameter."""
 
-    x: Tensor  # (2, d): z, z'
+    x: Tensor  # (2, d): z, z'; none for a gradient
     y: Tensor  # (2,)
     on_d: Tensor  # (runs,) bool
-
-    def weights(self, coins: Tensor) -> Tensor:
-        """(runs,) coins -> (runs, 2) weights of z and z'."""
-        return torch.stack([coins & self.on_d, coins & ~self.on_d], 1)
-
-    def add(self, total: Tensor, coins: Tensor) -> None:
-        """Add nothing."""
-
-
-@dataclass(frozen=True, eq=False)
-class Direction:
-    """A gradient along a single parameter."""
-
-    x: Tensor  # (0, d)
-    y: Tensor  # (0,)
-    coordinate: int  # flat
-    gradients: Tensor  # (runs,): C or -C
-
-    def weights(self, coins: Tensor) -> Tensor:
-        """(runs, 0), as no record is inserted."""
-        return coins[:, None][:, :0]
-
-    def add(self, total: Tensor, coins: Tensor) -> None:
-        """Add the gradient in the runs whose coin is True."""
-        total[:, self.coordinate] += self.gradients * coins
-
-
-Inserted = Substitutes | Direction
-"""Joins each run's batch by that run's coin: records `x` with labels `y` after the others, or a gradient."""
-
-
-# --------------------------------------------------------------------------------------------------------------- blocks
+    coordinate: int = 0  # of the gradient, flat; it is +C on D and -C on D'
 
 
 class FinishedRuns:
-    """Arrays by the number of a run, or of a block of runs, in files in the folder (None: in memory); `key` is a digest
-    of everything else that they depend on."""
+    """Arrays by the number of a run, or of a block of runs, in files in the folder (None: in memory) named by a key."""
 
     def __init__(self, folder: str | Path | None, key: str) -> None:
         self.folder, self._memory = folder, dict[int, Array]()
@@ -251,9 +207,6 @@ def train_blocks(
     return [found[block] for block in blocks]
 
 
-# ------------------------------------------------------------------------------------------------------------- training
-
-
 TRAINERS = ("safexplain.audit.canaries.batched",)
 """Modules whose code, with the code that they import, stored blocks depend on."""
 
@@ -280,17 +233,17 @@ def train_runs(
     differ in coins, in noise and, unless `initial` (P,) or (runs, P) is given, in their start. They share one Poisson
     sample of the other records at each step: given that sample, runs are independent, and the claimed guarantee and its
     dominating pair hold. Scores do not depend on the number of `devices` (None: that of x), each of which gets a
-    thread. Finished blocks of runs are stored in the folder `cache`. Even runs are on D.
+    thread. Finished blocks are stored in the folder `cache`. Even runs are on D.
 
-    Raises:
-        InputError: an unusable canary, or diverged weights.
-        ConfigurationError: too few runs, or `every` out of range.
+    InputError: an unusable canary, or diverged weights. ConfigurationError: too few runs, or `every` out of range.
     """
     if runs < 2:
         raise ConfigurationError(f"runs: expected at least 2, one on D and one on D', got {runs}")
     if not 1 <= every <= recipe.steps:
         raise ConfigurationError(f"every: expected 1 to {recipe.steps}, the steps, got {every}")
-    job = Job(network, x, y, canary, recipe, noise_multiplier, runs, generator, initial)
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    initial = None if initial is None else initial.reshape(-1, network.parameters)
+    job = Job(network, at_least_single(x), y, canary, recipe, noise_multiplier, runs, seed, initial)
     steps = [*range(every, recipe.steps, every), recipe.steps]
 
     def train(block: Block, device: torch.device, tick: Tick) -> Array:
@@ -319,30 +272,21 @@ def train_runs(
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The part that all blocks of runs share; the generator's next number seeds all randomness.
-
-    Raises:
-        InputError, ConfigurationError: an unusable canary.
-    """
+    """The part that all blocks of runs share; InputError, ConfigurationError: an unusable canary."""
 
     network: LinearHead
-    x: Tensor  # (n, d) features of all records, whose precision the training has; half precision is raised
+    x: Tensor  # (n, d) features of all records, whose precision the training has
     y: Tensor  # (n,)
     canary: Canary
     recipe: HeadRecipe
     noise_multiplier: float
     runs: int
-    generator: InitVar[torch.Generator]
-    initial: Tensor | None  # (P,) or (runs, P)
-    seed: int = field(init=False)
+    seed: int  # of all randomness
+    initial: Tensor | None  # (1, P) or (runs, P)
 
-    def __post_init__(self, generator: torch.Generator) -> None:
+    def __post_init__(self) -> None:
         canary = self.canary
         check_target(canary.target, len(self.x))
-        object.__setattr__(self, "seed", int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-        object.__setattr__(self, "x", at_least_single(self.x))
-        if self.initial is not None:
-            object.__setattr__(self, "initial", self.initial.reshape(-1, self.network.parameters))
         if not isinstance(canary, GradientCanary):
             if canary.scenario == "outlier":
                 raise ConfigurationError(FOR_FUNCTIONS)
@@ -379,11 +323,8 @@ class Job:
             raise InputError("the weights of a run are NaN or infinite: training diverged; lower the learning rate")
 
     def scores(self, theta: Tensor, step: int, start: Tensor) -> Tensor:
-        """(runs of the block,), higher on D, from the parameters after a step and before the first.
-
-        A gradient moves its parameter by lr C / B at each step that samples it, down on D and up on D'. Without the
-        drift, scores are centred on 0.
-        """
+        """(runs of the block,), higher on D, from the parameters after a step and before the first: a gradient moves
+        its parameter down on D and up on D'. Without the drift, scores are centred on 0."""
         canary = self.canary
         if isinstance(canary, GradientCanary):
             drift = 0.0 if canary.drift is None else canary.drift[step].to(theta)
@@ -392,15 +333,11 @@ class Job:
         return record_scores(logits[:, 0], logits[:, 1], int(self.y[canary.target]), canary.y, canary.scenario)
 
     def _inserted(self, block: Block, theta: Tensor) -> Inserted:
-        """Even runs are on D: the target, or +C at the coordinate; on D' the canary's record, or -C."""
         canary, on_d = self.canary, torch.arange(block.first, block.last, device=theta.device) % 2 == 0
         if isinstance(canary, GradientCanary):
-            assert self.recipe.clipping is not None
-            gradients = self.recipe.clipping.bound * (2 * on_d.to(theta) - 1)
-            nothing = theta.new_zeros(0, self.x.shape[1]), torch.zeros(0, dtype=torch.long, device=theta.device)
-            return Direction(*nothing, canary.coordinate, gradients)
+            return Inserted(theta.new_zeros(0, self.x.shape[1]), on_d[:0].long(), on_d, canary.coordinate)
         labels = torch.tensor([int(self.y[canary.target]), canary.y], device=theta.device)
-        return Substitutes(self._pair(canary.x).to(theta), labels, on_d)
+        return Inserted(self._pair(canary.x).to(theta), labels, on_d)
 
     def _pair(self, x: Tensor) -> Tensor:
         return torch.stack([self.x[self.canary.target], x.to(self.x)])
@@ -416,10 +353,9 @@ def steps_of(
     draws: KeyedDraws,
     rows_at_once: int,
 ) -> Iterator[int]:
-    """Train theta (runs, P) in place, stopping after each step with its number, from 1.
+    """Train theta (runs, P) in place by DP-SGD or DP-Adam, stopping after each step with its number, from 1.
 
-    All runs share `others`, the records except the target, which `inserted` replaces. `rows_at_once` rows of a batch
-    are computed together, which bounds the memory.
+    All runs share `others`, the records except the target, which `inserted` replaces. `rows_at_once` bounds the memory.
     """
     runs, records = len(theta), len(others.x)
     rows = others
@@ -434,11 +370,14 @@ def steps_of(
         if len(inserted.x):
             count = records if index is None else len(index)
             everyone = torch.ones(1, 1, dtype=torch.bool, device=theta.device) if weight is None else weight
-            weight = torch.cat([everyone.expand(runs, count), inserted.weights(coins)], 1)
+            pair = torch.stack([coins & inserted.on_d, coins & ~inserted.on_d], 1)
+            weight = torch.cat([everyone.expand(runs, count), pair], 1)
             if index is not None:
                 index = torch.cat([index, torch.arange(records, len(rows.x), device=index.device)])
         total = _clipped_sum(network, theta, rows, index, weight, recipe, rows_at_once)
-        inserted.add(total, coins)
+        if not len(inserted.x) and recipe.clipping is not None:
+            gradients = recipe.clipping.bound * (2 * inserted.on_d.to(theta) - 1)
+            total[:, inserted.coordinate] += gradients * coins
         if std:
             total.add_(draws.noise(theta, std))
         update(total.div_(recipe.expected_batch_size))
@@ -463,3 +402,100 @@ def _clipped_sum(
         total = found if total is None else total.add_(found)
     assert total is not None
     return total
+
+
+_READS = 100  # approximate number of times that the confidence is computed in a training
+_ROWS = 2**14  # records whose confidence is computed together
+
+
+def reference(
+    network: LinearHead,
+    x: Tensor,
+    y: Tensor,
+    recipe: HeadRecipe,
+    *,
+    generator: torch.Generator,
+    initial: Tensor | None = None,
+    movement: bool = True,
+    progress: Progress = silent,
+) -> Reference:
+    """Train without noise and clipping and, for a gradient canary (`movement`), with clipping and without the target;
+    InputError: the parameters diverged."""
+    x, y = at_least_single(x), y.long()
+    start = network.initial(1, generator, x.device, x.dtype) if initial is None else initial.to(x).reshape(1, -1)
+    rows = Rows.of(x, y, bias=network.bias)
+
+    every, theta = max(1, recipe.steps // _READS), start
+    confidence = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    for step, theta in enumerate(_training(network, rows, replace(recipe, clipping=None), start, None, generator), 1):
+        progress("reference", step, recipe.steps)
+        if step % every == 0:
+            confidence += true_class_probability(network, theta, x, y)
+    confidence /= recipe.steps // every
+    bound = None if recipe.clipping is None else recipe.clipping.bound
+    found = Reference(theta[0], int(confidence.argmin()), confidence, bound)
+    if not bool(theta.isfinite().all()):
+        raise InputError("the reference training diverged to NaN or infinity; lower the learning rate")
+    return _moved(network, rows, recipe, start, found, generator, progress) if movement else found
+
+
+def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """(n,) float64 probability of each record's true class under one model, theta (1, P)."""
+    found = []
+    for inputs, labels in zip(torch.split(x, _ROWS), torch.split(y, _ROWS), strict=True):
+        with torch.no_grad():
+            logits = network.logits(theta, inputs)[0].double()
+        if logits.shape[1] == 1:
+            logits = torch.cat([torch.zeros_like(logits), logits], 1)
+        found.append(logits.softmax(1).gather(1, labels[:, None])[:, 0])
+    return torch.cat(found)
+
+
+def least_confident(confidence: Tensor, y: Tensor) -> dict[int, int]:
+    """Class -> row of its record with the least confidence (n,), NaN being least; the rarest class first."""
+    order = torch.where(confidence.isnan(), -torch.inf, confidence)
+    classes, counts = torch.unique(y, return_counts=True)
+    rarest = counts.argsort(stable=True)
+    return {int(c): int(torch.where(y == c, order, torch.inf).argmin()) for c in classes[rarest]}
+
+
+def _moved(
+    network: LinearHead,
+    rows: Rows,
+    recipe: HeadRecipe,
+    start: Tensor,
+    found: Reference,
+    generator: torch.Generator,
+    progress: Progress,
+) -> Reference:
+    """The reference with movement and drift; trains twice, as all parameters at all steps may not fit into memory."""
+    state, movement, before = generator.get_state(), torch.zeros_like(start[0]), start[0].clone()
+    for step, theta in enumerate(_training(network, rows, recipe, start, found.target, generator), 1):
+        progress("movement", step, recipe.steps)
+        movement += (theta[0] - before).abs()
+        before.copy_(theta[0])
+    found = replace(found, movement=movement)
+    if recipe.optimizer == "adam":
+        return found
+    generator.set_state(state)
+    at, drift = found.least_moving, [torch.zeros_like(start[0, 0])]
+    for step, theta in enumerate(_training(network, rows, recipe, start, found.target, generator), 1):
+        progress("drift", step, recipe.steps)
+        drift.append(theta[0, at] - start[0, at])
+    return replace(found, drift=torch.stack(drift))
+
+
+def _training(
+    network: LinearHead, rows: Rows, recipe: HeadRecipe, start: Tensor, excluded: int | None, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """The parameters (1, P) after each step of a training without noise, one tensor that changes in place."""
+    theta = start.clone()
+    update = recipe.make_update(theta)
+    members = torch.ones(1, len(rows.x), dtype=torch.bool, device=rows.x.device)
+    if excluded is not None:
+        members[0, excluded] = False
+    for index, weight in common_batches(recipe.sample_rate, members, recipe.steps, generator):
+        batch = rows if index is None else rows.take(index)
+        total = network.clipped_sum(theta, batch, weight, recipe.clipping)
+        update(total.div_(recipe.expected_batch_size))
+        yield theta

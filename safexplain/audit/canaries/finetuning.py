@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress, silent
-from safexplain.audit.canaries.trainer.data import stacked
-from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.probe import CanaryProbe
+from safexplain.audit.canaries.trainer import stacked
 from safexplain.audit.canaries.white_box import WhiteBox
 from safexplain.dp.heads.features import features
 from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, trainable_linear
@@ -39,10 +39,10 @@ def audit_training(
 
     Args:
         tuner: its model, data, plan and options are used.
-        scenario: "white-box" watches the tuner's steps (`WhiteBox`) and uses only `seed` and `progress`. The other
-            scenarios train once per run: "crafted", "mislabelled", "natural" and "outlier" replace a record (with
-            `groups=`, one of a person), "gradient" a record's gradient, in mode "hooks" or "functorch". For a head on a
-            frozen backbone, records are its features. None: crafted for a head, otherwise mislabelled.
+        scenario: "white-box" watches the tuner's steps and uses only `seed` and `progress`. "crafted", "mislabelled",
+            "natural" and "outlier" replace a record (with `groups=`, one of a person), "gradient" a record's gradient,
+            in mode "hooks" or "functorch". For a head on a frozen backbone, records are its features. None: crafted for
+            a head, otherwise mislabelled.
         auxiliary: (x, y) records outside the training data, for "natural".
         runs: models, half for each data set; a thousand can show an epsilon of about 8 if 10 is true.
         seed: of everything random in the audit.
@@ -58,10 +58,7 @@ def audit_training(
     claim = Claim(tuner.plan.phase(), budget.delta, adjacency=adjacency)
     name = None if scenario is None else scenario_of(scenario)
     if name == "worst-case":
-        raise ConfigurationError(
-            "scenario: expected one that uses this training, got worst-case, which needs none; see"
-            " safexplain.audit.canaries.run"
-        )
+        raise ConfigurationError("scenario: expected one that uses this training, got worst-case; see run_canaries")
     head = has_closed_form(model, tuner.records, tuner.config)
     if name == "gradient" and (head or tuner.persons is not None):
         why = "it trains a head in closed form" if head else "it clips gradients of persons"
@@ -91,7 +88,7 @@ def audit_training(
 def _on_features(
     tuner: DPFineTuner, model: nn.Module, auxiliary: tuple[Tensor, Tensor] | None, cache: str | Path | None
 ) -> tuple[DPFineTuner, tuple[Tensor, Tensor] | None]:
-    """The training of the head alone, on the features of the records, and the features of the auxiliary records."""
+    """The training of the head alone, on features, and the auxiliary records as features."""
     assert isinstance(tuner.records, InMemory)
     folder = None if cache is None else Path(cache) / "features"
     problem = head_problem(model, tuner.records, tuner.plan, tuner.config, cache=folder)
@@ -104,14 +101,11 @@ def _on_features(
 
 
 def _version(tuner: DPFineTuner) -> str:
-    """A description of the training for the cache; functions among optimizer and loss count by their source."""
+    """The training in the cache; functions count by their source."""
     config = tuner.config
     try:
         functions = digest(config.optimizer, config.loss)
     except Undigestable as reason:
-        raise ConfigurationError(
-            f"cache: optimizer or loss cannot be digested ({reason}), so finished runs could belong to another; leave"
-            " cache out"
-        ) from None
+        raise ConfigurationError(f"cache: optimizer or loss cannot be digested ({reason}); leave cache out") from None
     whose = [] if tuner.persons is None else [tuner.persons.digest()]
     return repr([tuner.plan, sorted(config.purpose().items()), config.mode, tuner.statement.trained, functions, *whose])

@@ -26,10 +26,21 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from safexplain._progress import Progress, silent
 from safexplain._secure_random import ENTROPY
 from safexplain._validate import check_number
-from safexplain.audit.canaries.outlier import FAR, from_mean
-from safexplain.audit.canaries.trainer.data import Fetched, NeighbouringData, Record, records, stacked
-from safexplain.audit.canaries.trainer.gradient_hook import rows_of, watched_optimizers
-from safexplain.audit.canaries.trainer.runs import SEEDED, numbers_of, seed_of_run, seeded, takes
+from safexplain.audit.canaries.canary import FAR, from_mean
+from safexplain.audit.canaries.trainer import (
+    SEEDED,
+    Fetched,
+    NeighbouringData,
+    Record,
+    numbers_of,
+    records,
+    rows_of,
+    seed_of_run,
+    seeded,
+    stacked,
+    takes,
+    watched_optimizers,
+)
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.white_box import (

@@ -10,10 +10,8 @@ import torch
 
 from safexplain.audit.canaries.batched import blocks_of
 from safexplain.audit.canaries.canary import GradientCanary
-from safexplain.audit.canaries.run import Threshold, scores_of
-from safexplain.audit.canaries.setting import Setting
-from safexplain.audit.canaries.trainer.halving import runs_within, stages_of
-from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.probe import CanaryProbe, runs_within, stages_of
+from safexplain.audit.canaries.run import Setting, Threshold, scores_of
 from safexplain.audit.planning.plan import Plan, Stage, resident
 from safexplain.verdict.canaries.claim import Claim, ScenarioName
 from safexplain.verdict.canaries.result import CanaryResult, Errors

@@ -25,12 +25,18 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
 from safexplain.audit.queries import device_of
-from safexplain.audit.references.cache import ModelCache, load_or_train
 from safexplain.audit.references.dp_training import Trained, with_group_norm
 from safexplain.audit.references.parallel import present
 from safexplain.audit.references.recipe import Recipe, Tick
 from safexplain.audit.references.shadows import Shadows, mixed_seed
-from safexplain.audit.references.training import groups_by_steps, most_together, train_models, train_one
+from safexplain.audit.references.training import (
+    ModelCache,
+    groups_by_steps,
+    load_or_train,
+    most_together,
+    train_models,
+    train_one,
+)
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import EstimatorModule
 

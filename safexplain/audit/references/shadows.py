@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
-from safexplain.audit.references.cache import ModelCache, load_or_train
 from safexplain.audit.references.dp_training import FrozenAs, with_group_norm
 from safexplain.audit.references.parallel import parallel, present
 from safexplain.audit.references.recipe import Recipe, Tick, Train, check_examples
 from safexplain.audit.references.training import (
     EstimatorTraining,
+    ModelCache,
     groups_by_steps,
     is_batchable,
+    load_or_train,
     most_together,
     train_models,
 )

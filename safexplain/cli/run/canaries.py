@@ -17,10 +17,8 @@ from safexplain._files import ArrayFile
 from safexplain._privacy_loss import Adjacency, Sampling, Steps
 from safexplain._progress import Progress, show_progress
 from safexplain._validate import from_table, read_toml
-from safexplain.audit.canaries.run import run_canaries
-from safexplain.audit.canaries.setting import PRESETS, Setting, preset
-from safexplain.audit.canaries.trainer.halving import audit_within
-from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.probe import CanaryProbe, audit_within
+from safexplain.audit.canaries.run import PRESETS, Setting, preset, run_canaries
 from safexplain.audit.canaries.white_box import WhiteBox
 from safexplain.audit.planning.canaries import plan_canaries, plan_probes
 from safexplain.audit.planning.plan import Plan
@@ -32,8 +30,8 @@ from safexplain.dp.accounting import noise_multiplier as calibrated
 from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.loading.data import load_records
-from safexplain.loading.files import importable_in_workers, imported
+from safexplain.loading.data.load import load_records
+from safexplain.loading.models.architectures import importable_in_workers, imported
 from safexplain.verdict.canaries.claim import Claim, Finding, ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio
-from safexplain.audit.attacks.boosted import Boosted
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.audit.attacks.pseudo_targets import Boosted
+from safexplain.errors import InputError
 from safexplain.verdict.stats import roc
 
 MODELS, EXAMPLES = 17, 1_200
@@ -94,16 +94,7 @@ def test_labels_are_counted_not_measured():
     np.testing.assert_allclose(x[:, 2], LabelLikelihoodRatio()(label[0], label[1:], member[1:]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"leaves": 1}, {"rate": 0.0}])
-def test_values_out_of_range_are_refused(options):
-    with pytest.raises(ConfigurationError):
-        Boosted(**options)
-
-
-def test_too_few_references_and_too_many_labels_are_refused():
+def test_too_few_references_are_refused():
     signal, member = released(1.0, models=4)
     with pytest.raises(InputError, match="at least 4 reference models"):
         SMALL(signal[0], signal[1:], member[1:])
-    signal, member = released(1.0)
-    with pytest.raises(ConfigurationError, match=r"labels: expected at most 1, .* got 2"):
-        Boosted(labels=2)(signal[0], signal[1:], member[1:])

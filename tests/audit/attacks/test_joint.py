@@ -9,7 +9,7 @@ import pytest
 from scipy import linalg
 from scipy import stats as distributions
 
-from safexplain.audit.attacks import JointLikelihoodRatio, joint
+from safexplain.audit.attacks import JointLikelihoodRatio, likelihood
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
 
@@ -111,7 +111,7 @@ def test_constants_score_0(attack):
 def test_work_in_parts_gives_the_same_scores(monkeypatch):
     case = world(50, 10)[:3]
     whole = JointLikelihoodRatio()(*case)
-    monkeypatch.setattr(joint, "CHUNK", 100)
+    monkeypatch.setattr(likelihood, "JOINT_CHUNK", 100)
     assert np.allclose(JointLikelihoodRatio()(*case), whole, rtol=1e-9)
 
 
@@ -210,7 +210,7 @@ def test_the_joint_ratio_of_many_columns_equals_the_slow_one(leak):
 def test_many_columns_in_parts_give_the_same_scores(monkeypatch):
     case = wide(60, 10, 50)[:3]
     whole = JointLikelihoodRatio()(*case)
-    monkeypatch.setattr(joint, "CHUNK", 10 * 50 * 7)
+    monkeypatch.setattr(likelihood, "JOINT_CHUNK", 10 * 50 * 7)
     assert np.allclose(JointLikelihoodRatio()(*case), whole, rtol=1e-6, atol=1e-8)
 
 

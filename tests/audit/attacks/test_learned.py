@@ -141,7 +141,6 @@ def test_the_epoch_kept_is_the_best_on_references_that_were_not_trained_on(monke
     long = replace(QUICK, epochs=12).fit(shadows, membership)
     short = replace(QUICK, epochs=long.epoch).fit(shadows, membership)
     assert np.array_equal(long.scores(target), short.scores(target))
-    assert short.auc == long.auc > 0.6
 
 
 def test_a_fifth_of_the_references_chooses_the_epoch_by_a_quarter_of_the_maps(monkeypatch):
@@ -233,7 +232,7 @@ def test_training_that_diverges_says_so(monkeypatch):
         replace(QUICK, lr=1e30)(T, S, M)
 
 
-@pytest.mark.parametrize("options", [{"shape": (3, 8)}, {"lr": 0.0}, {"device": "no such device"}])
+@pytest.mark.parametrize("options", [{"shape": (3, 8)}, {"lr": 0.0}])
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ConfigurationError):
         Learned(**options)

@@ -59,15 +59,6 @@ def test_a_view_made_of_a_few_examples_at_a_time_is_the_view_of_all(view, monkey
         np.testing.assert_allclose(scores, oracle(LikelihoodRatio(), VIEWS[view](values), member, read), atol=1e-8)
 
 
-def test_the_share_that_is_done_is_told_in_both_passes(monkeypatch):
-    values, member = released((9, 60, 7))
-    monkeypatch.setattr(likelihood, "CHUNK", 7 * 8 * 5)  # five examples at a time, of eight models
-    monkeypatch.setattr(likelihood, "NUMBERS_PER_TICK", 9 * 7 * 20)  # twenty before anything is told
-    told = []
-    likelihood_ratios(LikelihoodRatio(), values, member, REFERENCES, READ, None, told.append)
-    assert told == pytest.approx([20 / 60 / 2, 40 / 60 / 2, (1 + 20 / 60) / 2, (1 + 40 / 60) / 2])
-
-
 def test_an_example_without_references_on_both_sides_says_nothing():
     values, member = released((9, 50))
     member[:, 7] = False

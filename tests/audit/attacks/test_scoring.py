@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold, suite
-from safexplain.audit.attacks.boosted import Boosted
 from safexplain.audit.attacks.learned import Learned
 from safexplain.audit.attacks.likelihood import OwnLabelRatio
+from safexplain.audit.attacks.pseudo_targets import Boosted, Stacked
 from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
-from safexplain.audit.attacks.stacked import Stacked
 from safexplain.audit.attacks.suite import Signal, SuiteRow, families_allowed, fitting, gaps, log_odds, values_of
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
@@ -220,7 +219,7 @@ def test_models_that_are_said_beforehand_are_scored_as_those_that_are_not():
     signals = released(levels=(1,))
     rows = fitting(signals, policy(patience=(1,)))
     plain, said = scorer(signals, rows), scorer(signals, rows, also=[3])
-    assert said._of_also[3]
+    assert all(3 in found for found in said._found.values())
     for read in (0, 3):
         for row, expected, found in zip(rows, plain.scores(read), said.scores(read), strict=True):
             assert (found == expected).all(), (read, row.name, row.signal)
@@ -377,7 +376,7 @@ def test_references_in_complementary_pairs_tell_no_players_membership_by_their_c
     def bounds(scores):
         return auc_interval(roc(scores.ravel(), truth), 0.999)
 
-    low, high = bounds(found._of_players[row])
+    low, high = bounds(np.stack([found._found[row][p] for p in players]))
     assert low < 0.5 < high
 
 

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from audit.suites.paper_c_canaries.mlp import MLP
-from safexplain.audit.canaries import make_canary as similarity
-from safexplain.audit.canaries.batched import LinearHead
-from safexplain.audit.canaries.make_canary import Target, make_canary
-from safexplain.audit.canaries.reference import Reference, reference, true_class_probability
-from safexplain.audit.canaries.trainer.canary import ModuleNetwork
+from safexplain.audit.canaries import canary as similarity
+from safexplain.audit.canaries.batched import LinearHead, reference, true_class_probability
+from safexplain.audit.canaries.canary import Reference, Target, make_canary
+from safexplain.audit.canaries.probe import ModuleNetwork
 from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import InputError

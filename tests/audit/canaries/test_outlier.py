@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit.canaries.canary import record_scores
-from safexplain.audit.canaries.outlier import FAR, OUTLIER_SCORES, far_record, outlier_scores, probe_rows
+from safexplain.audit.canaries.canary import FAR, OUTLIER_SCORES, far_record, outlier_scores, probe_rows, record_scores
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import Scores, judge

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from audit.suites.paper_c_canaries.mlp import MLP
-from safexplain.audit.canaries import reference as module
-from safexplain.audit.canaries.batched import LinearHead
-from safexplain.audit.canaries.make_canary import gradients
-from safexplain.audit.canaries.reference import reference
-from safexplain.audit.canaries.trainer.canary import ModuleNetwork
+from safexplain.audit.canaries import batched as module
+from safexplain.audit.canaries.batched import LinearHead, reference
+from safexplain.audit.canaries.canary import gradients
+from safexplain.audit.canaries.probe import ModuleNetwork
 from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import InputError

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from safexplain.audit.canaries.run import run_canaries
-from safexplain.audit.canaries.setting import PRESETS, Setting, preset
+from safexplain.audit.canaries.run import PRESETS, Setting, preset, run_canaries
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError

@@ -19,7 +19,7 @@ import safexplain
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import silent
 from safexplain.audit import ModelCache
-from safexplain.audit.references import cache as cache_module
+from safexplain.audit.references import training
 from safexplain.dp import DPFineTuner
 from safexplain.errors import InputError
 
@@ -103,7 +103,7 @@ def test_a_full_disk_is_said_and_keeps_what_was_stored(tmp_path, monkeypatch):
         path.write_bytes(b"half of a fi")
         raise RuntimeError("write failed")
 
-    monkeypatch.setattr(cache_module.torch, "save", full)
+    monkeypatch.setattr(training.torch, "save", full)
     with pytest.raises(InputError, match="free some space and resume"):
         cache.save("second", net(1))
     with pytest.raises(InputError, match="free some space and resume"):

@@ -10,7 +10,7 @@ import torch
 from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
 from safexplain.audit.canaries import batched
-from safexplain.audit.canaries.batched import Direction, KeyedDraws, Substitutes, steps_of, train_runs
+from safexplain.audit.canaries.batched import Inserted, KeyedDraws, steps_of, train_runs
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.dp.heads.closed_form import Rows
 from safexplain.dp.sgd.clipping import FlatClipping, PerLayerClipping
@@ -32,13 +32,12 @@ def canary_of(kind, network, x, y):
     return RecordCanary(kind, TARGET, at, other)
 
 
-def inserted_of(canary, x, y, made_by, runs=RUNS):
+def inserted_of(canary, x, y, runs=RUNS):
     on_d = torch.arange(runs) % 2 == 0
     if isinstance(canary, GradientCanary):
-        nothing = x[:0], torch.zeros(0, dtype=torch.long)
-        return Direction(*nothing, canary.coordinate, made_by.clipping.bound * (2 * on_d.to(x) - 1))
+        return Inserted(x[:0], torch.zeros(0, dtype=torch.long), on_d, canary.coordinate)
     labels = torch.tensor([int(y[TARGET]), canary.y])
-    return Substitutes(torch.stack([x[TARGET], canary.x]), labels, on_d)
+    return Inserted(torch.stack([x[TARGET], canary.x]), labels, on_d)
 
 
 def others_of(network, x, y):
@@ -50,7 +49,7 @@ def trained(network, x, y, canary, made_by, draws, runs=RUNS, at_once=10**6, sig
     """theta at the start and at the end."""
     generator = seeded(5)
     start = torch.randn(runs, network.parameters, generator=generator, dtype=x.dtype) / 4
-    theta, inserted = start.clone(), inserted_of(canary, x, y, made_by, runs)
+    theta, inserted = start.clone(), inserted_of(canary, x, y, runs)
     for _ in steps_of(network, others_of(network, x, y), inserted, made_by, sigma, theta, draws, at_once):
         pass
     return start, theta
@@ -92,7 +91,7 @@ def test_scores_are_those_of_the_weights_at_the_stated_steps(kind):
     assert found.steps == (7, 14, 21, 28, 30)
     seed = int(torch.randint(2**62, (), generator=seeded(3)))
     draws = KeyedDraws(seed, 0, made_by.sample_rate, made_by.steps, CPU)
-    theta, inserted, expected = start.clone(), inserted_of(canary, x, y, made_by, 6), []
+    theta, inserted, expected = start.clone(), inserted_of(canary, x, y, 6), []
     for step in steps_of(network, others_of(network, x, y), inserted, made_by, 0.7, theta, draws, 10**6):
         if step in found.steps and kind == "gradient":
             expected.append(step / made_by.steps - (theta - start)[:, 3])

@@ -8,8 +8,8 @@ from torch.utils.data import Dataset
 
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
-from safexplain.audit.canaries.trainer.data import NeighbouringData, records
-from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.probe import CanaryProbe
+from safexplain.audit.canaries.trainer import NeighbouringData, records
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit.canaries.trainer import halving
-from safexplain.audit.canaries.trainer.halving import audit_within, runs_within, stages_of
-from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries import probe as module
+from safexplain.audit.canaries.probe import CanaryProbe, audit_within, runs_within, stages_of
 from safexplain.errors import ConfigurationError
 from safexplain.verdict.canaries.claim import Claim
 
@@ -33,7 +32,7 @@ def probes(claimed_noise, seed, scenarios=4):
 @pytest.fixture
 def runs(monkeypatch):
     """In place of minutes, which are as long as a machine makes them."""
-    return lambda count: monkeypatch.setattr(halving, "runs_within", lambda probe, minutes: count)
+    return lambda count: monkeypatch.setattr(module, "runs_within", lambda probe, minutes: count)
 
 
 @pytest.mark.parametrize(("claimed_noise", "refuted"), [(SIGMA, range(2)), (10 * SIGMA, range(3, 6))])

@@ -8,8 +8,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from safexplain.audit.canaries.trainer.data import NeighbouringData, records
-from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
+from safexplain.audit.canaries.trainer import GradientHook, NeighbouringData, records
 from safexplain.dp import DPFineTuner
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.dp.sgd.steps import ClippedOptimizer

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
 from safexplain.audit.canaries.canary import GradientCanary
-from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from safexplain._privacy_loss import Steps
 from safexplain._progress import silent
-from safexplain.audit.canaries.outlier import OUTLIER_SCORES
-from safexplain.audit.canaries.trainer.probe import CanaryProbe
+from safexplain.audit.canaries.canary import OUTLIER_SCORES
+from safexplain.audit.canaries.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import Claim
 

@@ -1,8 +1,4 @@
-"""Gradient-boosted trees on features that compare each example's signal with those of reference models.
-
-They learn membership from pseudo-targets, reference models in the target's place. Trees memorise, so they never score
-the models that they learned from, and each half of the examples is scored by trees that were fitted to the other half.
-"""
+"""Attacks that learn membership from reference models in the target's place (pseudo-targets)."""
 
 from __future__ import annotations
 
@@ -12,11 +8,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
-from safexplain._validate import check_number, check_whole
+from safexplain._validate import check_number
 from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
 from safexplain.audit.attacks.likelihood import LabelLikelihoodRatio, LikelihoodRatio, centred, transformed
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
+from safexplain.verdict.stats import roc
 
 Array = NDArray[np.float64]
 
@@ -30,10 +28,7 @@ class Boosted:
     Features of a number: its centred value (on the scale of `LikelihoodRatio`), the means of models with and without
     the example, the distances from both in standard deviations, and `LikelihoodRatio`; of a label: the shares of models
     with and without the example that gave the same one, and `LabelLikelihoodRatio`. Few and small trees find as much as
-    many (docs/evidence/attack_table.md). They grow in one thread, as several are much slower on a busy machine.
-
-    Raises:
-        ConfigurationError: a value out of range.
+    many (docs/evidence/attack_table.md), and one thread is faster than several on a busy machine.
     """
 
     trees: int = 40
@@ -42,11 +37,6 @@ class Boosted:
     models: int = 8  # most reference models that play the target
     labels: int = 0  # number of leading columns that are class indices
     seed: int = 0  # chooses the models that play the target, and the halves of the examples
-
-    def __post_init__(self) -> None:
-        for name, low in (("trees", 1), ("leaves", 2), ("models", 2), ("labels", 0), ("seed", 0)):
-            check_whole(name, getattr(self, name), low)
-        check_number("rate", self.rate, above=0)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """(n,) log odds of (n,) or (n, k) signals, from trees of m >= 4 reference models (m, n[, k]), (m, n)."""
@@ -91,15 +81,12 @@ class Boosted:
         """(n, features) inputs of the trees."""
         if target.ndim == 1:
             target, shadows = target[:, None], shadows[:, :, None]
-        k = target.shape[1]
-        if not self.labels <= k:
-            raise ConfigurationError(f"labels: expected at most {k}, the columns of the signal; got {self.labels}")
         columns: list[Array] = []
         for j in range(self.labels):
             same = shadows[:, :, j] == target[:, j]
             columns += [(same & side).sum(0) / np.maximum(side.sum(0), 1) for side in (membership, ~membership)]
             columns.append(LabelLikelihoodRatio()(target[:, j], shadows[:, :, j], membership))
-        for j in range(self.labels, k):
+        for j in range(self.labels, target.shape[1]):
             columns += _of_number(target[:, j], shadows[:, :, j], membership)
         return np.stack(columns, axis=1).round(DIGITS).astype(np.float32)
 
@@ -128,10 +115,10 @@ def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array
     """Columns (n,) about one number an example, see `Boosted`, in units of the median example's deviation."""
     ratio = LikelihoodRatio()(target, shadows, membership)
     t, values = (np.asarray(a, dtype=np.float64) for a in transformed("auto", target, shadows))
-    first, spread = values[0].copy(), values.std(0)
+    spread = values.std(0)
     unit = float(np.median(spread[spread > 0])) if spread.any() else 1.0
+    first = values[0] / unit
     values, t = (a / unit for a in centred(values, t))
-    first = first / unit
     means, distances = [], []
     floor = 1e-9 * float(values.var(0).mean()) or 1.0
     for side in (membership, ~membership):
@@ -141,3 +128,117 @@ def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array
         means.append(mean)
         distances.append((t - mean) / np.sqrt(variance))
     return [t - (means[0] + means[1]) / 2, *(first + mean for mean in means), *distances, ratio]
+
+
+SURE = 2.0  # standard errors by which the held-out gain must exceed zero
+PENALTY = 1e-4  # penalty of the squared weights, as a share of the number of observations
+FOLDS = 4  # folds of the cross-validation, at most; each has at least one pseudo-target
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Logistic regression over log ratios that returns the first, the baseline, unless the others add to it.
+
+    Every column is centred at its median, divided by its spread and compressed beyond three spreads (arsinh), so that
+    one overconfident ratio of thousands of features does not swamp the others. Whether the others add is decided by
+    cross-validation over pseudo-targets: the held-out Brier score must be better than that of the first column alone
+    by `SURE` standard errors, and the true-positive rate by one.
+
+    Args:
+        fpr: false-positive rate at which true-positive rates are compared.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    fpr: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_number("fpr", self.fpr, above=0, below=1)
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """(n,) log odds of (n, k) log ratios, or their first column; fitted on those (p, n, k) of pseudo-targets."""
+        target, shadows, membership = check_signals(target, shadows, membership)
+        return self.fit(shadows, membership).scores(target)
+
+    def fit(self, shadows: Floats, membership: Bools, *, always: bool = False) -> FittedStack:
+        """Weights from pseudo-targets' (p, n, k) log ratios and (p, n) membership; `always` uses all columns.
+
+        InputError: shapes disagree, or fewer than 2 pseudo-targets.
+        """
+        if shadows.ndim != 3 or shadows.shape[:2] != membership.shape or len(shadows) < 2 or shadows.shape[2] < 1:
+            raise InputError(f"expected log ratios (p, n, k) of p >= 2 pseudo-targets, got {shadows.shape}")
+        flat = shadows.reshape(-1, shadows.shape[2])
+        low, centre, high = np.quantile(flat, (0.05, 0.5, 0.95), axis=0)
+        spread = (high - low) / 3.29
+        spread = np.where(spread > 0, spread, flat.std(axis=0))  # for nearly constant columns
+        scaled = FittedStack(centre, np.where(spread > 0, spread, np.inf), None)
+        x, y = scaled.scale(shadows), membership
+        if x.shape[2] < 2 or y.all() or not y.any() or not (always or self._adds(x, y)):
+            return scaled
+        return FittedStack(scaled.centre, scaled.spread, _weights(x, y))
+
+    def _adds(self, x: Array, y: Bools) -> bool:
+        """Whether all columns predict held-out pseudo-targets better than the first alone."""
+        fold = np.arange(len(x)) % min(FOLDS, len(x))
+        gain, found = np.zeros(y.shape), np.zeros((len(x), 2))
+        for f in range(fold.max() + 1):
+            fit, test = fold != f, fold == f
+            if y[fit].all() or not y[fit].any():
+                return False
+            odds = [_odds(x[test][..., :k], _weights(x[fit][..., :k], y[fit])) for k in (x.shape[2], 1)]
+            wrong = [expit(np.where(y[test], -o, o)) for o in odds]
+            gain[test] = wrong[1] ** 2 - wrong[0] ** 2
+            odds[1] = x[test][..., 0]
+            for at, pair in zip(np.flatnonzero(test), zip(*odds, strict=True), strict=True):
+                if y[at].any() and not y[at].all():
+                    found[at] = [_tpr(o, y[at], self.fpr) for o in pair]
+        each = gain.mean(1)
+        error = max(float(each.std(ddof=1)) / np.sqrt(len(each)), float(gain.std()) / np.sqrt(gain.size))
+        more = found[:, 0] - found[:, 1]
+        return bool(each.mean() > SURE * error and more.mean() > more.std(ddof=1) / np.sqrt(len(more)))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedStack:
+    """Scale and weights of several log ratios, fitted to pseudo-targets."""
+
+    centre: Array  # (k,) median of each column
+    spread: Array  # (k,)
+    weights: Array | None  # (k + 1,), the intercept last; None: nothing adds to the first column
+
+    @property
+    def adds(self) -> bool:
+        """Whether more than the first column is used."""
+        return self.weights is not None
+
+    def scale(self, x: Floats) -> Array:
+        """(..., k) scaled log ratios."""
+        out: Array = 3 * np.arcsinh((x - self.centre) / self.spread / 3)
+        return out
+
+    def scores(self, target: Floats) -> Array:
+        """(n,) log odds of (n, k) log ratios, or their first column."""
+        if self.weights is None:
+            return np.array(target[:, 0], dtype=np.float64)
+        return _odds(self.scale(target), self.weights)
+
+
+def _weights(x: Array, y: Bools) -> Array:
+    """(k + 1,) weights and intercept of the penalised logistic regression of (p, n, k) columns."""
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = LogisticRegression(C=1 / (PENALTY * y.size), solver="newton-cholesky", tol=1e-8)
+    fitted.fit(x.reshape(-1, x.shape[2]), y.ravel())
+    return np.append(fitted.coef_[0], fitted.intercept_)
+
+
+def _odds(x: Array, weights: Array) -> Array:
+    out: Array = x @ weights[:-1] + weights[-1]
+    return out
+
+
+def _tpr(scores: Array, member: Bools, fpr: float) -> float:
+    """True-positive rate, with ties broken at random."""
+    curve = roc(scores, member)
+    return float(np.interp(fpr, curve.fpr, curve.tpr))

@@ -1,56 +1,225 @@
-"""Audit of a user's own training function, which is called many times, on D or on D'."""
+"""Audit of a user's own training function, by one scenario, or by several within a time limit."""
 
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.data import TensorDataset
 
 from safexplain._digest import Undigestable, digest
-from safexplain._files import make_folder
-from safexplain._progress import Progress, show_progress
+from safexplain._files import atomic_file, make_folder
+from safexplain._progress import Progress, show_progress, silent
 from safexplain._validate import whole_number
-from safexplain.audit.canaries.batched import FinishedRuns
-from safexplain.audit.canaries.canary import Canary, check_target
-from safexplain.audit.canaries.outlier import OUTLIER_SCORES
-from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold
-from safexplain.audit.canaries.trainer.canary import (
-    class_targets,
-    find_coordinate,
-    given_canary,
-    load_canary,
-    make_outlier,
-    make_record,
-    save_canary,
+from safexplain.audit.canaries.batched import FinishedRuns, least_confident, true_class_probability
+from safexplain.audit.canaries.canary import (
+    OUTLIER_SCORES,
+    Canary,
+    GradientCanary,
+    RecordCanary,
+    Reference,
+    check_target,
+    far_record,
+    make_canary,
 )
-from safexplain.audit.canaries.trainer.data import NeighbouringData, digest_of
-from safexplain.audit.canaries.trainer.data import records as records_of
-from safexplain.audit.canaries.trainer.gradient_hook import GradientHook
-from safexplain.audit.canaries.trainer.runs import (
+from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold
+from safexplain.audit.canaries.trainer import (
     SEEDED,
     Array,
+    GradientHook,
+    NeighbouringData,
     Run,
     Train,
     call_watched,
+    digest_of,
+    in_precision,
+    logits_of,
     run_all,
     same_bits,
     seed_of_run,
     seeded,
+    stacked,
     takes,
 )
-from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.claim import Claim, scenario_of
+from safexplain.audit.canaries.trainer import records as records_of
+from safexplain.dp.sgd.opacus_engine import without_hooks
+from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, decisive, judge
 from safexplain.verdict.stats.lower_bounds import BoundMethod
+
+SOME = 1024  # records that are read from a map-style data set for an outlier
+
+
+def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
+    """The user's record canary (x', y').
+
+    Raises:
+        InputError: not a record like those of the data.
+        ConfigurationError: no target.
+    """
+    if target is None:
+        raise ConfigurationError("canary: expected target=, the number of the record that it replaces; got None")
+    z, own = data[target]
+    try:
+        x, y = given
+        instead, label = torch.as_tensor(x).to(z), int(y)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"canary: expected a record (x', y') of numbers, y' a class index ({error})") from None
+    if instead.shape != z.shape:
+        raise InputError(f"canary: expected x' of a record's shape {tuple(z.shape)}, got {tuple(instead.shape)}")
+    same = torch.equal(instead, z)
+    if same and label == int(own):
+        raise InputError("canary: expected a record that differs from the target; else D and D' would be the same")
+    kind: Any = scenario
+    if scenario != "outlier":
+        kind = "mislabelled" if same else "crafted" if scenario in ("mislabelled", "gradient") else scenario
+    return RecordCanary(kind, target, instead, label)
+
+
+def make_outlier(data: Any, target: int) -> RecordCanary:
+    """A record far from the others, without a model; for a map-style data set, far from some of them."""
+    n, at = len(data), target
+    if not isinstance(data, TensorDataset) and n > SOME:
+        rows = sorted({*range(0, n, n // SOME), target})
+        data, at = [data[row] for row in rows], rows.index(target)
+    x, y = stacked(data)
+    return RecordCanary("outlier", target, *far_record(x, y.reshape(len(y), -1).squeeze(1), at))
+
+
+def make_record(
+    scenario: ScenarioName,
+    model: nn.Module,
+    data: Any,
+    target: int | None,
+    auxiliary: tuple[Tensor, Tensor] | None,
+    seed: int,
+) -> RecordCanary:
+    """Craft z' for a module; the target defaults to the record with the least probable true class."""
+    network, x, y, confidence = _with_confidence(model, data)
+    if auxiliary is not None:
+        auxiliary = torch.as_tensor(auxiliary[0]).to(x), torch.as_tensor(auxiliary[1]).to(y)
+    generator = torch.Generator(x.device).manual_seed(seed)
+    at = int(confidence.argmin()) if target is None else target
+    found = make_canary(
+        scenario, network, x, y, Reference(network.theta, at, confidence), auxiliary=auxiliary, generator=generator,
+    )  # fmt: skip
+    assert isinstance(found, RecordCanary)
+    return found
+
+
+def class_targets(model: nn.Module | None, data: Any) -> dict[int, int]:
+    """Class -> its record with the least confidence (without a model the first one); the rarest class first.
+
+    Raises:
+        InputError: labels are not class indices.
+    """
+    if model is not None:
+        _, _, y, confidence = _with_confidence(model, data)
+        return least_confident(confidence, y)
+    y = torch.stack([data[i][1] for i in range(len(data))])
+    if y.dim() != 1 or not bool((y == y.long()).all()):
+        raise InputError(f'target="classes": expected class indices (n,), got {y.dtype} of shape {tuple(y.shape)}')
+    return least_confident(torch.zeros(len(y)), y.long())
+
+
+def _with_confidence(model: nn.Module, data: Any) -> tuple[ModuleNetwork, Tensor, Tensor, Tensor]:
+    """The model, all records on its device, and the probability of the true class of each."""
+    model = without_hooks(copy.deepcopy(model))
+    x, y = stacked(data)
+    parameter = next(iter(model.parameters()), x)
+    x, y = x.to(parameter.device), y.to(parameter.device).long()
+    classes = max(2, logits_of(model, x[:1]).shape[1])
+    if not any(p.requires_grad for p in model.parameters()):
+        model.requires_grad_(True)
+    network = ModuleNetwork(model, classes)
+    return network, x, y, true_class_probability(network, network.theta[None], x, y)
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleNetwork:
+    """A copy of a module in evaluation mode (no dropout, batch normalisation by its running statistics)."""
+
+    model: nn.Module  # (n, ...) -> logits (n, classes), or (n, 1) or (n,) for class 1 of two; on the data's device
+    classes: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", copy.deepcopy(self.model).eval())
+        if not self.trainable:
+            raise InputError("model: expected trainable parameters, got none; set requires_grad for some")
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter, in the order of the flat tensor."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @property
+    def parameters(self) -> int:
+        """Number P of parameters."""
+        return sum(p.numel() for p in self.trainable.values())
+
+    @property
+    def theta(self) -> Tensor:
+        """(P,) current parameters of the model."""
+        return torch.cat([p.detach().flatten() for p in self.trainable.values()])
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Theta (1, P) and x (n, ...) -> (1, n, outputs)."""
+        trainable = self.trainable
+        parts = torch.split(theta[0], [p.numel() for p in trainable.values()])
+        state = {name: part.view_as(p) for (name, p), part in zip(trainable.items(), parts, strict=True)}
+        found: Tensor = functional_call(self.model, state, (in_precision(x, theta),))
+        found = found[:, None] if found.dim() == 1 else found
+        if found.shape not in ((len(x), self.classes), (len(x), 1 if self.classes == 2 else self.classes)):
+            raise InputError(
+                f"model: expected logits of shape ({len(x)}, {self.classes}) for {self.classes} classes, got"
+                f" {tuple(found.shape)}"
+            )
+        return found[None]
+
+
+def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> GradientCanary:
+    """The gradient canary at the parameter that moves least in a training on D without noise and without the target."""
+    hook = GradientHook(target)
+    train(hook)
+    assert hook.movement is not None
+    at = int(hook.movement.argmin())
+    sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
+    return GradientCanary(target, at, hook.moved[at : at + 1].cpu() if sgd else None)
+
+
+def save_canary(path: Path, canary: Canary) -> None:
+    """Write it atomically."""
+    with atomic_file(path) as partial, partial.open("wb") as file:
+        torch.save(canary, file)
+
+
+def load_canary(path: Path) -> Canary | None:
+    """The canary that `save_canary` wrote; None if there is none.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with torch.serialization.safe_globals([*get_args(Canary)]):
+            found: Canary = torch.load(path, weights_only=True)
+    except Exception as error:
+        raise InputError(f"{path} is damaged ({error}); delete its folder to start again") from None
+    return found
+
 
 MANY = 100
 """Fewest runs with which biases and running statistics serve as scores too; with fewer, the choice would be random."""
@@ -332,3 +501,74 @@ def name_of(what: str, function: Callable[..., Any] | None, version: str | None)
             ) from None
     kind = type(function)
     return getattr(function, "__qualname__", f"{kind.__module__}.{kind.__qualname__}")
+
+
+MIN_RUNS = 20  # fewest runs of a scenario at its first judgement
+MAX_RUNS = 20_000  # most runs in total, beyond which more time shows little more
+
+
+def stages_of(scenarios: int, runs: int) -> list[tuple[int, int]]:
+    """Scenarios left at each judgement, and the runs that each of them has had by then.
+
+    Judgements share the runs equally. With too few runs for all scenarios, the last ones are not tried.
+    """
+    scenarios = max(1, min(scenarios, runs // MIN_RUNS))
+    left = [scenarios]
+    while left[-1] > 1:
+        left.append(math.ceil(left[-1] / 2))
+    found, had = [], 0
+    for count in left:
+        had += max(MIN_RUNS, runs // len(left) // count)
+        found.append((count, had - had % 2))
+    return found
+
+
+def runs_within(probe: CanaryProbe, minutes: float) -> int:
+    """Runs for each target that take about so many minutes, at most `MAX_RUNS` in all."""
+    return min(MAX_RUNS, int(60 * minutes * probe.workers / max(probe.seconds_each, 1e-4))) // probe.targets
+
+
+def audit_within(
+    probes: Mapping[str, CanaryProbe], minutes: float, progress: Progress = silent
+) -> tuple[list[CanaryResult], dict[str, str]]:
+    """Audit one training function by several scenarios, in about so many minutes.
+
+    Probes are by the name of their scenario, all of the same function, data and claim; their `runs` are not used, and
+    the first one's `confidence` is that of the whole.
+
+    Returns:
+        The last judgement of each scenario that was tried, at confidences with which all hold together; and the reasons
+        why others were not: the training refuses them, there was no time, or a claim was already refuted.
+
+    Raises:
+        ConfigurationError: no probes, or minutes not above 0.
+        InputError: as `CanaryProbe.run`.
+    """
+    if not probes or not minutes > 0:
+        raise ConfigurationError(f"expected scenarios, and minutes above 0; got {len(probes)} and {minutes!r}")
+    first = next(iter(probes.values()))
+    plan = stages_of(len(probes), runs_within(first, minutes))
+    confidence = 1 - (1 - first.confidence) / (plan[0][0] * len(plan))
+    tried = {name: first.alike(probes[name], confidence) for name in [*probes][: plan[0][0]]}
+    found: dict[str, CanaryResult] = {}
+    others = {name: f"no time for it in {minutes:g} minutes" for name in probes if name not in tried}
+    for count, had in plan:
+        for name in sorted(tried, key=lambda name: _signs(found[name]) if found else (0.0, 0.0), reverse=True)[:count]:
+            tried[name].runs = had
+            try:
+                found[name] = tried[name].run(lambda stage, *rest, n=name: progress(f"{n}: {stage}", *rest))
+            except RefusedError as reason:  # a gradient canary in a loop without an optimizer of Opacus
+                others[name] = str(reason)
+                continue
+            if found[name].verdict == "refuted":
+                others |= {name: "another canary refuted the claim" for name in tried if name not in found | others}
+                return [*found.values()], others
+        tried = {name: probe for name, probe in tried.items() if name in found and found[name].runs == had}
+    return [*found.values()], others
+
+
+def _signs(found: CanaryResult) -> tuple[float, float]:
+    """Strength of a canary's signs: its bound at even odds, then the negative error rate."""
+    at = found.errors[-1]
+    errors = at.false_positives / max(at.negatives, 1) + at.false_negatives / max(at.positives, 1)
+    return replace(found, confidence=0.5).epsilon_lower, -errors
