@@ -41,7 +41,7 @@ def show_command(
     from rich.console import Console
 
     from safexplain.cli.run.tables import result_table
-    from safexplain.ledger.inspection import charge_as_json
+    from safexplain.ledger.maintenance import charge_as_json
 
     with _open_questions(ledger) as questions:
         asked, granted, services = questions.counts(), questions.grants(), questions.services()
@@ -151,7 +151,7 @@ def training_command(
     json_: bool = JSON,
 ) -> int:
     """Charge a training that ran elsewhere to every account, once."""
-    from safexplain.ledger.inspection import charge_as_json
+    from safexplain.ledger.maintenance import charge_as_json
     from safexplain.verdict.privacy_statement import PrivacyStatement
 
     content = PrivacyStatement.load(statement)

@@ -42,7 +42,7 @@ class Batch:
         parameters: str,
         keyed: Callable[[bytes], bytes],
     ) -> Batch:
-        """Check and digest questions; `keyed` is the ledger's."""
+        """From checked and digested questions; `keyed` is the ledger's."""
         if isinstance(questions, str | bytes):
             raise ConfigurationTypeError("questions: expected a sequence of questions; for one question use `answer`")
         digests = tuple(keyed(question_digest(question).encode()).hex() for question in questions)
@@ -89,17 +89,15 @@ class Batch:
         if not positions:
             return {}
         given = compute(positions)
-        if not isinstance(given, Iterable):
-            raise InputError(f"compute: expected {len(positions)} answers, got {given!r}; nothing was charged")
-        values = list(given)
+        values = list(given) if isinstance(given, Iterable) else []
         if len(values) != len(positions):
-            raise InputError(f"compute: expected {len(positions)} answers, got {len(values)}; nothing was charged")
+            raise InputError(f"compute: expected {len(positions)} answers, got {given!r:.80}; nothing was charged")
         try:
             texts = [json.dumps(v, allow_nan=False) for v in values]
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
-                f"compute: expected answers of JSON types, without NaN or infinity ({error}); use .tolist() on arrays."
-                " Nothing was charged"
+                f"compute: expected answers of JSON types, without NaN or infinity ({error}); use .tolist() on arrays;"
+                " nothing was charged"
             ) from None
         return {self.questions[i]: text for i, text in zip(positions, texts, strict=True)}
 

@@ -1,13 +1,6 @@
-"""How releases add up, and when the next one must be refused: a privacy filter for adaptively chosen releases.
+"""How releases add up: a privacy filter for adaptively chosen releases. docs/api/ledger.md has the rules and the proof.
 
-docs/api/ledger.md has the rules in full, and the proof that all answers together are (E, D)-differentially private.
-
-- basic: sum of epsilons <= E and sum of deltas <= D.
-- renyi: sum of deltas <= D / 4, and one of these: sum of epsilons <= E; sum of Renyi divergences of order alpha <= R,
-  where R is the divergence that implies (E, D / 2); or the same for one of eight other orders and (E, D / 32).
-
-An account starts under basic, and may switch once to renyi; which rule holds depends on parameters alone, never on
-answers. Amounts are whole numbers of 1e-30, so sums are exact in any order.
+Amounts are whole numbers of 1e-30, so sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ import numpy as np
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from numpy.typing import NDArray
 
-from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Concentrated, Pure, Release, Renyi, Training
+from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Concentrated, Release, Renyi, Training
 
 AMOUNT = 10**30  # units per 1: epsilons, deltas and losses are counted in 1e-30
 INFINITE_LOSS = 10**72  # units that stand for an infinite loss
@@ -34,35 +27,35 @@ _MARGIN = 1e-9
 
 @lru_cache(maxsize=4096)
 def charged(value: float) -> int:
-    """Epsilon or delta of a release, in units of 1e-30; at least one unit unless 0."""
+    """Epsilon or delta of a release in units; at least one unit unless 0."""
     units = int(_EXACT.multiply(_CUT.create_decimal(repr(value)), Decimal(AMOUNT)))
     return units or int(value > 0)
 
 
 @lru_cache(maxsize=4096)
 def budgeted(value: float) -> int:
-    """Epsilon or delta of a budget, in units of 1e-30."""
+    """Epsilon or delta of a budget in units."""
     return int(_EXACT.multiply(Decimal(repr(value)), Decimal(AMOUNT)))
 
 
 def amount(units: int) -> float:
-    """Units of 1e-30 as a number."""
+    """Units as a number."""
     return units / AMOUNT
 
 
 def charged_loss(value: float) -> int:
-    """Renyi divergence of a release, in units of 1e-30, rounded up."""
+    """Renyi divergence of a release in units, rounded up."""
     units = value * (1 + _MARGIN) * AMOUNT
     return min(INFINITE_LOSS, math.ceil(units)) if math.isfinite(units) else INFINITE_LOSS
 
 
 def budgeted_loss(value: float) -> int:
-    """Allowed Renyi divergence, in units of 1e-30, rounded down."""
+    """Allowed Renyi divergence in units, rounded down."""
     return max(0, math.floor(value * AMOUNT)) if value < INFINITE_LOSS / AMOUNT else INFINITE_LOSS - 1
 
 
 def loss(units: int) -> float:
-    """Units of 1e-30 as a number; infinite from `INFINITE_LOSS` on."""
+    """Units as a number; infinite from `INFINITE_LOSS` on."""
     return units / AMOUNT if units < INFINITE_LOSS else math.inf
 
 
@@ -92,11 +85,11 @@ def _pure(epsilon: float, order: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def implied(release: Pure | Approximate | Concentrated | Renyi | Training) -> tuple[float, float]:
+def implied(release: Release) -> tuple[float, float]:
     """The (epsilon, delta) of a release, for sums of epsilons."""
     if isinstance(release, Concentrated | Renyi):
         return release.epsilon_at(release.delta), release.delta
-    return release.epsilon, release.delta if isinstance(release, Approximate | Training) else 0.0
+    return release.epsilon, getattr(release, "delta", 0.0)
 
 
 def renyi_allowed(order: Any, epsilon: float, delta: float) -> Any:
@@ -159,9 +152,9 @@ def losses_allowed(rule: str, order: float, epsilon: float, delta: float) -> tup
 
 def rule_for(release: Release, epsilon: float, delta: float) -> tuple[str, float]:
     """Rule and order that suit a release best, with this budget left."""
-    if delta <= 0 or isinstance(release, Approximate) or (isinstance(release, Training) and not release.epsilon):
+    if delta <= 0 or isinstance(release, Approximate):
         return "basic", 0.0
-    if isinstance(release, Training) and release.delta and release.curve is None:
+    if isinstance(release, Training) and (not release.epsilon or (release.delta and release.curve is None)):
         return "basic", 0.0
     order = best_order(release, epsilon, delta * MAIN_SHARE) if epsilon > 0 else 0.0
     return ("renyi", order) if order else ("basic", 0.0)
@@ -175,42 +168,25 @@ FAILURES = 4  # under the renyi rule, 1 / FAILURES of delta is for failures of a
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit (E, D).
+    """A limit (E, D)."""
 
-    Args:
-        epsilon: E, above 0; infinite: no limit.
-        delta: D, in [0, 1).
-    """
-
-    epsilon: float
-    delta: float = 0.0
+    epsilon: float  # above 0; infinite: no limit
+    delta: float = 0.0  # in [0, 1)
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Running sums of one account, in units of 1e-30.
+    """Running sums of one account, in units."""
 
-    Args:
-        rule: "" before the first release, "basic" or "renyi".
-        order: alpha of the renyi rule, else 0.
-        prefix_epsilon: spent under the basic rule before a switch.
-        prefix_delta: the same for delta.
-        epsilon: sum since then.
-        delta: sum since then.
-        loss: sums of Renyi divergences, one for each order.
-        unbounded: number of releases without an epsilon at delta 0.
-        charges: number of releases.
-    """
-
-    rule: str = ""
-    order: float = 0.0
-    prefix_epsilon: int = 0
+    rule: str = ""  # "" before the first release, "basic" or "renyi"
+    order: float = 0.0  # alpha of the renyi rule, else 0
+    prefix_epsilon: int = 0  # spent under the basic rule before a switch
     prefix_delta: int = 0
-    epsilon: int = 0
+    epsilon: int = 0  # sum since then
     delta: int = 0
-    loss: tuple[int, ...] = ()
-    unbounded: int = 0
-    charges: int = 0
+    loss: tuple[int, ...] = ()  # sums of Renyi divergences, one for each order
+    unbounded: int = 0  # number of releases without an epsilon at delta 0
+    charges: int = 0  # number of releases
 
     def add(self, release: Release, budget: Budget) -> Composition:
         """The sums with one more release, allowed or not. The budget must be finite."""

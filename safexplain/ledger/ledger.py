@@ -10,15 +10,25 @@ from typing import IO, Any, cast
 from safexplain._privacy_loss import Adjacency
 from safexplain._validate import check_number
 from safexplain.ledger import records
-from safexplain.ledger.accounts import ACCOUNT_COLUMNS, TOTAL, Balance, Balances, Entry, Settings, trainings_since
+from safexplain.ledger.accounts import (
+    ACCOUNT_COLUMNS,
+    TOTAL,
+    Balance,
+    Balances,
+    Entry,
+    Settings,
+    charge_everybody,
+    recorded,
+    statements,
+    training_of,
+    trainings_since,
+)
 from safexplain.ledger.answers import Batch
 from safexplain.ledger.composition import Budget
-from safexplain.ledger.inspection import copy, verify, write_charges
-from safexplain.ledger.opening import load_or_create, open_storage
+from safexplain.ledger.maintenance import copy, load_or_create, verify, write_charges
 from safexplain.ledger.records import Account, Answer, Charge, Grant, principal_name
 from safexplain.ledger.releases import Release, as_release
-from safexplain.ledger.storage import Execute, identity_of, keyed_digest
-from safexplain.ledger.trainings import charge_everybody, recorded, statements, training_of
+from safexplain.ledger.storage import Execute, identity_of, keyed_digest, open_storage
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
@@ -146,9 +156,7 @@ class Ledger:
         copy(self._storage, path)
 
     def verify(self) -> int:
-        """Recompute every sum, check every stored answer, and return the number of charges.
-
-        Other writers wait meanwhile, a few seconds for a million charges.
+        """Recompute every sum, check every stored answer, and return the number of charges, while other writers wait.
 
         Raises:
             LedgerError: a sum differs from its records, or charges and answers do not match.
@@ -197,8 +205,7 @@ class Ledger:
         """Charge a training on the records of this ledger, once: the same weights are not charged again.
 
         A training counts in the total and in every account of this period, including those that are opened later, and
-        must fit into all of them (`safexplain.ledger.trainings`). Charge it before anything of the model leaves;
-        `MeteredRecourse` does it automatically. Other writers wait meanwhile, some 8 seconds for 100,000 accounts.
+        must fit into all of them. Charge it before anything of the model leaves; `MeteredRecourse` does it itself.
 
         Args:
             statement: of the training, with the digest of its weights: `model.privacy_`.
@@ -241,18 +248,17 @@ class Ledger:
         """Answer a question once; the same question again gets the stored answer.
 
         A principal gets the same answer again for free. Another principal is charged for it, but the total is not:
-        nothing new leaves the model. A new answer is computed outside any transaction, recorded together with its
-        charge, and returned only when both are durable. If another process was faster, its answer is returned and the
-        new one discarded.
+        nothing new leaves the model. A new answer is returned only when it and its charge are durable. If another
+        process was faster, its answer is returned and the new one discarded.
 
         Args:
-            principal: who gets the answer.
+            principal: as for `charge`.
             question: everything that the answer depends on: mechanism, its parameters, the model, the query. Only its
                 digest under the ledger's secret is stored.
             compute: makes the answer, of JSON types. If it raises, nothing is charged.
             release: bound on what the answer reveals; a stored answer is charged by its own release.
-            mechanism: for the record.
-            parameters: for the record; JSON types.
+            mechanism: as for `charge`.
+            parameters: as for `charge`.
 
         Raises:
             BudgetExhausted: it does not fit; nothing was recorded. `compute` was only called if another process spent
@@ -292,8 +298,7 @@ class Ledger:
     def keyed(self, digest: bytes) -> bytes:
         """HMAC-SHA256 of a digest under this ledger's secret, 32 bytes: the stored name of a question.
 
-        Nobody can find a question in a log of these names by digesting guesses, unless they have the ledger too. A
-        pickled ledger does not contain the secret.
+        A pickled ledger does not contain the secret.
         """
         if self._secret is None:
             _, self._secret = identity_of(self._storage.read)

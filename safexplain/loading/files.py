@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 from safexplain.errors import InputError, MissingExtraError, needs_extra
 
@@ -67,3 +72,40 @@ def require(module: str, extra: str) -> Any:
     except ImportError as error:  # installed, but incompatible with other versions
         hint = f'install the extra again: pip install "safexplain[{extra}]"'
         raise MissingExtraError(f"{module} cannot be imported: {one_line(error)}; {hint}") from None
+
+
+def imported(spec: str, what: str, forms: str = "package.module:function") -> Callable[..., Any]:
+    """Import a function `package.module:function` as `python -m` does, the current directory first.
+
+    Raises:
+        InputError: there is none; the message names the option `what` and its `forms`.
+    """
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise InputError(f"{what}: expected {forms}, got {spec!r}")
+    remedy = "; it must be importable from the current directory, as with python -m"
+    with as_input_error(f"{what} {spec} cannot be imported", remedy), current_directory_importable():
+        function: Any = attrgetter(name)(importlib.import_module(module_name))
+        inspect.signature(function)
+    return cast(Callable[..., Any], function)
+
+
+@contextmanager
+def current_directory_importable() -> Iterator[None]:
+    """Put the current directory first on `sys.path`, and remove it afterwards."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+
+
+@contextmanager
+def importable_in_workers() -> Iterator[None]:
+    """The same, also for processes started meanwhile, through PYTHONPATH."""
+    path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+    with patch.dict(os.environ, PYTHONPATH=path), current_directory_importable():
+        yield

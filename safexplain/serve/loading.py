@@ -30,8 +30,8 @@ from safexplain.errors import (
 )
 from safexplain.explain.served import Release, load_release
 from safexplain.hardening.hardening import Hardening
-from safexplain.loading.data.load import load_inputs
-from safexplain.loading.models.load import load_model
+from safexplain.loading.data import load_inputs
+from safexplain.loading.models import load_model
 from safexplain.outputs import are_probabilities
 from safexplain.serve.budget import Budget, Limits
 from safexplain.serve.inputs import Bounds

@@ -17,11 +17,19 @@ from typing import Any
 from safexplain._validate import check_whole
 from safexplain.errors import BudgetExhausted, ConfigurationError, LedgerError
 from safexplain.ledger import records
-from safexplain.ledger.inspection import copy
-from safexplain.ledger.opening import open_storage, prepare
+from safexplain.ledger.maintenance import copy, prepare
 from safexplain.ledger.records import PERIODS, next_period, period_start, principal_name
-from safexplain.ledger.storage import CHUNK, Execute, Storage, identity_of, keyed_digest, paged, rows_of
-from safexplain.ledger.storage.sqlite import MemoryStorage
+from safexplain.ledger.storage import (
+    CHUNK,
+    Execute,
+    MemoryStorage,
+    Storage,
+    identity_of,
+    keyed_digest,
+    open_storage,
+    paged,
+    rows_of,
+)
 
 EVERYBODY = ""  # principal of the grant that holds for every client without its own
 MAX_CACHED_CLIENTS = 100_000  # clients whose last durable question a process remembers

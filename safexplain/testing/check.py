@@ -1,17 +1,409 @@
-"""The contract: a table of clauses, the function that checks an explainer against them, and its report."""
+"""The contract: its clauses, the function that checks an explainer against them, and its report.
+
+A clause is a generator that yields a sentence for each fault and `Untried` for untried parts, and raises `Skip` if it
+does not apply; the first line of its docstring is the promise.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
+import random
+import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
+import numpy as np
+import torch
+from captum.attr import NoiseTunnel
+from torch import Tensor
+
+from safexplain._digest import modules_of
 from safexplain.errors import ConfigurationError, SafexplainError
+from safexplain.hardening.clips import RangeClip
 from safexplain.hardening.hardening import Hardening
-from safexplain.testing import clauses
-from safexplain.testing.case import Case, Skip, Snapshot, Untried, seeded
+from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import ThresholdMask
+from safexplain.testing.case import (
+    KEY,
+    Case,
+    Skip,
+    Snapshot,
+    Untried,
+    accepts,
+    attempt,
+    difference,
+    flat,
+    seeded,
+    tensors_in,
+)
+from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, Plant, as_tuple, find_markers, planted
+
+THREADS = 8
+LONGEST_WAIT = 1.0
+"""Seconds that an explanation waits for a query in its middle."""
+
+
+# --- numbers and types -----------------------------------------------------------------------------------------------
+
+
+def answers(case: Case) -> Iterator[str]:
+    """The explainer can be created and called."""
+    case.prepare()
+    if not hasattr(case.hardened, "hardening"):
+        yield f"expected an attribute `hardening`, {type(case.hardened).__name__} has none"
+
+
+def equals_native_without_hardening(case: Case) -> Iterator[str]:
+    """With Hardening.none(), the answer is the native one bit for bit, with its types, shapes, precision and device."""
+    case.native_tensors()
+    released = case.ask(case.plain)
+    if fault := difference(case.native_answer, released):
+        repeated = case.ask(case.make_native(case.plain))
+        if difference(case.native_answer, repeated) and not difference(case.native_answer, released, 1e-4 * case.scale):
+            yield Untried(f"bit for bit: two native calls differ as well; here {fault}")
+        else:
+            yield fault
+
+
+def no_examples_no_answers(case: Case) -> Iterator[str]:
+    """An empty batch gives empty tensors of the right shape."""
+    expected = [(0, *t.shape[1:]) for t in case.native_tensors()]
+    released = case.ask(case.hardened, case.part([]))
+    if (got := [tuple(t.shape) for t in as_tuple(released)]) != expected:
+        yield f"expected the shapes {expected} for an empty batch, got {got}"
+
+
+def works_in_any_gradient_mode(case: Case) -> Iterator[str]:
+    """Under torch.no_grad() and torch.inference_mode() the answers are the same."""
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            query = case.query
+            if all(isinstance(t, Tensor) for t in as_tuple(case.inputs)):
+                query = query._replace(inputs=case.like_inputs([t.clone() for t in case.tensors()]))
+            released = attempt(partial(case.ask, case.hardened, query))
+        if isinstance(released, Exception):
+            yield f"torch.{mode.__name__}(): expected the same answer, got {type(released).__name__}: {released!s:.120}"
+        elif found := difference(case.answer, released, case.scale * 1e-5):
+            yield f"torch.{mode.__name__}(): {found}"
+
+
+# --- noise -----------------------------------------------------------------------------------------------------------
+
+
+def asking_again_gives_the_same_answer(case: Case) -> Iterator[str]:
+    """Repeating a query gives the same answer, also from a new explainer (random methods: with the same seeds)."""
+    again = {"a repeated query": (case.hardened, 0), "a new explainer": (case.make(case.noisy), 0)}
+    if not case.stochastic:
+        again["a query under other seeds of the global generators"] = (case.hardened, 1)
+    for name, (explainer, seed) in again.items():
+        if found := difference(case.answer, case.ask(explainer, seed=seed), 1e-5 * case.scale):
+            yield f"{name} gets another answer: {found}"
+
+
+def clips_then_masks_then_noises(case: Case) -> Iterator[str]:
+    """Every coordinate is clipped, then masked, then noised, masked ones too."""
+    scale = case.scale
+    steps: dict[str, Any] = {"clip": RangeClip(-scale / 4, scale / 4), "mask": ThresholdMask(scale / 8)}
+    native = tuple(t.detach() for t in case.native_tensors())
+    expected = flat(Hardening(**steps)(native if isinstance(case.native_answer, tuple) else native[0]))
+    noise = GaussianNoise(scale / 64, key=KEY)
+    explainer = case.make(Hardening(**steps, noise=noise, grid=scale * 2.0**-20))
+    noises = flat(case.ask(explainer)) - expected
+    if (untouched := int((noises == 0).sum())) > max(1, noises.numel() // 100):
+        yield f"expected noise on every coordinate, {untouched} of {noises.numel()} have none"
+    elif float(noises.abs().max()) > 8 * scale / 64:
+        yield f"expected clip, mask, and noise of std {scale / 64:g}; numbers differ by up to {noises.abs().max():.3g}"
+
+
+def noise_belongs_to_the_query(case: Case) -> Iterator[str]:
+    """Another key, example, input, target or model gets other noise."""
+    base = case.noise()
+    if base.numel() < 8:
+        raise Skip("the explanation has fewer than 8 numbers, too few to test its noise")
+    for change, noise in _other_noises(case):
+        found = attempt(noise)
+        if found is None or isinstance(found, Exception):
+            why = f"{type(found).__name__}: {found!s:.80}" if found else "the native answer does not depend on it"
+            yield Untried(f"another {change}: {why}")
+        elif _alike(base, found):
+            yield f"another {change} gets the same noise"
+    if float((base - case.noise(seed=1)).abs().max()) > case.atol:
+        yield "other seeds of the global generators give other noise, so the noise is drawn from them"
+    first = case.tensors()[0]
+    if len(base) > 1 and base.shape[1] >= 8 and not torch.equal(first[0], first[1]) and _alike(base[0], base[1]):
+        yield "another example of the same batch gets the same noise"
+
+
+def noise_ignores_the_batch(case: Case) -> Iterator[str]:
+    """The noise of an example depends neither on the other examples of the batch nor on its position."""
+    if (n := len(case.tensors()[0])) < 2:
+        raise Skip(f"expected two or more examples, got {n}")
+    base = case.noise()
+    if len(base) != n:
+        raise Skip("the native explainer does not give one result for each example")
+    questions = {"in another order": [*range(1, n, 2), *range(0, n, 2)][::-1], "twice over": [0, *range(n), n - 1]}
+    questions |= {f"example {i} alone": [i] for i in (0, n - 1)}
+    for name, index in questions.items():
+        query = case.part(index)
+        noise = attempt(partial(case.noise, query))
+        if isinstance(noise, Exception):
+            yield Untried(f"{name}: {type(noise).__name__}: {noise!s:.80}")
+        elif (furthest := float((noise - base[index]).abs().max())) > case.atol:
+            yield f"{name}: the same examples get other noise, by up to {furthest:.3g} (std {case.scale:g})"
+
+
+def _other_noises(case: Case) -> Iterator[tuple[str, Callable[[], Tensor | None]]]:
+    """(change, noise after it); the noise is None if nothing changed, or the native answer does not depend on it."""
+    other_key = case.noisy.with_key(b"another key of contract tests...")
+    moved = [t.detach() * 1.01 + 0.01 if t.is_floating_point() else t.flip(-1) for t in case.tensors()]
+    other = case.query._replace(target=_other_target(case.query.target))
+    native = case.make_native(case.hardened)  # methods for neurons take no target
+    yield "key", lambda: case.noise(explainer=case.make(other_key))
+    yield "input", lambda: case.noise(case.with_inputs(moved))
+    if other.target is not None:
+        yield "target", lambda: case.noise(other) if difference(case.native_answer, case.ask(native, other)) else None
+    yield "model", lambda: _noise_of_another_model(case)
+
+
+def _other_target(target: Any) -> Any:
+    """Class 1 instead of 0, and 0 instead of any other."""
+    if isinstance(target, Tensor):
+        return (target == 0).to(target.dtype)
+    if isinstance(target, tuple | list):
+        return type(target)(_other_target(t) for t in target)
+    return None if target is None else int(target == 0)
+
+
+def _noise_of_another_model(case: Case) -> Tensor | None:
+    """The noise while the model's parameters are slightly changed."""
+    before = Snapshot(case.model)
+    try:
+        with torch.no_grad():
+            for parameter in (p for root in modules_of(case.model) for p in root.parameters() if p.is_floating_point()):
+                parameter.mul_(1.01).add_(1e-3)
+        return case.noise(explainer=case.make(case.noisy)) if before.differences() else None
+    finally:
+        before.restore()
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two noises are equal or correlated (six standard errors, for the number of distinct values: methods that
+    explain groups of features have one noise for each group)."""
+    if a.shape != b.shape:
+        return False
+    a, b = a.flatten(), b.flatten()
+    size = float(a.std())
+    if float(((a - b).abs() <= 0.01 * size).double().mean()) > 0.5:
+        return True
+    n = min(len(set((noise / size * 1e3).round().tolist())) for noise in (a, b))
+    return n >= 50 and abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) > 6 / math.sqrt(n)
+
+
+# --- what leaves besides the numbers ---------------------------------------------------------------------------------
+
+
+def only_listed_arrays_leave(case: Case) -> Iterator[str]:
+    """Only the listed arrays leave: markers planted around the native result are not found in the released one."""
+    if case.native_class is None:
+        raise Skip("the native class is unknown: pass native=")
+    plants: Mapping[str, Plant] = PLANTS if case.plant is None else {"what plant= changed": case.plant}
+    if case.plant is None:
+        try:
+            case.native_tensors()
+        except Skip as error:
+            raise Skip(f"{error}: pass plant=(result, explainer) -> result with markers") from None
+    for where, plant in plants.items():
+        explainer = case.make(_LOUD if where == VALUES or "returned with" in where else case.noisy)
+        with planted(case.native_class, case.entry, plant) as planting:
+            released = attempt(partial(case.ask, explainer))
+        if not planting.calls:
+            yield (
+                f"{case.native_class.__name__}.{case.entry} was never run, so nothing could be planted in its results;"
+                " pass the class and method that it runs as native= and entry="
+            )
+            return
+        if isinstance(released, Exception) and "returned with" not in where:
+            yield f"with markers in {where}, it raises {type(released).__name__}: {released!s:.120}"
+            continue
+        found = find_markers(released, name="error" if isinstance(released, Exception) else "released")
+        if case.is_captum and "explainer" not in where:
+            found += find_markers(vars(explainer), name="vars(explainer)")
+        if found:
+            yield f"markers in {where} can be read at {', '.join(found[:4])}{' ...' if found[4:] else ''}"
+
+
+_LOUD = Hardening(noise=GaussianNoise(MARKER_NUMBER / 2, key=KEY))
+"""Noise as large as the marker, so that a marker in the attribution itself leaves as another number."""
+
+
+def released_arrays_are_detached(case: Case) -> Iterator[str]:
+    """Released arrays belong to no graph, need no gradient and are not part of a larger memory."""
+    inputs, queries = as_tuple(case.inputs), [case.query]
+    if all(isinstance(t, Tensor) and t.is_floating_point() for t in inputs):
+        queries.append(case.with_inputs([t.detach().clone().requires_grad_() for t in inputs]))
+    for query in queries:
+        released = case.ask(case.hardened, query)
+        leaves = dict(tensors_in(released, "released"))
+        if not leaves:
+            raise Skip(f"results: expected arrays, got {type(released).__name__}")
+        yield from (f"{way} {fault}" for way, array in leaves.items() for fault in _faults(array))
+
+
+def _faults(array: Any) -> Iterator[str]:
+    if isinstance(array, np.ndarray):
+        if array.base is not None:
+            yield "is a view of another array, readable at .base"
+        return
+    if array.grad_fn is not None:
+        yield f"has a grad_fn ({type(array.grad_fn).__name__}), from which the native map can be read back"
+    elif array.requires_grad:
+        yield "has requires_grad=True"
+    if array._base is not None:
+        yield "is a view of another tensor, readable at ._base"
+    elif (bytes_held := array.untyped_storage().nbytes()) > array.nbytes:
+        yield f"has a storage of {bytes_held} bytes although its numbers take {array.nbytes}"
+
+
+def no_way_around_the_hardening(case: Case) -> Iterator[str]:
+    """Captum's other entry points are closed: `__wrapped__`, NoiseTunnel, convergence deltas, attribute_future."""
+    if not case.is_captum:
+        raise Skip("it is not a Captum explainer")
+    explainer, query = case.hardened, case.query
+    native = getattr(case.native_class, case.entry, None)
+    inner = getattr(getattr(type(explainer), case.entry), "__wrapped__", None)
+    untunneled = query._replace(options={k: v for k, v in query.options.items() if not k.startswith("nt_")})
+    if inner is not None and inner in (native, getattr(native, "__wrapped__", native)):
+        yield f"{case.entry}.__wrapped__ is the native method, which NoiseTunnel and the layer wrappers call"
+    elif _succeeds(lambda: case.ask(explainer, untunneled, entry=NoiseTunnel(explainer).attribute)):
+        yield f"NoiseTunnel around it answers, and averages the noise away: {case.entry}.__wrapped__ must refuse"
+    has_delta = native is not None and accepts(native, "return_convergence_delta")
+    ends = tuple(t for t in as_tuple(query.inputs) if isinstance(t, Tensor))
+    zeros = tuple(map(torch.zeros_like, ends))
+    delta = getattr(explainer, "compute_convergence_delta", None)
+    if has_delta and _succeeds(lambda: case.ask(explainer, return_convergence_delta=True)):
+        yield "return_convergence_delta=True is answered; with the map it reveals the noise on the map's sum"
+    if delta and _succeeds(lambda: delta(zeros, zeros, ends, target=query.target)):
+        yield "compute_convergence_delta answers; with the map it reveals the noise on the map's sum"
+    future = getattr(explainer, "attribute_future", None)
+    if future and _succeeds(lambda: case.ask(explainer, entry=future)):
+        yield "attribute_future answers; Captum's returns native maps"
+
+
+def _succeeds(run: Callable[[], Any]) -> bool:
+    return not isinstance(attempt(run), Exception)
+
+
+# --- what stays behind, and other threads ----------------------------------------------------------------------------
+
+
+def leaves_nothing_behind(case: Case) -> Iterator[str]:
+    """Model, inputs and global generators are unchanged, also in training mode and after a call that fails."""
+    explainer, roots = case.make(case.noisy), modules_of(case.model)
+    yield from _left_behind(case, explainer, "")
+    with ExitStack() as stack:
+        for root in roots:
+            stack.callback(root.register_forward_hook(_fail).remove)
+        yield from _left_behind(case, explainer, "after a model that fails: ")
+    before = Snapshot(case.model)
+    for root in roots:
+        root.train()
+    yield from _left_behind(case, explainer, "in training mode: ")
+    before.restore()
+
+
+def _left_behind(case: Case, explainer: Any, when: str) -> Iterator[str]:
+    query = case.query
+    snapshot = Snapshot(case.model, {"inputs": query.inputs, "target": query.target, "options": dict(query.options)})
+    with seeded(0):
+        before = _global_state(case)
+    with seeded(0):
+        attempt(partial(case.ask_unseeded, explainer))
+        after = _global_state(case)
+    yield from (f"{when}{sentence}" for sentence in snapshot.differences())
+    if before != after:
+        yield f"{when}torch's modes or the global generators changed: expected {before}, got {after}"
+    snapshot.restore()
+
+
+def _global_state(case: Case) -> tuple[Any, ...]:
+    """Torch's modes, and the next number of each global generator unless the method draws from them."""
+    modes = (torch.is_grad_enabled(), torch.get_default_dtype())
+    return modes if case.stochastic else (*modes, float(torch.rand(())), np.random.rand(), random.random())  # noqa: NPY002
+
+
+def _fail(*_: Any) -> None:
+    raise ArithmeticError("a model that fails, for a test")
+
+
+def threads_get_right_answers(case: Case) -> Iterator[str]:
+    """Threads that explain and predict at the same time get the answers of a single thread."""
+    explainer, predict = case.make(case.noisy), _prediction(case)
+    questions: list[Callable[[], Any]] = [predict] if predict else []
+    if case.stochastic and not predict:
+        raise Skip("the method draws from the global generators, which all threads share")
+    if case.stochastic:
+        yield Untried("explanations in several threads: the method draws from the global generators, which they share")
+    else:
+        queries = [case.query]
+        with suppress(Skip):
+            queries.append(case.part([0]))
+        explanations = [partial(case.ask_unseeded, explainer, query) for query in queries]
+        questions += [question for question in explanations if _succeeds(question)]
+        expected = [question() for question in questions]
+        with ThreadPoolExecutor(THREADS) as pool:
+            given = list(pool.map(attempt, questions * THREADS))
+        if faults := [fault for pair in zip(expected * THREADS, given, strict=True) if (fault := _fault(*pair))]:
+            yield f"{len(faults)} of {len(given)} answers in {THREADS} threads at once are wrong: {faults[0]}"
+    for question in questions:
+        yield from _during_explanation(case, explainer, question)
+
+
+def _during_explanation(case: Case, explainer: Any, question: Callable[[], Any]) -> Iterator[str]:
+    """A query while an explanation in another thread is in the middle of the model."""
+    expected, explanation = question(), case.ask(explainer)
+    entered, passed, here = threading.Event(), threading.Event(), threading.get_ident()
+
+    def gate(*_: Any) -> None:  # must not reference a module, because a private copy of the model holds it
+        if threading.get_ident() != here and not entered.is_set():
+            entered.set()
+            passed.wait(LONGEST_WAIT)
+
+    with ExitStack() as stack, seeded(0), ThreadPoolExecutor(1) as pool:
+        for root in modules_of(case.model):
+            stack.callback(root.register_forward_hook(gate).remove)
+        running = pool.submit(attempt, partial(case.ask_unseeded, explainer))
+        while not entered.wait(0.005) and not running.done():
+            pass
+        answer = attempt(question)
+        passed.set()
+    if not entered.is_set():
+        yield Untried("a query in the middle of an explanation: the explanation runs no torch module")
+    elif fault := _fault(expected, answer):
+        yield f"the answer to a query in the middle of an explanation is wrong: {fault}"
+    elif not case.stochastic and (fault := _fault(explanation, running.result())):
+        yield f"an explanation that another query interrupts is wrong: {fault}"
+
+
+def _prediction(case: Case) -> Callable[[], Any] | None:
+    """The model's outputs; None: it needs other arguments, or does not repeat its answer."""
+    given = (*as_tuple(case.inputs), *as_tuple(case.query.options.get("additional_forward_args", ())))
+    predict = torch.no_grad()(partial(case.model, *given))
+    return predict if _succeeds(predict) and not difference(predict(), predict()) else None
+
+
+def _fault(expected: Any, got: Any) -> str | None:
+    """The difference of an answer to the expected one, beyond rounding; None: there is none."""
+    if isinstance(got, Exception):
+        return f"{type(got).__name__}: {got!s:.120}"
+    arrays = [torch.as_tensor(array).detach() for _, array in tensors_in(expected) if array.dtype != object]
+    return difference(expected, got, 1e-4 * max((float(t.abs().max()) for t in arrays if t.numel()), default=0.01))
+
 
 State = Literal["passed", "skipped", "broken"]
 
@@ -82,19 +474,19 @@ class ContractError(SafexplainError, AssertionError):
 _NOISE = ("equals_native_without_hardening", "asking_again_gives_the_same_answer")
 
 CLAUSES: Mapping[Callable[[Case], Iterable[str]], tuple[str, ...]] = {
-    clauses.answers: (),
-    clauses.equals_native_without_hardening: (),
-    clauses.no_examples_no_answers: (),
-    clauses.asking_again_gives_the_same_answer: (),
-    clauses.clips_then_masks_then_noises: _NOISE,
-    clauses.noise_belongs_to_the_query: _NOISE,
-    clauses.noise_ignores_the_batch: _NOISE,
-    clauses.only_listed_arrays_leave: (),
-    clauses.released_arrays_are_detached: (),
-    clauses.no_way_around_the_hardening: (),
-    clauses.leaves_nothing_behind: (),
-    clauses.threads_get_right_answers: _NOISE[1:],
-    clauses.works_in_any_gradient_mode: _NOISE[1:],
+    answers: (),
+    equals_native_without_hardening: (),
+    no_examples_no_answers: (),
+    asking_again_gives_the_same_answer: (),
+    clips_then_masks_then_noises: _NOISE,
+    noise_belongs_to_the_query: _NOISE,
+    noise_ignores_the_batch: _NOISE,
+    only_listed_arrays_leave: (),
+    released_arrays_are_detached: (),
+    no_way_around_the_hardening: (),
+    leaves_nothing_behind: (),
+    threads_get_right_answers: _NOISE[1:],
+    works_in_any_gradient_mode: _NOISE[1:],
 }
 """Clause -> clauses that must hold for it to be checked, in the order of checking. The first line of a clause's
 docstring is its promise."""
@@ -146,7 +538,7 @@ def check_explainer(
         entry: name of the method that explains; None: the explainer's `_entry`, or "attribute".
         plant: (native result, native explainer) -> the result with `MARKER_TEXT` and `MARKER_NUMBER` in place of
             secrets. Needed if results are no tensors.
-        hardening: the hardening of most clauses. None: noise alone, as large as the native numbers, with a fixed key.
+        hardening: the hardening of most  None: noise alone, as large as the native numbers, with a fixed key.
         skip: names of clauses to skip.
 
     Raises:

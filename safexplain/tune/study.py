@@ -38,9 +38,7 @@ from safexplain.explain.hardened import ExplainerFactory
 from safexplain.explain.surrogate import PublicExplainer
 from safexplain.hardening.hardening import Hardening
 from safexplain.outputs import Probability
-from safexplain.tune.leak import MIN_REFERENCES, LeakMeter
-from safexplain.tune.natives import Natives, with_options
-from safexplain.tune.objectives import Objectives
+from safexplain.tune.objectives import MIN_REFERENCES, LeakMeter, Natives, Objectives, with_options
 from safexplain.tune.page import render
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
 from safexplain.tune.space import FIRST, Space, options_of

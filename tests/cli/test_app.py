@@ -29,7 +29,7 @@ from safexplain.cli.run.question import explainers_of, parse_hardening
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
-from safexplain.loading.models.load import load_model
+from safexplain.loading.models import load_model
 from safexplain.verdict.evidence import EXIT_CODES
 
 pytestmark = pytest.mark.usefixtures("few_trees")

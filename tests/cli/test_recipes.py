@@ -16,7 +16,7 @@ from safexplain.cli.run.recipes import ParsedRecipe, RecipeFile, TrainingFunctio
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.loading.models.load import load_model
+from safexplain.loading.models import load_model
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 DP = "[dp]\nepsilon = 8\ndelta = 1e-5\n"

@@ -21,7 +21,7 @@ from safexplain import HardenedIG, Hardening
 from safexplain.audit import Recipe
 from safexplain.cli import _run
 from safexplain.cli.run import tune
-from safexplain.loading.models.load import load_model
+from safexplain.loading.models import load_model
 from safexplain.tune import Point, Study, Tuned
 from safexplain.verdict.evidence import EXIT_CODES
 

@@ -22,7 +22,7 @@ from safexplain._versions import RELEASE_FORMAT, VERSION, versions
 from safexplain.audit import Recipe
 from safexplain.cli import _run
 from safexplain.hardening.hardening import Hardening
-from safexplain.loading.models.load import load_model
+from safexplain.loading.models import load_model
 from safexplain.outputs import Probability
 from safexplain.verdict.certificate.write import guarantee_statement, statement, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured

@@ -19,7 +19,7 @@ from safexplain._digest import OPAQUE_DIGEST, explained_digest, model_digest
 from safexplain._digest import digests as identity
 from safexplain._digest.model_state import network_of
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.loading.models.exported import ExportedModel
+from safexplain.loading.exported import ExportedModel
 from safexplain.outputs import Probability
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore:.*torch.jit:DeprecationWarning")

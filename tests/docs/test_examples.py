@@ -19,8 +19,8 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from safexplain.audit import Recipe, Signals
-from safexplain.loading.data.load import load_data
-from safexplain.loading.models.load import load_model
+from safexplain.loading.data import load_data
+from safexplain.loading.models import load_model
 
 ROOT = Path(__file__).parents[2]
 

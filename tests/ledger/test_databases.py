@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
 
 from safexplain.errors import ConfigurationError, InputError, LedgerError, MissingExtraError
-from safexplain.ledger import Ledger, Pure, opening
+from safexplain.ledger import Ledger, Pure, maintenance
 from safexplain.ledger.storage import VERSION
 from safexplain.serve.questions import Limit, Questions
 from safexplain.verdict.privacy_statement import PrivacyStatement
@@ -97,7 +98,7 @@ def test_a_sync_that_fails_is_not_acknowledged(sqlite_url, monkeypatch):
         def broken(_):
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr("safexplain.ledger.storage.sqlite.os.fdatasync", broken)
+        monkeypatch.setattr("safexplain.ledger.storage.os.fdatasync", broken)
         with pytest.raises(LedgerError, match="Input/output error"):
             ledger.charge("ann", epsilon=0.5)
         monkeypatch.undo()
@@ -109,7 +110,7 @@ def test_every_commit_is_synced_before_it_is_acknowledged(sqlite_url, monkeypatc
 
     synced, real = [], os.fdatasync
     with Ledger(sqlite_url, epsilon=1.0) as ledger:
-        monkeypatch.setattr("safexplain.ledger.storage.sqlite.os.fdatasync", lambda file: synced.append(real(file)))
+        monkeypatch.setattr("safexplain.ledger.storage.os.fdatasync", lambda file: synced.append(real(file)))
         ledger.charge("ann", epsilon=0.125)
         assert len(synced) == 1
         ledger.answer("ann", "why?", lambda: 1, Pure(0.125))
@@ -119,8 +120,7 @@ def test_every_commit_is_synced_before_it_is_acknowledged(sqlite_url, monkeypatc
 
 
 def test_postgres_without_psycopg_names_the_extra(monkeypatch):
-    pytest.importorskip("psycopg", reason="psycopg is not installed: its absence is what all other tests see")
-    monkeypatch.setattr("safexplain.ledger.storage.postgres.psycopg", None)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingExtraError, match=r"safexplain\[postgres\]"):
         Ledger("postgresql://localhost/x", epsilon=1.0)
 
@@ -225,7 +225,7 @@ def test_a_ledger_that_0_2_left_without_an_adjacency_is_told_it_once(of_0_2, sql
 def test_a_reading_that_fails_changes_nothing(of_0_2, sqlite_url, monkeypatch):
     with sqlite3.connect(of_0_2) as database:
         before = list(database.iterdump())
-    monkeypatch.setattr(opening, "keyed_digest", lambda *_: 1 / 0)
+    monkeypatch.setattr(maintenance, "keyed_digest", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Ledger(sqlite_url)
     assert list(database.iterdump()) == before

@@ -186,6 +186,6 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 def test_random_histories_agree_with_a_slow_ledger(monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.storage.sqlite.os.fdatasync", lambda file: None)  # nothing crashes here
+    monkeypatch.setattr("safexplain.ledger.storage.os.fdatasync", lambda file: None)  # nothing crashes here
     checked = settings(max_examples=20, stateful_step_count=25, deadline=None)
     run_state_machine_as_test(LedgerMachine, settings=checked)

@@ -6,7 +6,7 @@ import pytest
 
 from safexplain.ledger import BudgetExhausted, Pure
 from safexplain.ledger.records import instant, microseconds, next_period, period_start
-from safexplain.ledger.storage.sqlite import anchored_clock
+from safexplain.ledger.storage import anchored_clock
 from tests.ledger.conftest import gaussian, in_each_database
 
 

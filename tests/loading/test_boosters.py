@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from safexplain.errors import InputError
-from safexplain.loading.models import boosters
-from safexplain.loading.models.boosters import read_lightgbm, read_xgboost
-from safexplain.loading.models.estimators import load_estimator
+from safexplain.loading import boosters
+from safexplain.loading.boosters import read_lightgbm, read_xgboost
+from safexplain.loading.estimators import load_estimator
 
 xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
 

@@ -15,8 +15,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import nn
 
 from safexplain.errors import InputError
-from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
-from safexplain.loading.data.load import load_data
+from safexplain.loading.data import AuditData, check_data, check_model_fits, load_data
 from safexplain.loading.files import is_safetensors, one_line
 
 

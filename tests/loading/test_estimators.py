@@ -28,8 +28,8 @@ from safexplain import model_digest
 from safexplain.columns import Columns
 from safexplain.errors import InputError
 from safexplain.loading import load_model
-from safexplain.loading.data.frames import load_for_classifier
-from safexplain.loading.models.estimators import SkopsSerializer, identify_estimator, load_estimator
+from safexplain.loading.data import load_for_classifier
+from safexplain.loading.estimators import SkopsSerializer, identify_estimator, load_estimator
 from safexplain.outputs import EstimatorModule
 
 skops = pytest.importorskip("skops.io")

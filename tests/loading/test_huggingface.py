@@ -13,7 +13,7 @@ from safexplain import HardenedIG, HardenedSaliency, Hardening
 from safexplain._digest import file_sha256, model_digest
 from safexplain.errors import InputError
 from safexplain.loading import load_data, load_model
-from safexplain.loading.models.huggingface import Preprocessing, normalise_as_trained
+from safexplain.loading.huggingface import Preprocessing, normalise_as_trained
 
 transformers = pytest.importorskip("transformers")
 

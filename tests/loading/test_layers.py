@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from safexplain.dp.models.parameters import head_modules
-from safexplain.loading.models.exported import ExportedModel, load_exported
-from safexplain.loading.models.layers import with_layers, without_layer
+from safexplain.loading.exported import ExportedModel, load_exported, with_layers, without_layer
 
 
 class Net(nn.Module):

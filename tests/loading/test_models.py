@@ -16,8 +16,8 @@ from torch import nn
 from torch.export import Dim
 
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.models.exported import rewrite
-from safexplain.loading.models.load import load_model
+from safexplain.loading.exported import rewrite
+from safexplain.loading.models import load_model
 
 TIMM, TORCHVISION = "timm:test_resnet", "torchvision:shufflenet_v2_x0_5"
 
@@ -428,7 +428,7 @@ def test_no_weights_are_downloaded(arch, tmp_path, monkeypatch):
 
     monkeypatch.setattr("socket.socket.connect", refuse)
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", refuse)
-    from safexplain.loading.models.architectures import fresh_network
+    from safexplain.loading.models import fresh_network
 
     assert isinstance(fresh_network(arch, state=nn.Linear(3, 2).state_dict())(0), nn.Module)
 

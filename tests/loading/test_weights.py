@@ -11,8 +11,8 @@ from torch import nn
 from torch.export import Dim
 
 from safexplain.errors import InputError
-from safexplain.loading.models.exported import ExportedModel
-from safexplain.loading.models.weights import reinitialise, seeded
+from safexplain.loading.exported import ExportedModel
+from safexplain.loading.weights import reinitialise, seeded
 
 
 def exported(model, x):

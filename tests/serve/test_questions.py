@@ -224,7 +224,7 @@ def test_a_process_forgets_what_is_on_the_disk_before_it_fills_memory(sqlite_url
 def test_free_questions_are_synced_unless_this_process_knows_that_they_are(sqlite_url, monkeypatch):  # noqa: F811
     synced, real = [], os.fdatasync
     with Questions(sqlite_url) as asked, Questions(sqlite_url) as other:
-        monkeypatch.setattr("safexplain.ledger.storage.sqlite.os.fdatasync", lambda file: synced.append(real(file)))
+        monkeypatch.setattr("safexplain.ledger.storage.os.fdatasync", lambda file: synced.append(real(file)))
         for asks, syncs in ((asked, 1), (asked, 1), (other, 2), (other, 2)):
             asks.ask("ann", named(1), EVER)
             assert len(synced) == syncs

@@ -18,7 +18,7 @@ from safexplain.audit import AuditOptions, Dither, Population
 from safexplain.audit.controls.splits import Splits
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
 from safexplain.tune import Tuned, natives, study
-from safexplain.tune.leak import Leakage
+from safexplain.tune.objectives import Leakage
 from safexplain.tune.result import front_of
 from safexplain.verdict.certificate.read import load_certificate
 

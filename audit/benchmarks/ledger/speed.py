@@ -36,7 +36,7 @@ from safexplain.ledger import Concentrated, Ledger, Pure
 from safexplain.ledger.accounts import Balance, save_balances
 from safexplain.ledger.composition import Composition
 from safexplain.ledger.releases import Release, from_json, to_json
-from safexplain.ledger.storage.sqlite import SqliteStorage
+from safexplain.ledger.storage import SqliteStorage
 
 from ...shared.run import ROOT, finish
 from ..harness import Benchmark, at_least, at_most

@@ -30,8 +30,8 @@ from safexplain.dp.accounting import noise_multiplier as calibrated
 from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.loading.data.load import load_records
-from safexplain.loading.models.architectures import importable_in_workers, imported
+from safexplain.loading.data import load_records
+from safexplain.loading.files import importable_in_workers, imported
 from safexplain.verdict.canaries.claim import Claim, Finding, ScenarioName, scenario_of
 from safexplain.verdict.canaries.result import CanaryResult, decisive
 from safexplain.verdict.certificate.write import write_json

@@ -23,11 +23,10 @@ from safexplain.explain.served import TABLE_METHODS
 from safexplain.explain.shap.pipelines import MixedColumnsError
 from safexplain.explain.tables import TableExplainerFactory
 from safexplain.hardening.hardening import Hardening
-from safexplain.loading.data.checks import check_model_fits
-from safexplain.loading.data.frames import ClassifierData, load_for_classifier
+from safexplain.loading.data import ClassifierData, check_model_fits, load_for_classifier
+from safexplain.loading.estimators import FittedClassifier, SkopsSerializer, identify_estimator
 from safexplain.loading.files import one_line, read_bytes
-from safexplain.loading.models.estimators import FittedClassifier, SkopsSerializer, identify_estimator
-from safexplain.loading.models.load import LoadedModel, load_model
+from safexplain.loading.models import LoadedModel, load_model
 from safexplain.outputs import EstimatorModule, are_places
 
 EXACT, BY_QUERIES = ("TreeExplainer", "LinearExplainer"), "FeatureAblation"

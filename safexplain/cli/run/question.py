@@ -52,11 +52,9 @@ from safexplain.explain.served import TABLE_METHODS, default_hardening
 from safexplain.hardening.features import Features
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.selection import TopKSet
-from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
-from safexplain.loading.data.load import load_data, load_inputs
-from safexplain.loading.models.architectures import fresh_network
-from safexplain.loading.models.huggingface import normalise_as_trained
-from safexplain.loading.models.load import LoadedModel, load_model
+from safexplain.loading.data import AuditData, check_data, check_model_fits, load_data, load_inputs
+from safexplain.loading.huggingface import normalise_as_trained
+from safexplain.loading.models import LoadedModel, fresh_network, load_model
 from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.privacy_statement import PrivacyStatement

@@ -28,12 +28,10 @@ from safexplain.audit.references.shadows import Build
 from safexplain.audit.run import hardly_better_than_guessing
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import ConfigurationError, InputError, SafexplainError
-from safexplain.loading.data.checks import AuditData, check_data, check_model_fits
-from safexplain.loading.files import one_line
-from safexplain.loading.models.architectures import current_directory_importable, imported
-from safexplain.loading.models.exported import ExportedModel, frozen_operation
-from safexplain.loading.models.layers import with_layers, without_layer
-from safexplain.loading.models.load import LoadedModel
+from safexplain.loading.data import AuditData, check_data, check_model_fits
+from safexplain.loading.exported import ExportedModel, frozen_operation, with_layers, without_layer
+from safexplain.loading.files import current_directory_importable, imported, one_line
+from safexplain.loading.models import LoadedModel
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 STARTED_ELSEWHERE = (

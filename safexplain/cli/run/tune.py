@@ -19,7 +19,7 @@ from safexplain.cli.run.question import Request, prepared_run
 from safexplain.cli.run.tables import WORDS, console_for, result_table, show_files, show_verdict
 from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
-from safexplain.loading.data.load import load_records
+from safexplain.loading.data import load_records
 from safexplain.tune import Tuned
 from safexplain.tune.page import as_python, chosen_words, table_rows
 from safexplain.tune.study import plan_tune, searched

@@ -13,9 +13,9 @@ from dp_accounting import get_epsilon_gaussian
 from safexplain._privacy_loss import Steps
 from safexplain.errors import ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger import Approximate, BudgetExhausted, Ledger, Pure, Renyi
+from safexplain.ledger.accounts import training_of
 from safexplain.ledger.composition import Budget, Composition
 from safexplain.ledger.releases import Training
-from safexplain.ledger.trainings import training_of
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from tests.ledger.conftest import gaussian, in_each_database
 
@@ -177,7 +177,7 @@ def test_accounts_agree_with_their_records_whatever_is_charged_granted_and_asked
 
 
 def test_more_accounts_than_one_statement_holds(sqlite_url, monkeypatch):
-    monkeypatch.setattr("safexplain.ledger.trainings.CHUNK", 3)
+    monkeypatch.setattr("safexplain.ledger.accounts.CHUNK", 3)
     with Ledger(sqlite_url, epsilon=2.0, delta=1e-5, adjacency="substitute") as ledger:
         for i in range(10):
             ledger.charge(f"p{i}", epsilon=0.25)

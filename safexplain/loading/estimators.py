@@ -27,9 +27,15 @@ from numpy.typing import NDArray
 
 from safexplain._digest import sha256
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.loading.files import as_input_error, is_safetensors, one_line, read_bytes, require
-from safexplain.loading.models.architectures import current_directory_importable
-from safexplain.loading.models.boosters import checked_boosters, read_lightgbm, read_xgboost
+from safexplain.loading.boosters import checked_boosters, read_lightgbm, read_xgboost
+from safexplain.loading.files import (
+    as_input_error,
+    current_directory_importable,
+    is_safetensors,
+    one_line,
+    read_bytes,
+    require,
+)
 from safexplain.outputs import OBJECTIVES, classifier_of
 
 Format = Literal["skops", "pickle", "xgboost", "lightgbm"]

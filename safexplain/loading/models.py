@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import re
@@ -18,18 +19,20 @@ from torch import Tensor, nn
 
 from safexplain._digest import file_sha256, sha256
 from safexplain.columns import Columns
-from safexplain.errors import InputError
-from safexplain.loading.files import as_input_error, is_safetensors, one_line, read_bytes, require
-from safexplain.loading.models.architectures import (
-    ARCH_FORMS,
-    HUGGING_FACE,
+from safexplain.errors import InputError, did_you_mean
+from safexplain.loading.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
+from safexplain.loading.exported import HOW_TO_EXPORT, is_exported, load_exported
+from safexplain.loading.files import (
+    as_input_error,
     current_directory_importable,
-    fresh_network,
+    imported,
+    is_safetensors,
+    one_line,
+    read_bytes,
+    require,
 )
-from safexplain.loading.models.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
-from safexplain.loading.models.exported import HOW_TO_EXPORT, is_exported, load_exported
-from safexplain.loading.models.huggingface import Network, Preprocessing, is_transformers_folder
-from safexplain.loading.models.weights import load_weights, reinitialise
+from safexplain.loading.huggingface import Network, Preprocessing, is_transformers_folder
+from safexplain.loading.weights import channels_of, classes_of, load_weights, reinitialise, seeded
 from safexplain.outputs import EstimatorModule
 
 _FORMATS = f"a torch.export archive, a state_dict (torch.save or safetensors), a pickled model; {FILES}"
@@ -266,3 +269,83 @@ def _check_runs(
             f"explanations need a gradient, but none reaches the input of the model in {where}; remove argmax, detach()"
             " and torch.no_grad() from its forward, and return scores"
         )
+
+
+ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME, --arch hf:FOLDER or --arch package.module:function"
+
+HUGGING_FACE = ("hf", "hf-pretrained")
+"""Sources of `--arch` for folders of transformers."""
+
+
+def fresh_network(
+    arch: str, num_classes: int | None = None, channels: int | None = None, state: Mapping[str, Tensor] | None = None
+) -> Callable[[int], nn.Module]:
+    """A function from a seed to an untrained network, in training mode. Nothing is downloaded.
+
+    Args:
+        arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER` (the network of its config.json with new weights),
+            `hf-pretrained:FOLDER` (starting from its weights, a head of another size drawn anew), or
+            `package.module:function`, found as by `python -m` and called without arguments, or with `num_classes` if it
+            has this parameter. If it starts from public weights, so do the reference models.
+        num_classes: Number of outputs; None: the network's default.
+        channels: Input channels, for timm; None: the network's default.
+        state: Weights that the network must take; they give both numbers.
+
+    Raises:
+        InputError: no such architecture, or it cannot be built.
+        MissingExtraError: timm or torchvision is needed and not installed.
+    """
+    source, _, name = arch.partition(":")
+    if source in HUGGING_FACE:
+        network = Network.of(name, num_classes=num_classes, channels=channels)
+        network = network if state is None else network.with_classes_of(state)
+        return network if source == "hf" else network.starting_from(name)
+    if state is not None:
+        num_classes, channels = classes_of(state), channels_of(state)
+    if source == "timm":
+        construct = _timm(name, num_classes, channels)
+    elif source == "torchvision":
+        construct = _torchvision(name, num_classes)
+    else:
+        construct = _function(arch, num_classes)
+
+    def build(seed: int) -> nn.Module:
+        with seeded(seed), as_input_error(f"--arch {arch} cannot be built"):
+            network = construct()
+        if not isinstance(network, nn.Module):
+            raise InputError(f"--arch {arch}: expected a torch.nn.Module, got a {type(network).__name__}")
+        return network.train()
+
+    return build
+
+
+def _timm(name: str, num_classes: int | None, channels: int | None) -> Callable[[], Any]:
+    timm = require("timm", "vision")
+    if not timm.is_model(name):
+        raise InputError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
+    return partial(timm.create_model, name, pretrained=False, **_given(num_classes=num_classes, in_chans=channels))
+
+
+def _torchvision(name: str, num_classes: int | None) -> Callable[[], Any]:
+    models = require("torchvision", "vision").models
+    known = models.list_models(module=models)  # classification only: the others fetch a backbone
+    if name not in known:
+        raise InputError(f"torchvision has no classification model {name!r}{did_you_mean(name, known)}")
+    draws = "init_weights" in inspect.signature(models.get_model_builder(name)).parameters
+    options = _given(num_classes=num_classes, init_weights=draws or None)
+    return partial(models.get_model, name, weights=None, **options)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _function(arch: str, num_classes: int | None) -> Callable[[], Any]:
+    function = imported(arch, "--arch", ARCH_FORMS)
+    given = _given(num_classes=num_classes) if "num_classes" in inspect.signature(function).parameters else {}
+
+    def construct() -> Any:
+        with current_directory_importable():
+            return function(**given)
+
+    return construct

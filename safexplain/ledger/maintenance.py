@@ -1,10 +1,15 @@
-"""Export, backup and verification of a whole ledger; files are written completely or not at all."""
+"""Creation, migration, export, backup and verification of a whole ledger; files are complete or not written at all.
+
+0.2 had no secret, counted losses in 1e-18, and had a rule for Gaussian streams, the sum of mu^2. Their charges are
+replayed under the stricter renyi rule: a mu-GDP answer has Renyi divergences of at most alpha mu^2 / 2.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +21,144 @@ from typing import IO, Any
 from safexplain._digest import sha256
 from safexplain._files import atomic_file
 from safexplain.errors import ConfigurationError, InputError, LedgerError
-from safexplain.ledger.accounts import ACCOUNT_COLUMNS, EMPTY, TOTAL, Balance, Settings
-from safexplain.ledger.composition import Composition
+from safexplain.ledger.accounts import ACCOUNT_COLUMNS, EMPTY, TOTAL, Balance, Settings, save_balances
+from safexplain.ledger.composition import MAIN_SHARE, Composition, best_order
 from safexplain.ledger.records import Charge, period_start
-from safexplain.ledger.releases import from_json, to_json
-from safexplain.ledger.storage import Execute, Storage, paged
+from safexplain.ledger.releases import Concentrated, from_json, to_json
+from safexplain.ledger.storage import (
+    CHUNK,
+    QUESTIONS,
+    SCHEMA,
+    VERSION,
+    Execute,
+    Storage,
+    identity_of,
+    keyed_digest,
+    paged,
+)
+
+_SETTINGS = "SELECT name, value FROM ledger_settings"
+VERSION_OF_0_2 = 6  # version of the tables that 0.2 wrote
+
+MIGRATION = (
+    "ALTER TABLE ledger_accounts RENAME COLUMN loss TO losses",  # stops running processes of 0.2
+    "ALTER TABLE ledger_identity ADD COLUMN secret BYTEA",
+    *QUESTIONS,
+    "INSERT INTO ledger_question_grants (principal, time, questions, note) SELECT principal, time, questions, note"
+    " FROM ledger_grants WHERE questions IS NOT NULL ORDER BY id",
+    "INSERT INTO ledger_question_grants (principal, time, questions, note) SELECT '', 0, CAST(value AS BIGINT), 'the"
+    " limit of the ledger, by 0.2' FROM ledger_settings WHERE name = 'questions' AND value NOT IN ('null', 'Infinity')"
+    " AND NOT EXISTS (SELECT 1 FROM ledger_question_grants WHERE principal = '')",
+    "ALTER TABLE ledger_grants DROP COLUMN questions",
+    "ALTER TABLE ledger_accounts DROP COLUMN questions",
+    "ALTER TABLE ledger_accounts DROP COLUMN granted_questions",
+    "DELETE FROM ledger_settings"
+    " WHERE EXISTS (SELECT 1 FROM ledger_settings WHERE name = 'epsilon' AND value = 'null')",
+    "DELETE FROM ledger_settings WHERE name = 'questions' OR (name = 'adjacency' AND value = 'null')",
+)
+
+
+def prepare(storage: Storage) -> None:
+    """Create the tables, name and secret of a ledger, or migrate one that 0.2 wrote; errors as for `Ledger`."""
+    at = storage.version()
+    if at is None:
+        storage.create()
+    if at != VERSION:
+        with storage.transaction() as execute:
+            if (at := storage.version(execute)) is None:  # another process may have been faster
+                for statement in SCHEMA:
+                    execute(statement.replace("{identity}", storage.identity), ())
+                name = (secrets.token_hex(16), secrets.token_bytes(32))
+                execute("INSERT INTO ledger_identity (id, secret) VALUES (?, ?)", name)
+            elif at != VERSION:
+                _migrate_from_0_2(execute, storage, at)
+    storage.ledger, _ = identity_of(storage.read)
+
+
+def _migrate_from_0_2(execute: Execute, storage: Storage, at: int) -> None:
+    if at != VERSION_OF_0_2:
+        writer = "a newer safexplain" if at > VERSION else "a safexplain before 0.2"
+        advice = "upgrade safexplain on this machine" if at > VERSION else "open it once with safexplain 0.2"
+        raise LedgerError(
+            f"the ledger was written by {writer}: expected tables of version {VERSION_OF_0_2} or {VERSION}, found {at};"
+            f" {advice}"
+        )
+    storage.lock(execute)
+    for statement in MIGRATION:
+        execute(statement.replace("{identity}", storage.identity), ())
+    secret = secrets.token_bytes(32)
+    _key_questions(execute, secret)
+    execute("UPDATE ledger_identity SET secret = ?", (secret,))
+    _recount(execute)
+    execute("UPDATE ledger_schema_version SET version = ?", (VERSION,))
+
+
+def _recount(execute: Execute) -> None:
+    """Replay charges to get sums of losses in the units of this version; the gaussian rule becomes the renyi rule."""
+    rows = execute(_SETTINGS, ())
+    if not rows:
+        return
+    settings, stored = Settings.load(rows), {}
+    for row in execute(f"SELECT {ACCOUNT_COLUMNS} FROM ledger_accounts", ()):
+        balance = Balance.of(row)
+        if balance.sums.rule == "gaussian":  # the order that allows the most Gaussian answers
+            budget = balance.granted or (settings.principal_budget if balance.principal else settings.total_rule_budget)
+            order = best_order(Concentrated(1e-6), budget.epsilon, budget.delta * MAIN_SHARE)
+            balance = replace(balance, sums=replace(balance.sums, rule="renyi", order=order))
+        stored[balance.principal] = balance
+    tallies, _, _ = tally(execute, stored)
+    changed = [replace(b, sums=tallies[n].replayed()) for n, b in stored.items() if b.sums.rule == "renyi"]
+    for start in range(0, len(changed), CHUNK):
+        save_balances(execute, *changed[start : start + CHUNK])
+
+
+def _key_questions(execute: Execute, secret: bytes) -> None:
+    """Key all digests of questions in a ledger of 0.2; trainings keep the digest of their weights."""
+    trainings = "SELECT question FROM ledger_charges WHERE principal = '' AND question IS NOT NULL"
+    for table, row, column, condition in (
+        ("ledger_questions", ("principal", "number"), "digest", "TRUE"),
+        ("ledger_answers", ("question",), "question", f"question NOT IN ({trainings})"),
+        ("ledger_charges", ("id",), "question", "principal <> ''"),
+    ):
+        names, places = ", ".join(row), f"({'?, ' * len(row)}?)"
+        found = execute(f"SELECT {names}, {column} FROM {table} WHERE {column} IS NOT NULL AND {condition}", ())
+        same = " AND ".join(f"{table}.{name} = old.{name}" for name in row)
+        for start in range(0, len(found), CHUNK):
+            values: list[Any] = []
+            for *key, digest in (part := found[start : start + CHUNK]):
+                if isinstance(digest, str):  # hexadecimal, of `Ledger.answer`
+                    values += [*key, keyed_digest(secret, digest.encode()).hex()]
+                else:
+                    values += [*key, keyed_digest(secret, bytes(digest))]
+            execute(
+                f"WITH old ({names}, keyed) AS (VALUES {', '.join([places] * len(part))})"
+                f" UPDATE {table} SET {column} = old.keyed FROM old WHERE {same}",
+                values,
+            )
+
+
+def load_or_create(storage: Storage, given: Settings) -> Settings:
+    """The settings of the ledger in a storage, which is created if there is none; errors as for `Ledger`."""
+    if storage.version() is None:
+        given.with_defaults()  # checked before a file is created
+    prepare(storage)
+    rows = storage.read(_SETTINGS)
+    if "adjacency" not in dict(rows):  # new, or it only counted questions so far, or 0.2 did not store it
+        if not rows:
+            given.with_defaults()
+        with storage.transaction() as execute:
+            storage.lock(execute)
+            rows = execute(_SETTINGS, ())  # another process may have been faster
+            if not rows:
+                given.with_defaults().save(execute)
+            elif "adjacency" not in dict(rows):
+                stated = json.dumps(given.adjacency or "substitute")
+                execute("INSERT INTO ledger_settings VALUES ('adjacency', ?)", (stated,))
+            rows = execute(_SETTINGS, ())
+    stored = Settings.load(rows)
+    given.check_against(stored)
+    return stored
+
 
 COLUMNS = (
     "id", "time", "principal", "mechanism", "kind", "epsilon", "delta", "mu", "steps", "parameters", "period",
@@ -111,7 +249,7 @@ def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, Tally
     tallies = {name: Tally(balance.sums) for name, balance in stored.items()}
     strays: dict[str, None] = {}
     count = 0
-    calendar = Settings.load(execute("SELECT name, value FROM ledger_settings", ())).period or ""
+    calendar = Settings.load(execute(_SETTINGS, ())).period or ""
     query = "SELECT id, principal, period, release, repeated, time FROM ledger_charges WHERE id > ? ORDER BY id LIMIT ?"
     for _, principal, period, release, repeated, time in paged(execute, query):
         count += 1

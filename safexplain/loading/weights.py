@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
+from safexplain.loading.exported import embeddings, frozen_operation, with_layers
 from safexplain.loading.files import as_input_error, one_line
-from safexplain.loading.models.exported import embeddings, frozen_operation
-from safexplain.loading.models.layers import with_layers
 
 _PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function to say how it is built"
 
