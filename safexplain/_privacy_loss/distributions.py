@@ -127,30 +127,19 @@ class Losses:
         """The smallest epsilon of at least 0 at a delta; infinite if there is none."""
         if self.infinite >= delta:
             return math.inf
-        under_p, under_q = self._tail_sums
-        start = max(-self.first, 0)  # grid points from 0 on
-        points = self.values[start:]
-        if not len(points):
+        values = self.values
+        points = np.append(0.0, values[values > 0])
+        above = np.flatnonzero(self.delta(points) > delta)
+        if not len(above):
             return 0.0
-        deltas = (
-            self.infinite + under_p[start + 1 :] - np.exp(np.minimum(points, LARGEST_LOSS + 100)) * under_q[start + 1 :]
-        )
-        if self.first > 0 and self.infinite + float(under_p[0] - under_q[0]) <= delta:  # the lowest loss is above 0
-            return 0.0
-        above = np.flatnonzero(deltas > delta)
-        if not len(above) and self.first <= 0:
-            return 0.0
-        i = start + (int(above[-1]) if len(above) else -1)
-        if (self.first + i) * self.width > VACUOUS:
+        if points[above[-1]] > VACUOUS:
             return math.inf
-        return max(math.log((under_p[i + 1] + self.infinite - delta) / under_q[i + 1]), 0.0)
+        under_p, under_q = (sums[above[-1] - len(points)] for sums in self._tail_sums)  # of the losses above that point
+        return max(math.log((under_p + self.infinite - delta) / under_q), 0.0)
 
 
 def compose(parts: Sequence[tuple[Losses, int]], cells: int = CELLS) -> Losses:
-    """The distribution of the sum of all losses, each on one grid and composed so many times.
-
-    It is on a coarser grid if it needs more than `cells` points.
-    """
+    """The distribution of the sum of losses, each so many times, all on one grid; coarser above `cells` points."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     width = parts[0][0].width

@@ -7,27 +7,10 @@ M(v) = (1 - q) N(0) + q N(v):
 | sampling | add_remove, zero_out | substitute |
 |---|---|---|
 | Poisson, q | M(d) against N(0), and the reverse | M(-d) against M(d) |
-| fixed size, q = b/n | M(2 d) against N(0), and the reverse | see below |
+| fixed size, q = b/n | M(2 d) against N(0), and the reverse | the first at orders from 1 on, made symmetric |
 | full batch, q = 1 | N(d) against N(0) | N(-d) against N(d) |
 
-Proof for Poisson. Given the other records' batch, the record joins with the same probability q under both data sets,
-and its clipped gradient is v under D and w under D', both of norm at most 1. An order a >= 0 and a set A of outputs
-give (1 - q) (1 - a) N(0)(A) + q (N(v)(A) - a N(w)(A)). Let N(0)(A) = Phi(z). By the Neyman-Pearson lemma
-N(v)(A) <= Phi(z + |v| d) and N(w)(A) >= Phi(z - |w| d), so this is at most
-(1 - q) (1 - a) Phi(z) + q (Phi(z + d) - a Phi(z - d)). All these inequalities are equalities for a half-space A along e
-and gradients e under D, -e under D', so the pair is attained, and no other is larger at any order. A pair that is the
-largest at all orders a >= 0 dominates the composition of adaptive steps (Zhu, Dong and Wang 2022, arXiv 2106.08567,
-Theorem 10). For add/remove w = 0 (or v = 0), and the same holds with N(0) on one side.
-
-Fixed size. Let R be the batch that is drawn without the record; the record replaces another record of R, so the sums
-are at most 2 from that of R. Add/remove follows as above, with 2 d. Under substitution the two sums with the record are
-also at most 2 apart, and for orders a >= 1, by advanced joint convexity (Balle, Barthe and Gaboardi 2018, arXiv
-1807.01647, Theorem 2),
-
-    H_a <= q H_{1 + (a - 1) / q}(N(2 d), N(0)),
-
-which is the pair of add/remove (arXiv 2106.08567, Theorem 11). Orders below one have another worst case; both are
-joined into one symmetric pair. For zero_out with a fixed size, the pair of substitution is an upper bound.
+docs/api/dp.md proves that no other pair is larger (Zhu, Dong and Wang 2022, arXiv 2106.08567).
 """
 
 from __future__ import annotations

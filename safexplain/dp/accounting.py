@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from dp_accounting import get_sigma_gaussian
 from scipy.optimize import brentq
 
 from safexplain._privacy_loss import Adjacency, Sampling, Steps, check_adjacency, check_delta, epsilon_of
@@ -90,37 +89,15 @@ def steps_within(
         phase = Steps(noise_multiplier, sample_rate, steps, sampling)
         return epsilon_of([phase], delta, adjacency) <= target_epsilon
 
-    if not within(1):
-        return 0
-    low, high = _bracket_steps(within, _guess_steps(target_epsilon, noise_multiplier, sample_rate, delta, adjacency))
-    if low >= MAX_STEPS:
-        return MAX_STEPS
+    low, high = 0, 1
+    while within(high):
+        if high == MAX_STEPS:
+            return high
+        low, high = high, min(2 * high, MAX_STEPS)
     while high - low > (low // 5000 if low > 10_000 else 1):
         middle = (low + high) // 2
         low, high = (middle, high) if within(middle) else (low, middle)
     return low
-
-
-def _guess_steps(target: float, sigma: float, q: float, delta: float, adjacency: Adjacency) -> int:
-    """By the central limit theorem: many steps are about one Gaussian (Dong, Roth and Su 2019, arXiv 1905.02383)."""
-    distance = 1 / get_sigma_gaussian(target, delta)
-    each = q * math.sqrt(math.expm1(min(sigma**-2, 700.0))) * (2 if adjacency == "substitute" else 1)
-    return max(1, min(int((distance / each) ** 2), MAX_STEPS))
-
-
-def _bracket_steps(within: Callable[[int], bool], guess: int) -> tuple[int, int]:
-    """Numbers of steps within and above the budget, near the guess; the first may be `MAX_STEPS` or more."""
-    factor = 1.05
-    low = high = guess
-    while low > 1 and not within(low):
-        high, low, factor = low, max(int(low / factor), 1), factor * factor
-    if high > low:
-        return low, high
-    while within(high):
-        low, high, factor = high, max(int(high * factor), high + 1), factor * factor
-        if low >= MAX_STEPS:
-            break
-    return low, high
 
 
 def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, float]:

@@ -224,7 +224,7 @@ class PrivacyStatement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, epsilons and texts included; `from_dict` checks the epsilons."""
-        stated = {**asdict(self), "phases": [p.to_dict() for p in self.phases]}
+        stated = {**asdict(self), "phases": [*map(asdict, self.phases)]}
         for later in fields(self):
             if later.name in _LATER and stated[later.name] == later.default:
                 del stated[later.name]

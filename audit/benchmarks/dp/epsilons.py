@@ -16,7 +16,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 
-from safexplain._privacy_loss.steps import _loss
+from safexplain._privacy_loss import _loss
 from safexplain.dp import epsilons, noise_multiplier
 
 from ...shared.run import finish

@@ -90,12 +90,12 @@ class Claim:
 
     def sampled(self) -> dict[str, Any]:
         """The mechanism's arguments for bounds: all but the noise, which they test."""
-        of_steps = {} if self.mechanism is None else self.mechanism.to_dict()
+        of_steps = {} if self.mechanism is None else asdict(self.mechanism)
         return {k: v for k, v in of_steps.items() if k != "noise_multiplier"}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self) | {"mechanism": None if self.mechanism is None else self.mechanism.to_dict()}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Claim:

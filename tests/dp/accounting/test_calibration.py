@@ -55,25 +55,6 @@ def test_full_batches_have_the_noise_and_the_steps_of_the_closed_form():
     assert steps_within(BUDGET, 1e7, 1.0, 1e-5, sampling="full-batch") == MAX_STEPS
 
 
-def test_many_steps_are_guessed_to_be_one_gaussian():
-    """1 / (q^2 (e - 1)) of them at noise 1 and a distance of 1; a quarter of that for a substitution."""
-    for adjacency, steps in (("add_remove", 5819), ("substitute", 1454)):
-        assert accounting._guess_steps(BUDGET, 1.0, 0.01, 1e-5, adjacency) == steps
-    twice = get_epsilon_gaussian(0.5, 1e-5)  # at a distance of 2
-    assert accounting._guess_steps(twice, 1.0, 0.01, 1e-5, "add_remove") == 23_279
-    assert accounting._guess_steps(BUDGET, 1e-3, 0.5, 1e-5, "substitute") == 1
-    assert accounting._guess_steps(BUDGET, 2.0, 0.01, 1e-5, "add_remove") == 35_208  # 1 / (q^2 (exp(1 / 4) - 1))
-    assert accounting._guess_steps(BUDGET, 1e6, 1e-3, 1e-5, "substitute") == MAX_STEPS == 10_000_000
-
-
-@pytest.mark.parametrize(("most", "guess"), [(500, 100), (500, 5000), (500, 500), (1, 400), (1, 2), (1, 1)])
-def test_a_search_for_steps_brackets_the_last_that_fits_in_a_few_tries(most, guess):
-    tried = []
-    low, high = accounting._bracket_steps(lambda steps: tried.append(steps) or steps <= most, guess)
-    assert low <= most < high
-    assert len(tried) <= 8
-
-
 def test_steps_are_exact_up_to_ten_thousand_and_to_one_part_in_5000_above(monkeypatch):
     for most in (*range(1, 30), *range(9_970, 10_001), *range(60_000, 60_030)):
         monkeypatch.setattr(accounting, "epsilon_of", lambda phases, *_, most=most: phases[0].steps / most)

@@ -130,14 +130,14 @@ def test_no_steps_spend_nothing_and_no_noise_spends_everything():
     [
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"sample_rate": 1.2}, "sample_rate"),
-        ({"sample_rate": 0.0}, "with which every batch is empty"),
+        ({"sample_rate": 0.0}, "sample_rate"),
         ({"steps": 1.5}, "steps"),
         ({"steps": -1}, "steps"),
         ({"steps": 10**12 + 1}, "at most 1e.12"),
         ({"delta": 9e-13}, r"delta: expected a number in \[1e-12, 1\)"),
         ({"delta": 1.0}, "delta"),
         ({"sampling": "poison"}, "sampling"),
-        ({"sampling": "shuffle"}, "shuffled batches are not supported"),
+        ({"sampling": "shuffle"}, "far too small for shuffled ones"),
         ({"sampling": "full-batch"}, "expected 1 with sampling=.full-batch., got 0.1"),
     ],
 )
