@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from safexplain._validate import check_number
-from safexplain.dp.linear.inputs import noise_generator
+from safexplain.dp.linear.classifier import noise_generator
 from safexplain.errors import ConfigurationError
 from safexplain.recourse.cost import EUCLIDEAN
 from safexplain.recourse.solution import Floats, Solution, as_rows

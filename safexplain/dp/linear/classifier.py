@@ -16,22 +16,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from safexplain._digest import trained_digest
 from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta
-from safexplain._secure_random import GENERATOR, Randomness, discrete_laplace, float_safe_normal
+from safexplain._secure_random import GENERATOR, Randomness, SecureGenerator, discrete_laplace, float_safe_normal
 from safexplain._validate import check_number
 from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.linear.inputs import check_bound, check_classes, in_unit_ball, noise_generator, on_grid, positions
 from safexplain.dp.linear.mechanisms import PerturbedObjective, PerturbedOutput, perturbed_minimiser, perturbed_output
 from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
-from safexplain.errors import ConfigurationError
+from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 COUNT_SHARE = 0.02
 """Share of a pure epsilon that hides the number of records, under add/remove."""
+
+INSIDE = 1 - 1e-9
+"""Rows are scaled to this norm instead of 1, so that rounding cannot put one outside the unit ball."""
 
 CLIPPING = "features scaled to norm 1, the constant column included; the intercept is regularised"
 
@@ -184,8 +187,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """(n,) the class with the highest score."""
         scores = self.decision_function(X)
-        positions = (scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)
-        out: NDArray[Any] = self.classes_[positions]
+        out: NDArray[Any] = self.classes_[(scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)]
         return out
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -299,3 +301,70 @@ def _each_class(features: Weights, labels: NDArray[np.int64], k: int, release: C
     signs = np.where(labels == np.arange(k)[:, None], 1.0, -1.0)[-_problems(k) :]
     weights = np.concatenate([release(features * s[:, None]) for s in signs])
     return np.concatenate([np.zeros_like(weights), weights]) if k == 2 else weights
+
+
+# --- inputs, for the classifier and for recourse ---------------------------------------------------------------------
+
+
+def check_bound(norm_bound: Any) -> float:
+    """The public bound on the norm of a row, which is never read off the data."""
+    if norm_bound is None:
+        raise ConfigurationError(
+            "norm_bound is missing: a bound read off the data would reveal something about one record. Pass a public"
+            " number, such as sqrt(n_features) times the largest possible value; longer rows are shortened to it"
+        )
+    return check_number("norm_bound", norm_bound, above=0.0)
+
+
+def check_classes(classes: Any) -> NDArray[Any]:
+    """(k,) the public list of classes, sorted, which is never read off the data."""
+    if classes is None:
+        raise ConfigurationError(
+            "classes is missing: the labels that occur would reveal something about one record. Pass the public list of"
+            " all classes, such as classes=[0, 1]"
+        )
+    given = np.asarray(classes)
+    found: NDArray[Any] = np.unique(given)
+    if given.ndim != 1 or len(found) < 2 or len(found) != len(given):
+        raise ConfigurationError(f"classes: expected a list of at least two different labels, got {classes!r}")
+    return found
+
+
+def positions(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
+    """(n,) positions of the labels in the list of classes; InputError if a label is not in it."""
+    place = {label: i for i, label in enumerate(classes.tolist())}
+    found = [place.get(label, -1) for label in labels.tolist()]
+    if -1 in found:
+        raise InputError(
+            f"y: expected labels in classes={classes.tolist()}, got {labels.tolist()[found.index(-1)]!r};"
+            f" {found.count(-1)} of {len(found)} rows have such labels"
+        )
+    return np.asarray(found, dtype=np.int64)
+
+
+def in_unit_ball(rows: NDArray[np.float64], bound: float, constant: float) -> NDArray[np.float64]:
+    """(n, n_features + 1) rows shortened to the bound, with a constant column, scaled to norm at most 1."""
+    with np.errstate(over="ignore"):  # a norm beyond float64 is infinite, and its row becomes 0
+        norms: NDArray[np.float64] = np.hypot.reduce(rows, axis=1)
+    column = np.full((len(rows), 1), constant)
+    joined = np.concatenate([rows / np.maximum(norms, bound)[:, None], column], axis=1)
+    return np.asarray(joined * (INSIDE / math.hypot(1.0, constant)))
+
+
+def noise_generator(random_state: Any) -> Randomness:
+    """A cryptographic source of noise; with a random_state NumPy's, but never its global one."""
+    if random_state is None:
+        return SecureGenerator()
+    if isinstance(random_state, np.random.Generator):
+        return random_state
+    return np.random.default_rng(check_random_state(random_state).randint(0, 2**32, size=4, dtype=np.uint32))
+
+
+def on_grid(weights: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
+    """Noised weights rounded to multiples of a public power of two, about 1e-8 of the noise on a logit.
+
+    Sums of floating-point numbers lie on a lattice that depends on the terms: 0 plus noise can take values that .1 plus
+    noise never takes. A grid that is coarse compared to the lattice and fine compared to the noise hides this.
+    """
+    grid = 2.0 ** max(math.floor(math.log2(noise)) - 27, -1000)
+    return np.asarray(np.round(weights / grid) * grid)

@@ -1,62 +1,12 @@
-"""Regularised logistic regression, released with noise on its minimiser or in its objective, with the privacy proofs.
+"""Regularised logistic regression, released with noise on its minimiser or in its objective.
 
 - Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, arXiv 0912.0071, algorithm 1; with Gaussian noise as in
   Wu et al. 2017, arXiv 1606.04722): `PerturbedOutput`.
 - Objective perturbation (the same, algorithm 2; the exact conditions are those of Kifer, Smith and Thakurta 2012), for
   pure epsilon: `PerturbedObjective`.
 
-In both, u_i = label (+1 or -1) times features, |u_i| <= 1 including the constant column. Every weight is regularised,
-also the intercept's. Sums are not divided by n, so n appears nowhere. k = 1 for a record added, removed or replaced by
-an empty one (each contributes a vector s(-<w, u>) u of norm below 1 to the gradient, the empty one 0, with the logistic
-function s), and k = 2 for a record replaced by another. The solver's result v has |grad J(v)| <= g (as computed, plus a
-bound on rounding), with g/L <= tau, a public number. By strong convexity |v - w| <= g/L.
-
-Output perturbation
--------------------
-w is the minimiser of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2.
-
-Stability. Let J' belong to a neighbouring data set, and let w' minimise it. The gradients of J and J' differ by at most
-k. J is L-strongly convex, hence
-L |w' - w| <= |grad J(w') - grad J(w)| = |grad J(w')| = |grad J(w') - grad J'(w')| <= k:
-
-    |w - w'| <= k / L.
-
-Without a regularised intercept, J is not strongly convex, and this does not hold. With tau = 1e-4/L, the computed
-minimisers satisfy
-
-    |v - v'| <= S_k = k / L + 2 tau.
-
-The release is v + h, in one of two ways.
-
-- Radial: h has density proportional to exp(-alpha |h|). The densities of v + h and v' + h differ by at most
-  exp(alpha S_k): epsilon = alpha S_k, delta = 0.
-- Gaussian: h has standard deviation sigma S_1 on every coordinate. As S_2 <= 2 S_1, this is one full-batch step of the
-  Gaussian mechanism with noise multiplier sigma, which under substitution changes by up to twice its bound.
-
-The m problems of one-vs-rest get epsilon / m each with radial noise, and are m steps with Gaussian noise.
-
-Objective perturbation
-----------------------
-The release is the minimiser w of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2 + <b, w>, where b has density
-proportional to exp(-beta |b|).
-
-J is strongly convex and smooth, so w and b determine each other: b = sum_i s(-<w, u_i>) u_i - L w. The density of w on
-data D is that of b times |det H|, H = A + L I the Hessian of J.
-
-- Density of b. One record contributes a vector of norm below 1 to b, so a neighbouring set D' changes b by at most k,
-  and its density by at most a factor exp(k beta).
-- Determinant. Let H0 be the Hessian without the record in question; its smallest eigenvalue is at least L. With the
-  record it is H0 + a u u', a <= 1/4, so det H / det H0 = 1 + a u' H0^-1 u lies in [1, 1 + 1/(4 L)]. Substitution is
-  the ratio of two such numbers, so it is at most 1 + 1/(4 L) too.
-
-So w has epsilon_w = k beta + log(1 + 1/(4 L)), and adding or removing a record costs less than substituting one. With
-features of norm up to R, the determinant would need R^2/(4 L); here they are scaled to R = 1.
-
-The actual release is v + h, where v is the solver's result and h has density proportional to exp(-alpha |h|). For any
-data and b, the densities of v + h and of w + h differ by at most exp(alpha tau). Going from v + h on D to w + h on D,
-to w + h on D' (post-processing of w), to v + h on D' gives
-
-    epsilon = k beta + log(1 + 1/(4 L)) + 2 alpha tau.
+In both, u_i = label (+1 or -1) times features, |u_i| <= 1 including the constant column; every weight is regularised,
+also the intercept's. docs/api/dp.md has the proofs, whose letters are used here.
 """
 
 from __future__ import annotations
@@ -84,14 +34,13 @@ BLOCK = 1024
 
 MAX_ITERATIONS = 500
 
-LARGEST_HESSIAN = 128
-"""Number of weights up to which the Hessian is built and solved; above, conjugate gradients use products with it."""
+TINY = float(np.finfo(np.float64).tiny)
 
 SHORT_STEP = 0.1
 """Up to this length, the damping of a step is so weak that no longer step is tried."""
 
 STEP_ERROR = 1e-3
-"""Residual of a step by conjugate gradients over the gradient: each Newton iteration gains about three digits."""
+"""Residual of a Newton step over the gradient: each iteration gains about three digits."""
 
 GRADIENT_ERROR = 1e-4
 """L tau of output perturbation: the norm of the gradient at which the solver stops, compared to k = 1 or 2."""
@@ -104,14 +53,33 @@ SOLVER_NOISE = 0.01
 
 
 def stability(regularization: float, adjacency: Adjacency) -> float:
-    """S_k: the largest distance of the solver's results on neighbouring data sets; see the module's proof."""
+    """S_k: the largest distance of the solver's results on neighbouring data sets; see docs/api/dp.md."""
     check_number("regularization", regularization, above=0.0)
     return (_changed_gradients(adjacency) + 2 * GRADIENT_ERROR) / regularization
 
 
-def stable_minimiser(signed: Array, regularization: float) -> Array:
-    """v: the minimiser (p,) of J, certified to be within tau; must be hidden by noise. See `perturbed_output`."""
-    return solve(signed, regularization, GRADIENT_ERROR / regularization)
+def stable_minimiser(signed: Array, regularization: float, gradient_error: float = GRADIENT_ERROR) -> Array:
+    """v: the minimiser (p,) of J for `signed` (n, p), certified to be within tau; must be hidden by noise.
+
+    A refusal for lack of precision depends only on the shape of `signed` and on L. It is not proven that 500 iterations
+    suffice (some tens did in all experiments), so the error of `minimise` must not be shown to anyone whom the
+    guarantee protects against.
+    """
+    records, p = signed.shape
+    longest = largest_weight(records, regularization) + gradient_error / regularization
+    zero = np.zeros((1, p))
+    at_worst = rounding_bound(records, np.eye(1, p) * longest, zero, regularization)[0]
+    if at_worst > gradient_error / 2:
+        raise RefusedError(
+            f"nothing is released: with {records:,} records, sums have rounding errors of up to {at_worst:.2g}, but the"
+            f' proof needs {gradient_error / 2:.2g}; use mechanism="noisy-gd"'
+        )
+    return np.asarray(minimise(signed, zero, regularization, gradient_error / regularization)[0])
+
+
+def largest_weight(records: int, regularization: float) -> float:
+    """A bound on the norm of the minimiser for any records: L |w| is at most n, L/2 |w|^2 at most J(0) = n log 2."""
+    return min(records / regularization, math.sqrt(2 * records * math.log(2) / regularization))
 
 
 @dataclass(frozen=True)
@@ -183,7 +151,7 @@ class PerturbedObjective:
     solver_error: float
 
     def epsilon(self, adjacency: Adjacency) -> float:
-        """Pure epsilon under one adjacency; see the module's proof."""
+        """Pure epsilon under one adjacency; see docs/api/dp.md."""
         density = _changed_gradients(adjacency) * self.noise_rate
         return density + math.log1p(CURVATURE / self.regularization) + 2 * self.cover_rate * self.solver_error
 
@@ -229,95 +197,45 @@ def _changed_gradients(adjacency: Adjacency) -> int:
     return 2 if adjacency == "substitute" else 1
 
 
-# --- solver: certified minimisers, also if the Hessian is too large to store -----------------------------------------
-
-
-def solve(signed: Array, regularization: float, solver_error: float) -> Array:
-    """(p,) the minimiser of sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2; arguments and errors as for `minimise`.
-
-    A refusal for lack of precision depends only on the shape of `signed` and on L: at the minimiser, L |w| is at most
-    n, and L/2 |w|^2 at most the objective at 0, n log 2. It is not proven that 500 iterations suffice (some tens did in
-    all experiments), so the other error must not be shown to anyone whom the guarantee protects against.
-    """
-    records, p = signed.shape
-    longest = largest_weight(records, regularization) + solver_error
-    zero = np.zeros((1, p))
-    at_worst = rounding_bound(records, np.eye(1, p) * longest, zero, regularization)[0]
-    if at_worst > regularization * solver_error / 2:
-        raise RefusedError(
-            f"nothing is released: with {records:,} records, sums have rounding errors of up to {at_worst:.2g}, but the"
-            f' proof needs {regularization * solver_error / 2:.2g}; use mechanism="noisy-gd"'
-        )
-    return np.asarray(minimise(signed, zero, regularization, solver_error)[0])
-
-
-def largest_weight(records: int, regularization: float) -> float:
-    """A bound on the norm of the minimiser for any records."""
-    return min(records / regularization, math.sqrt(2 * records * math.log(2) / regularization))
+# --- solver: certified minimisers ------------------------------------------------------------------------------------
 
 
 def minimise(signed: Array, linear: Array, regularization: float, solver_error: float) -> Array:
     """Minimisers of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2 + <b, w> for several b, certified.
 
     From `signed` (n, p) rows u_i of norm at most 1 and `linear` (runs, p) rows b to (runs, p), at most `solver_error`
-    away from the minimisers.
+    away from the minimisers. The fraction log(1 + d) / d of a Newton step of length d converges from any start, as the
+    third derivative of the logistic loss is at most its second (Sun and Tran-Dinh 2019, arXiv 1703.04599, nu = 2); the
+    whole step is taken if it gains at least half of what the quadratic model predicts.
 
     Raises:
         RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
     """
-    weights, by_hessian = np.zeros_like(linear), signed.shape[1] <= LARGEST_HESSIAN
+    weights = np.zeros_like(linear)
     for _ in range(MAX_ITERATIONS):
-        gradient, hessian, curvature = regularization * weights + linear, 0.0, []
+        gradient, curvature = regularization * weights + linear, []
         for start in range(0, len(signed), BLOCK):
             rows = signed[start : start + BLOCK]
             miss = expit(-(weights @ rows.T))
             gradient -= miss @ rows
-            if by_hessian:
-                hessian = hessian + (rows.T * (miss * (1 - miss))[:, None, :]) @ rows
-            else:
-                curvature.append(miss * (1 - miss))
+            curvature.append(miss * (1 - miss))
         residual = np.linalg.norm(gradient, axis=1) + rounding_bound(len(signed), weights, linear, regularization)
         if (residual <= regularization * solver_error).all():
             return weights
-        if by_hessian:
-            regularized = hessian + regularization * np.eye(linear.shape[1])
-            step = np.linalg.solve(regularized, gradient[:, :, None])[:, :, 0]
-        else:
-            each = zip(np.concatenate(curvature, axis=1), gradient, strict=True)
-            step = np.stack([_conjugate_gradients(signed, c, regularization, g) for c, g in each])
-        weights = weights - step * _step_fraction(signed, linear, regularization, weights, gradient, step)[:, None]
+        step = _newton_steps(signed, np.concatenate(curvature, axis=1), regularization, gradient)
+        length = np.maximum(np.linalg.norm(step, axis=1), TINY)
+        fraction = np.log1p(length) / length
+        if (length > SHORT_STEP).any():
+            gain = _objective(signed, linear, regularization, weights)
+            gain -= _objective(signed, linear, regularization, weights - step)
+            whole = gain >= (gradient * step).sum(axis=1) / 4
+            fraction = np.where((length > SHORT_STEP) & whole, 1.0, fraction)
+        weights = weights - step * fraction[:, None]
     raise RefusedError(
         f"nothing is released: the solver's gradient norm is at most {residual.max():.2g}, but the proof needs"
         f" {regularization * solver_error:.2g}. With very many records, rounding alone exceeds that; use"
         ' mechanism="noisy-gd"'
     )
-
-
-def _step_fraction(
-    signed: Array, linear: Array, regularization: float, weights: Array, gradient: Array, step: Array
-) -> Array:
-    """(runs,) the fraction of each Newton step to take.
-
-    The fraction log(1 + d) / d of a step of length d gains at least g.s ((1 + d) log(1 + d) - d) / d^2 for gradient g
-    and step s, as the third derivative of the logistic loss is at most its second (Sun and Tran-Dinh 2019, arXiv
-    1703.04599, nu = 2), so the method converges from any start. The whole step, its half, ... is taken instead if it
-    gains as much and at least a quarter of the prediction of the quadratic model.
-    """
-    length = np.maximum(np.linalg.norm(step, axis=1), np.finfo(np.float64).tiny)
-    fraction = np.log1p(length) / length
-    long = np.flatnonzero(length > SHORT_STEP)
-    slope, size = np.einsum("rp,rp->r", gradient[long], step[long]), length[long]
-    guaranteed = slope * ((1 + size) * np.log1p(size) - size) / size**2
-    before = _objective(signed, linear[long], regularization, weights[long])
-    trial = 1.0
-    while len(long):
-        gained = before - _objective(signed, linear[long], regularization, weights[long] - trial * step[long])
-        enough = gained >= np.maximum(guaranteed, trial * slope / 4)
-        fraction[long[enough]] = trial
-        trial /= 2
-        left = ~enough & (fraction[long] < trial)
-        long, before, slope, guaranteed = long[left], before[left], slope[left], guaranteed[left]
-    return np.asarray(fraction)
 
 
 def _objective(signed: Array, linear: Array, regularization: float, weights: Array) -> Array:
@@ -342,19 +260,18 @@ def rounding_bound(records: int, weights: Array, linear: Array, regularization: 
     return np.asarray(2 * unit * (by_records + 4 * (regularization * length + np.linalg.norm(linear, axis=1))))
 
 
-def _conjugate_gradients(signed: Array, curvature: Array, regularization: float, target: Array) -> Array:
-    """About H^-1 target for the Hessian H = sum_i curvature_i u_i u_i' + L I (Hestenes and Stiefel 1952)."""
-    out = np.zeros_like(target)
-    residual = target.copy()
-    direction, size = residual.copy(), float(residual @ residual)
+def _newton_steps(signed: Array, curvature: Array, regularization: float, gradient: Array) -> Array:
+    """(runs, p) about H^-1 gradient for the Hessian H = sum_i curvature_i u_i u_i' + L I of each run, without storing
+    it, by conjugate gradients (Hestenes and Stiefel 1952)."""
+    out, residual, direction = np.zeros_like(gradient), gradient, gradient
+    size = (gradient**2).sum(axis=1, keepdims=True)
     enough = STEP_ERROR**2 * size
-    for _ in range(len(target)):
-        if size <= enough:
+    for _ in range(gradient.shape[1]):
+        if (size <= enough).all():
             break
-        product = signed.T @ (curvature * (signed @ direction)) + regularization * direction
-        length = size / float(direction @ product)
-        out += length * direction
-        residual -= length * product
-        size, before = float(residual @ residual), size
-        direction = residual + (size / before) * direction
+        product = (curvature * (direction @ signed.T)) @ signed + regularization * direction
+        length = size / np.maximum((direction * product).sum(axis=1, keepdims=True), TINY)
+        out, residual = out + length * direction, residual - length * product
+        before, size = np.maximum(size, TINY), (residual**2).sum(axis=1, keepdims=True)
+        direction = residual + size / before * direction
     return out

@@ -43,7 +43,7 @@ from sklearn.utils import check_X_y
 
 from safexplain._secure_random import Randomness, discrete_laplace
 from safexplain._validate import check_number, readable, real_numbers
-from safexplain.dp.linear.inputs import check_bound, in_unit_ball, positions
+from safexplain.dp.linear.classifier import check_bound, in_unit_ball, positions
 from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, largest_weight, stability, stable_minimiser
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.guarantee import (

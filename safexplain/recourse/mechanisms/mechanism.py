@@ -20,7 +20,7 @@ from sklearn.base import BaseEstimator
 from safexplain._privacy_loss import Adjacency, check_adjacency
 from safexplain._secure_random import Randomness
 from safexplain._validate import check_number, readable, whole_number
-from safexplain.dp.linear.inputs import check_classes, noise_generator
+from safexplain.dp.linear.classifier import check_classes, noise_generator
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns

@@ -14,8 +14,7 @@ import pytest
 from objective_oracle import log_density, newton
 
 from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.linear.classifier import DPLogisticRegression
-from safexplain.dp.linear.inputs import in_unit_ball
+from safexplain.dp.linear.classifier import DPLogisticRegression, in_unit_ball
 from safexplain.dp.linear.mechanisms import PerturbedObjective, perturbed_minimiser, radial_noise
 from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
 from safexplain.verdict.stats import epsilon_from_errors
