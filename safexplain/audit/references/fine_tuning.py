@@ -371,8 +371,8 @@ class _Job:
 
     def _parts(self, model: nn.Module) -> list[str]:
         """Names of the modules that train, without modules within these."""
-        from safexplain.dp.models.adapters import LoRALinear
         from safexplain.dp.models.parameters import blocks
+        from safexplain.dp.models.replacements import LoRALinear
 
         head = head_name(model)
         if self.how.trainable == "head":
@@ -395,8 +395,7 @@ class _Job:
 
     def _with_adapters(self, model: nn.Module, i: int) -> nn.Module:
         """A copy with adapters on the projections of attention, or else on all linear layers but the head."""
-        from safexplain.dp.models.adapters import add_lora
-        from safexplain.dp.models.replacements import replace_composites, replace_module
+        from safexplain.dp.models.replacements import add_lora, replace_composites, replace_module
 
         model, _ = replace_composites(copy.deepcopy(model), frozen_too=True)
         targets, name = self._adapted(model), head_name(model)
@@ -410,7 +409,7 @@ class _Job:
 
     def _adapted(self, model: nn.Module) -> Sequence[str]:
         """Names of the linear layers that get adapters."""
-        from safexplain.dp.models.adapters import TARGETS
+        from safexplain.dp.models.replacements import TARGETS
 
         head = head_name(model)
         linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and name != head]

@@ -6,9 +6,9 @@
 | "head" | the classifier | |
 | "last-block" | the last of the repeated blocks and everything registered after it | |
 | "bias" | the biases of layers and the head | BitFit, arXiv 2106.10199; with DP, arXiv 2210.00036 |
-| "lora" | the adapters of `safexplain.dp.models.adapters` and the head | arXiv 2106.09685 |
+| "lora" | the adapters of `safexplain.dp.models.replacements` and the head | arXiv 2106.09685 |
 
-Alternatively, a list of glob patterns (of parameter or module names) or compiled regular expressions.
+Or a list of patterns, see `select`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from safexplain.dp.models.adapters import LoRALinear
+from safexplain.dp.models.replacements import LoRALinear
 from safexplain.errors import InputError
 
 Trainable = str | Sequence[str | re.Pattern[str]]
@@ -35,9 +35,9 @@ _HEADS = ("fc", "classifier", "head", "heads")
 def select(model: nn.Module, trainable: Trainable) -> list[str]:
     """Names of the parameters to train, in the model's order, whether or not they require gradients now.
 
-    `trainable` is one of "all", "head", "last-block", "bias", "lora"; or a list of patterns. A pattern is a glob of
-    parameter names ("blocks.*.norm1.weight") or of module names ("blocks.11"), or a compiled regular expression that is
-    searched for in parameter names. Patterns may match bare parameters.
+    `trainable` is one of "all", "head", "last-block", "bias", "lora"; or a list of patterns: globs of names of
+    parameters ("blocks.*.norm1.weight") or modules ("blocks.11"), or compiled regular expressions, which are searched
+    for in names of parameters. Patterns may match bare parameters.
 
     Raises:
         InputError: an unknown choice, or one that selects nothing in this model; a pattern that matches nothing (the
@@ -58,11 +58,7 @@ def select(model: nn.Module, trainable: Trainable) -> list[str]:
 
 
 def freeze_others(model: nn.Module, names: Iterable[str]) -> None:
-    """Make exactly these parameters require gradients, in place.
-
-    Raises:
-        InputError: the model has no parameter of that name.
-    """
+    """Make exactly these parameters require gradients, in place; InputError: there is no parameter of that name."""
     chosen = set(names)
     if unknown := chosen - _owners(model).keys():
         raise InputError(f"names: expected parameters of the model, got {', '.join(sorted(unknown))}")
@@ -74,8 +70,8 @@ def bare_parameters(model: nn.Module) -> list[str]:
     """Names of the parameters that a composite module holds directly: class tokens, position embeddings, tables of
     relative positions, layer scales of a block, parts of a `nn.ParameterList`.
 
-    Their per-sample gradients need `torch.func.vmap` through the module that holds them, often the whole model. This is
-    slower, and in mode "ghost" it keeps the gradients of all parameters in memory. "all" leaves them frozen.
+    Their per-sample gradients need `torch.func.vmap` through the module that holds them, often the whole model: slower,
+    and in mode "ghost" with the gradients of all parameters in memory. "all" leaves them frozen.
     """
     return [name for name, owner in _owners(model).items() if _is_container(owner)]
 
@@ -101,7 +97,7 @@ def head_modules(model: nn.Module) -> list[str]:
         linear = [name for name, module in layers if isinstance(module, nn.Linear)]
         named = [name for name in linear if name.split(".")[0] in _HEADS]
         names = named[-1:] or [name for name, module in layers[-1:] if isinstance(module, nn.Linear)]
-    names = [name for name in names if any(True for _ in model.get_submodule(name).parameters())]
+    names = [name for name in names if _has_parameters(model.get_submodule(name))]
     if not names:
         raise InputError(
             "no head found: expected a timm model with num_classes > 0, a linear layer below fc, classifier, head or"
@@ -117,21 +113,31 @@ def blocks(model: nn.Module, head: str) -> list[str]:
     calls layers); with one stack, as in a vision transformer, its modules; otherwise the children with parameters, or
     those of an only child, as `features` of VGG. A normalisation belongs to the block before it.
     """
-
-    def is_block(module: nn.Module) -> bool:
-        return any(True for part in module.children() for _ in part.parameters())
-
-    lists = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))]
-    types = {name: [type(block) for block in stack.children() if is_block(block)] for name, stack in lists}
+    types = {n: [type(b) for b in m.children() if _has_parameters(*b.children())] for n, m in _containers(model)}
     like = {kind for found in types.values() for kind in found if found.count(kind) > 1}
-    stacks: list[str] = []
-    for name, found in types.items():
-        inner = any(not outer or name.startswith(outer + ".") for outer in stacks)
-        if not inner and any(k in like and (found.count(k) > 1 or k is not nn.Sequential) for k in found):
-            stacks.append(name)
-    if len(stacks) > 1:
-        return stacks
-    return _children(model, stacks[0] if stacks else "", head)
+    stacks = _outermost(
+        name
+        for name, found in types.items()
+        if any(k in like and (found.count(k) > 1 or k is not nn.Sequential) for k in found)
+    )
+    return stacks if len(stacks) > 1 else _children(model, stacks[0] if stacks else "", head)
+
+
+def _containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Sequential, nn.ModuleList, nn.ModuleDict))]
+
+
+def _outermost(names: Iterable[str]) -> list[str]:
+    """The names that are not inside another one; an outer name comes first."""
+    found: list[str] = []
+    for name in names:
+        if not any(not outer or name.startswith(outer + ".") for outer in found):
+            found.append(name)
+    return found
+
+
+def _has_parameters(*modules: nn.Module) -> bool:
+    return any(True for module in modules for _ in module.parameters())
 
 
 _NORMALISATIONS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
@@ -143,9 +149,8 @@ def _children(model: nn.Module, prefix: str, head: str) -> list[str]:
     names = [
         f"{dotted}{name}"
         for name, child in model.get_submodule(prefix).named_children()
-        if any(True for _ in child.parameters()) and not isinstance(child, _NORMALISATIONS)
+        if _has_parameters(child) and not isinstance(child, _NORMALISATIONS) and f"{dotted}{name}" != head
     ]
-    names = [name for name in names if name != head]
     without_head = [name for name in names if not head.startswith(name + ".")]
     found: list[str] = []
     for name in names:
@@ -163,12 +168,11 @@ def _is_container(owner: nn.Module) -> bool:
     if isinstance(owner, (nn.ParameterList, nn.ParameterDict)):
         return True
     supported = has_rule(owner) or type(owner) is nn.MultiheadAttention  # which `prepare` replaces
-    return not supported and any(True for part in owner.children() for _ in part.parameters())
+    return not supported and _has_parameters(*owner.children())
 
 
 def _all(model: nn.Module) -> list[str]:
-    bare = set(bare_parameters(model))
-    return [name for name in _owners(model) if name not in bare]
+    return [name for name, owner in _owners(model).items() if not _is_container(owner)]
 
 
 def _head(model: nn.Module) -> list[str]:
@@ -177,57 +181,38 @@ def _head(model: nn.Module) -> list[str]:
 
 
 def _last_block(model: nn.Module) -> list[str]:
-    block = _innermost_block(model)
-    names = list(_owners(model))
-    first = next(i for i, name in enumerate(names) if name.startswith(block + "."))
-    bare = set(bare_parameters(model))
-    return [name for name in names[first:] if name not in bare] + _head(model)
-
-
-def _innermost_block(model: nn.Module) -> str:
-    """Name of the last child of the last stack of like blocks; with stages of blocks, of the last stage."""
-    prefix = ""
-    while stacks := _stacks(model.get_submodule(prefix)):
-        stack = ".".join(part for part in (prefix, stacks[-1]) if part)
-        last = list(dict(model.get_submodule(stack).named_children()))[-1]
-        prefix = f"{stack}.{last}" if stack else last
-    if not prefix:
+    """The last child of the last stack (with stages of blocks, of the last stage), and what is registered after it."""
+    block = ""
+    while stacks := _outermost(name for name, m in _containers(model.get_submodule(block)) if _is_stack(m)):
+        stack = f"{block}.{stacks[-1]}".strip(".")
+        block = f"{stack}.{list(dict(model.get_submodule(stack).named_children()))[-1]}".strip(".")
+    if not block:
         raise InputError(
             "no blocks found: expected a Sequential or ModuleList of two or more modules of one type; pass names of"
             " modules instead: trainable=['layer4.1', 'fc']"
         )
-    return prefix
+    names = list(_owners(model))
+    first = next(i for i, name in enumerate(names) if name.startswith(block + "."))
+    return [*set(names[first:]).intersection(_all(model)), *_head(model)]
 
 
-def _stacks(model: nn.Module) -> list[str]:
-    """Names of the outermost containers of two or more blocks of one type."""
-    found: list[str] = []
-    for name, module in model.named_modules():
-        if any(not outer or name.startswith(outer + ".") for outer in found):
-            continue
-        blocks = list(module.children())
-        composite = all(any(True for p in b.children() for _ in p.parameters()) for b in blocks)
-        is_list = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
-        if is_list and len(blocks) > 1 and composite and len({type(b) for b in blocks}) == 1:
-            found.append(name)
-    return found
+def _is_stack(module: nn.Module) -> bool:
+    """Whether it contains two or more blocks, all of one type."""
+    blocks = list(module.children())
+    return len(blocks) > 1 and len({*map(type, blocks)}) == 1 and all(_has_parameters(*b.children()) for b in blocks)
 
 
 def _bias(model: nn.Module) -> list[str]:
     """Biases, except of batch normalisation, which keeps its pretrained statistics only while it is frozen."""
-    bare = set(bare_parameters(model))
-    biases = [
-        name
-        for name, owner in _owners(model).items()
-        if "bias" in name.rpartition(".")[2] and name not in bare and not isinstance(owner, _BatchNorm)
-    ]
+    norms = {name for name, owner in _owners(model).items() if isinstance(owner, _BatchNorm)}
+    biases = [name for name in _all(model) if "bias" in name.rpartition(".")[2] and name not in norms]
     return biases + _head(model)
 
 
 def _lora(model: nn.Module) -> list[str]:
     adapters = [f"{name}." for name, module in model.named_modules() if isinstance(module, LoRALinear)]
     if not adapters:
-        raise InputError("the model has no adapters; call safexplain.dp.models.adapters.add_lora(model) first")
+        raise InputError("the model has no adapters; call safexplain.dp.models.replacements.add_lora(model) first")
     inner = tuple(a + part for a in adapters for part in ("lora_a.", "lora_b."))
     return [name for name in _owners(model) if name.startswith(inner)] + _head(model)
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from opacus.grad_sample import AbstractGradSampleModule
 from torch import nn
 
-from safexplain.dp.models.adapters import LoRALinear, add_lora
 from safexplain.dp.models.checks import Mode, hooked_modules, raise_if_any, unsupported
 from safexplain.dp.models.parameters import Trainable, freeze_others, has_rule, select
 from safexplain.dp.models.replacements import (
     BatchNormReplacedWarning,
+    LoRALinear,
+    add_lora,
     has_fixed_statistics,
     is_trainable,
     pin_to_eval,
@@ -49,7 +50,7 @@ def prepare(
         mode: how per-sample gradients will be computed.
         batch_norm: "replace" trainable batch normalisation, or "freeze" it with its running statistics (for pretrained
             models: the statistics of an untrained model do not normalise).
-        lora: arguments of `safexplain.dp.models.adapters.add_lora`.
+        lora: arguments of `safexplain.dp.models.replacements.add_lora`.
 
     Raises:
         InputError: unsupported modules, listed with a remedy for each; or no parameter is trainable.

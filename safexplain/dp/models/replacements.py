@@ -1,4 +1,4 @@
-"""Replacements for modules without per-sample gradients, made in place on the copy that `prepare` makes.
+"""Layers with per-sample gradients, made in place of others on the copy that `prepare` makes, and their rules.
 
 | module | replaced by | because |
 |---|---|---|
@@ -6,24 +6,31 @@
 | nn.MultiheadAttention | `PerSampleAttention` | several layers in one, whose inputs no hook sees |
 | LSTM, GRU, RNN | Opacus' versions | the same |
 | timm layers that compute the same as torch's | torch's type | Opacus looks up its rules by exact type |
+| nn.Linear, with "lora" | `LoRALinear` | fewer parameters train |
 
-Opacus 1.6 has `DPMultiheadAttention`, which joins the heads' outputs in the wrong order with `batch_first=True`.
+Import enters the rules that Opacus 1.6 lacks or has wrong in its registry, for every user of Opacus in the process. Its
+`DPMultiheadAttention` joins the heads' outputs in the wrong order with `batch_first=True`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections import OrderedDict
-from typing import Any
+from collections import ChainMap, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
 
 import torch
+from opacus.grad_sample import GradSampleModule, register_grad_sampler, register_norm_sampler
+from opacus.grad_sample.conv import compute_conv_grad_sample
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleHooksFastGradientClipping
 from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from safexplain.dp.models.adapters import merge_lora
-from safexplain.dp.models.layer_rules import FreshGroupNorm, FreshLinear
+from safexplain.dp.sgd.clipping import sample_norms
 from safexplain.errors import InputError, PrivacyWarning
 
 
@@ -95,16 +102,15 @@ class PerSampleAttention(nn.Module):
 
     def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
         """The sum of both masks, to be added to scores (batch, heads, queries, keys); -inf for boolean True."""
-        total = None
-        if attn_mask is not None and attn_mask.dim() == 3:
-            attn_mask = attn_mask.reshape(len(q), self.num_heads, *attn_mask.shape[1:])
+        masks = []
+        if attn_mask is not None:
+            per_head = len(q), self.num_heads, *attn_mask.shape[1:]
+            masks.append(attn_mask.reshape(per_head) if attn_mask.dim() == 3 else attn_mask)
         if key_padding_mask is not None:
-            key_padding_mask = key_padding_mask[:, None, None]
-        for mask in (attn_mask, key_padding_mask):
-            if mask is not None and not mask.is_floating_point():
-                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -torch.inf)
-            total = mask if total is None else total if mask is None else total + mask
-        return total
+            masks.append(key_padding_mask[:, None, None])
+        zero = q.new_zeros(())
+        added = [m if m.is_floating_point() else zero.masked_fill(m, -torch.inf) for m in masks]
+        return sum(added[1:], added[0]) if added else None
 
 
 def _split_in_three(joint: Tensor) -> list[nn.Parameter]:
@@ -160,8 +166,8 @@ def replace_batch_norm(model: nn.Module, *, freeze: bool = False) -> tuple[nn.Mo
     """Replace each BatchNorm that would use batch statistics by a GroupNorm with the same weight, bias and eps.
 
     These are layers that train, that keep no running statistics, or that have neither parameters nor statistics that
-    were ever updated. Frozen layers with statistics are kept: in evaluation mode they treat each sample alone.
-    `freeze` freezes such layers instead. Returns the model, changed in place, and the names of the replaced layers.
+    were ever updated. `freeze` freezes those with statistics instead. Returns the model, changed in place, and the
+    names of the replaced layers.
     """
     replaced = []
     for name, old in list(model.named_modules()):
@@ -244,7 +250,7 @@ def _convert_recurrent(old: nn.Module, kind: type[nn.Module]) -> nn.Module:
 def use_plain_types(model: nn.Module) -> None:
     """Change trainable timm layers that compute the same as torch's to torch's type, in place.
 
-    A GroupNorm returns a copy of its output, because networks often continue with `out += x`.
+    A GroupNorm then returns a copy of its output, because networks often continue with `out += x`.
     """
     for module in model.modules():
         if type(module) is nn.GroupNorm and is_trainable(module):
@@ -269,10 +275,7 @@ def split_attention_bias(model: nn.Module) -> None:
 
 
 def train_mode(model: nn.Module) -> nn.Module:
-    """Put a model in training mode, except frozen modules with running statistics.
-
-    In training mode, a frozen BatchNorm would use batch statistics and update its own from private data.
-    """
+    """Put a model in training mode, except frozen modules with running statistics, which would use the batch's."""
     model.train()
     for module in model.modules():
         if has_fixed_statistics(module):
@@ -303,3 +306,179 @@ def _is_standard(norm: _BatchNorm) -> bool:
     """Whether it is torch's layer, possibly followed by timm's dropout and activation."""
     torch_forward = type(norm).forward in {kind.forward for kind in (nn.BatchNorm2d, nn.SyncBatchNorm)}
     return torch_forward or {name for name, _ in norm.named_children()} == {"drop", "act"}
+
+
+# --- low-rank adapters -----------------------------------------------------------------------------------------------
+
+TARGETS = ("qkv", "proj", "q_proj", "k_proj", "v_proj", "out_proj", "query", "key", "value")
+"""Names of the attention projections in timm, `PerSampleAttention` (for torch's attention) and transformers."""
+
+
+class LoRALinear(nn.Linear):
+    """A frozen linear layer plus a trainable product of two small ones (Hu et al. 2021, arXiv 2106.09685, section 4.1):
+    y = W x + b + (alpha / rank) B A x. It shares W and b with its base; B starts at zero, A as in `nn.Linear`."""
+
+    def __init__(self, base: nn.Linear, rank: int = 8, alpha: float = 16.0) -> None:
+        super(nn.Linear, self).__init__()
+        self.in_features, self.out_features, self.scale = base.in_features, base.out_features, alpha / rank
+        self.weight, self.bias = base.weight.requires_grad_(False), base.bias
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+        self.lora_a = _uninitialised(base.weight, base.in_features, rank, bias=False)
+        self.lora_b = _uninitialised(base.weight, rank, base.out_features, bias=False)
+        nn.init.kaiming_uniform_(self.lora_a.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.lora_b.weight)
+        self.train(base.training)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: D102
+        added: Tensor = self.lora_b(self.lora_a(input))
+        return functional.linear(input, self.weight, self.bias) + self.scale * added
+
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """A plain linear layer with the same output."""
+        plain = _uninitialised(self.weight, self.in_features, self.out_features, bias=self.bias is not None)
+        plain.weight.copy_(self.weight + self.scale * self.lora_b.weight @ self.lora_a.weight)
+        if self.bias is not None:
+            plain.bias.copy_(self.bias)
+        return plain.requires_grad_(False).train(self.training)
+
+
+def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = TARGETS) -> None:
+    """Add adapters to linear layers, in place.
+
+    `targets` are last parts of the layers' names, or glob patterns of full names.
+
+    Raises:
+        InputError: no linear layer matches, or one is inside an `nn.MultiheadAttention`, which would use its weight
+            and bypass the adapter.
+    """
+    if rank < 1:
+        raise InputError(f"rank: expected at least 1, got {rank}")
+    found: list[tuple[str, nn.Module, nn.Linear]] = []
+    others: list[str] = []
+    for path, parent in model.named_modules():
+        for name, child in parent.named_children():
+            full_name = f"{path}.{name}" if path else name
+            if not isinstance(child, nn.Linear) or type(child).forward is not nn.Linear.forward:
+                continue
+            if not any(name == target or fnmatchcase(full_name, target) for target in targets):
+                others.append(full_name)
+            elif isinstance(parent, nn.MultiheadAttention):
+                raise InputError(
+                    f"{path}: nn.MultiheadAttention uses the weights of its layers directly and would bypass adapters;"
+                    ' call safexplain.dp.prepare(model, "lora"), which replaces it first'
+                )
+            else:
+                found.append((name, parent, child))
+    if not found:
+        raise InputError(
+            f"targets: no linear layer is named {', '.join(targets)}; the linear layers are"
+            f" {', '.join(others) or 'none'}. Pass names or glob patterns"
+        )
+    for name, parent, child in found:
+        setattr(parent, name, LoRALinear(child, rank, alpha))
+
+
+def merge_lora(model: nn.Module) -> nn.Module:
+    """Merge all adapters into plain, frozen `nn.Linear` layers, in place; the model has its former names again."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, LoRALinear):
+                setattr(parent, name, child.merged())
+    return model.merged() if isinstance(model, LoRALinear) else model
+
+
+def _uninitialised(like: Tensor, in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
+    """A linear layer without values, so that no random numbers are drawn."""
+    layer = nn.Linear(in_features, out_features, bias=bias, device="meta", dtype=like.dtype)
+    return layer.to_empty(device=like.device)
+
+
+# --- rules for Opacus ------------------------------------------------------------------------------------------------
+
+
+def linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Tensor, Tensor]:
+    """Norms (batch,) of a linear layer's per-example gradients, for each parameter that trains.
+
+    `activations` holds the input (batch, ..., in), `backprops` is the gradient with respect to the output (batch, ...,
+    out). The gradient for one example with t positions is G^T A, from inputs A (t, in) and gradients G (t, out); its
+    squared norm is the sum of (A A^T) * (G G^T) (Li et al. 2022, arXiv 2110.05679, section 4), t^2 numbers instead of
+    in * out. The smaller of the two is computed (Bu et al. 2022, arXiv 2205.10683), and gradients where these products
+    nearly cancel, as rounding could make the norm too small.
+    """
+    gradients = backprops.flatten(1, -2) if backprops.dim() > 2 else backprops[:, None]
+    inputs = activations[0].to(gradients.dtype).reshape(*gradients.shape[:2], -1)
+    norms: dict[Tensor, Tensor] = {}
+    if layer.bias is not None and layer.bias.requires_grad:
+        norms[layer.bias] = torch.linalg.vector_norm(gradients.sum(dim=1), dim=1)
+    if layer.weight.requires_grad:
+        norms[layer.weight] = _weight_norms(gradients, inputs)
+    return norms
+
+
+def _weight_norms(gradients: Tensor, inputs: Tensor) -> Tensor:
+    positions = gradients.shape[1]
+    sizes = [torch.linalg.vector_norm(t, dim=2) for t in (gradients, inputs)]
+    if positions == 1:
+        norms: Tensor = sizes[0] * sizes[1]
+        return norms[:, 0]
+    if 2 * positions**2 > gradients.shape[2] * inputs.shape[2]:
+        return sample_norms(gradients.mT @ inputs)
+    squares = ((gradients @ gradients.mT) * (inputs @ inputs.mT)).sum(dim=(1, 2))
+    largest = (sizes[0] * sizes[1]).sum(dim=1).square()
+    norms = squares.clamp(min=0).sqrt()
+    cancelled = squares < torch.finfo(squares.dtype).eps ** 0.5 * largest
+    if cancelled.any():
+        norms[cancelled] = sample_norms(gradients[cancelled].mT @ inputs[cancelled])
+    return norms
+
+
+class GhostHooks(GradSampleHooksFastGradientClipping):  # type: ignore[misc]
+    """Opacus' hooks for norms without gradients, with `linear_norms` for `nn.Linear`."""
+
+    NORM_SAMPLERS: ClassVar[Mapping[type[nn.Module], Callable[..., Any]]] = ChainMap(
+        {nn.Linear: linear_norms}, GradSampleHooksFastGradientClipping.NORM_SAMPLERS
+    )
+
+
+class _FreshOutput(nn.Module):
+    """Returns a copy, which the network may change in place; Opacus' hooks forbid that for a layer's own output."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs).clone()
+
+
+class FreshGroupNorm(_FreshOutput, nn.GroupNorm):
+    """`nn.GroupNorm` before a residual sum in place (`out += x`), as in torchvision's and timm's ResNets."""
+
+    plain = nn.GroupNorm
+
+
+class FreshLinear(_FreshOutput, nn.Linear):
+    """`nn.Linear` before a sum in place, as in timm's BEiT."""
+
+    plain = nn.Linear
+
+
+def convolution_gradients(
+    layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, activations: list[Tensor], backprops: Tensor
+) -> dict[nn.Parameter, Tensor]:
+    """Per-sample gradients of a convolution, for inputs in any memory format and any `padding_mode`.
+
+    Opacus' rule assumes that a 2-D input is contiguous (channels_last images are not) and always pads with zeros.
+    Arguments as for `linear_norms`; gradients of a parameter are of shape (batch, *its shape).
+    """
+    inputs = activations[0].contiguous()
+    if layer.padding_mode != "zeros":
+        inputs = functional.pad(inputs, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        layer = copy.copy(layer)  # with the same parameters
+        layer.padding = (0,) * len(layer.kernel_size)
+    gradients: dict[nn.Parameter, Tensor] = compute_conv_grad_sample(layer, [inputs], backprops)
+    return gradients
+
+
+register_grad_sampler([nn.Conv1d, nn.Conv2d, nn.Conv3d])(convolution_gradients)
+register_grad_sampler(FreshGroupNorm)(GradSampleModule.GRAD_SAMPLERS[nn.GroupNorm])
+register_grad_sampler(FreshLinear)(GradSampleModule.GRAD_SAMPLERS[nn.Linear])
+register_norm_sampler(FreshLinear)(linear_norms)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from safexplain.dp.models.layer_rules import linear_norms
+from safexplain.dp.models.replacements import linear_norms
 
 
 def norms_of(layer: nn.Linear, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,9 @@ import timm
 import torchvision
 from dp_zoo import NETS, TINY, awake, build, ghost_norms, images, largest_error, mlp, norms, single_gradients
 
-from safexplain.dp.models.adapters import LoRALinear
 from safexplain.dp.models.parameters import bare_parameters, freeze_others, head_modules, select
 from safexplain.dp.models.prepare import prepare
-from safexplain.dp.models.replacements import BatchNormReplacedWarning
+from safexplain.dp.models.replacements import BatchNormReplacedWarning, LoRALinear
 from safexplain.errors import InputError
 
 TRIED = [

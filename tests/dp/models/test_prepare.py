@@ -28,11 +28,11 @@ from dp_zoo import (
 )
 
 from safexplain.dp.models.checks import hooked_modules, unsupported
-from safexplain.dp.models.layer_rules import convolution_gradients
 from safexplain.dp.models.prepare import prepare
 from safexplain.dp.models.replacements import (
     BatchNormReplacedWarning,
     PerSampleAttention,
+    convolution_gradients,
     group_count,
     restore,
     train_mode,
