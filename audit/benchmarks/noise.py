@@ -39,7 +39,7 @@ def draws() -> dict[str, Pair]:
     secure, plain = SecureGenerator(), np.random.default_rng(0)
     source, like = torch.Generator().manual_seed(0), torch.empty(1_000_000)
     scales = np.full(10_000, SCALE)
-    secret, seeded = PoissonSampler(), PoissonSampler.from_seed(0)
+    secret, seeded = PoissonSampler(), PoissonSampler(0)
     pairs: dict[str, Pair] = {
         "a million normal numbers": (
             "cryptographic", lambda: secure.standard_normal(1_000_000),

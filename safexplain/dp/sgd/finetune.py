@@ -1,7 +1,4 @@
-"""Fine-tuning within a privacy budget: model, data and (epsilon, delta, adjacency) in, model and statement out.
-
-`fit(compare=)` measures what privacy costs in accuracy, by the same training with other budgets and without one.
-"""
+"""Fine-tuning within a privacy budget: model, data and (epsilon, delta, adjacency) in, model and statement out."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from safexplain.dp.models.replacements import restore, train_mode
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, NoClipping
 from safexplain.dp.sgd.plan import OptimizerChoice, TrainingBudget, TrainingConfig, cross_entropy, plan_training
 from safexplain.dp.sgd.records import InMemory, Loss, Persons, Piece, Records, records_of
-from safexplain.dp.sgd.train_loop import train_network
+from safexplain.dp.sgd.train_loop import Saver, train_network
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -48,11 +45,9 @@ class DPFineTuned:
     Args:
         model: in eval mode, on the device where it was trained.
         statement: the guarantee, for certificates and model cards.
-        skipped: number of examples left out because their gradient was not finite. The guarantee does not cover this
-            number, nor the losses: do not publish them.
+        skipped: number of examples left out because their gradient was not finite; no guarantee covers it.
         accuracy: of the model on the records of `compare`; None without them.
-        comparison: what privacy costs in accuracy, for internal use: not printed with the rest, and dropped from copies
-            and pickles.
+        comparison: what privacy costs in accuracy, for internal use: not printed with the rest, nor copied or pickled.
     """
 
     model: nn.Module
@@ -92,17 +87,16 @@ class DPFineTuner:
         clipping: of each example's gradient.
         trainable: "all", "head", "last-block", "bias", "lora" or name patterns; see `safexplain.dp.models.parameters`.
         optimizer: "adam", "adamw", "sgd", or a function of the list of parameters.
-        lr: learning rate of a named optimizer; by default 5e-4. For a linear head that trains alone with Adam, by
-            default .15 over the typical norm of its inputs, which the first step measures with the same noise.
+        lr: learning rate of a named optimizer; by default 5e-4, or for a linear head that trains alone with Adam .15
+            over the typical norm of its inputs, which the first step measures with the same noise.
         loss: outputs and targets -> the loss of each example; cross-entropy by default.
         mode: how per-example gradients are computed; by default "ghost" (least memory), or "hooks" for clipping per
             layer and for `groups`.
         piece: largest number of examples in memory at a time, whatever the batch size.
         groups: the person of each record, one whole number or text per record. The guarantee then covers persons with
-            all their rows: batches, `batch_size` and `delta` are of persons, and the mean gradient of a person's rows
-            is clipped once.
-        rows_per_group: largest number of rows of a person in one step, 16 by default; if a person has more, each step
-            draws some at random. It must be a public constant, not read off the data.
+            all their rows: `batch_size` and `delta` are of persons, whose mean gradient is clipped once.
+        rows_per_group: largest number of rows of a person in one step, drawn at random from more; 16 by default. It
+            must be a public constant, not read off the data.
         device: where to train; by default a GPU if there is one.
         pretrained: whether the starting weights were trained on other data, which the statement then lists as
             unprotected.
@@ -193,11 +187,11 @@ class DPFineTuner:
         """Train, continuing from the checkpoint if there is one.
 
         With `compare`, the same training is repeated for each of `epsilons`, and without clipping and noise. **No
-        statement covers the model without privacy or its accuracy**: keep that accuracy internal. The other models are
-        discarded, because each would be a separate release; the result holds only their accuracies, `comparison`.
+        statement covers the model without privacy or its accuracy**: keep that accuracy internal. The result holds only
+        the accuracies of the other models, as each would be a separate release.
 
         Args:
-            compare: records with classes, in the form of `data` but not part of it, to compute accuracy on. They are
+            compare: records with classes, in the form of `data` but not part of it, to compute accuracy on; they are
                 not protected.
             epsilons: further budgets to compare, under the same adjacency and delta.
 
@@ -205,7 +199,7 @@ class DPFineTuner:
             InputError: the weights became NaN or infinite, the checkpoint is of another training, or accuracy cannot be
                 computed on `compare`.
             ConfigurationError: an epsilon that cannot be met, or epsilons without `compare`.
-            KeyboardInterrupt: training was interrupted; the checkpoint, if any, was saved first.
+            KeyboardInterrupt: after saving the checkpoint, if any.
 
         Warns:
             PrivacyWarning: layers were replaced, the budget ends before the requested steps, or gradients were not
@@ -249,26 +243,24 @@ class DPFineTuner:
         """The trained model in evaluation mode, and the number of skipped examples."""
         model = self.prepared()
         skipped = self._train(model, progress, feature_cache)
-        model = restore(model)
-        model.requires_grad_(True).eval()
-        return model, skipped
+        return restore(model).requires_grad_(True).eval(), skipped
 
     def _comparison_tuners(self, records: Records | None, epsilons: Iterable[float]) -> list[DPFineTuner]:
         """The trainings to compare with, all planned before the first; the last one is without privacy."""
-        plan, others = self.plan, list[DPFineTuner]()
-        further = sorted({float(check_number("epsilons", e, above=0.0)) for e in epsilons} - {plan.budget.epsilon})
+        plan = self.plan
+        further = sorted({check_number("epsilons", e, above=0.0) for e in epsilons} - {plan.budget.epsilon})
         if records is None:
             if further:
                 raise ConfigurationError("epsilons: needs compare=, the records to compute accuracies on")
             return []
         _count_correct(self.prepared(), next(records.pieces([[0]])))  # fails early if there is no accuracy
-        for epsilon in further:
+        others = [self._silent_copy() for _ in (*further, None)]
+        for other, epsilon in zip(others, further, strict=False):
             budget = replace(plan.budget, epsilon=epsilon, noise_multiplier=None)
-            others.append(self._silent_copy())
-            others[-1].plan = plan_training(budget, plan.records, plan.expected_batch_size, steps=plan.steps)
-        without = self._silent_copy()
-        without.plan, without.config = replace(plan, noise_multiplier=0.0), replace(self.config, clipping=NoClipping())
-        return [*others, without]
+            other.plan = plan_training(budget, plan.records, plan.expected_batch_size, steps=plan.steps)
+        others[-1].plan = replace(plan, noise_multiplier=0.0)
+        others[-1].config = replace(self.config, clipping=NoClipping())
+        return others
 
     def _silent_copy(self) -> DPFineTuner:
         """The same training without checkpoint and progress."""
@@ -294,7 +286,6 @@ class DPFineTuner:
         return self.with_data(data, seed=seed)
 
     def _trained_parameters(self) -> str:
-        """Which parameters train, in words."""
         if self.trainable == "lora":
             return "low-rank adapters and the head"
         sizes = {name: p.numel() for name, p in self._start.named_parameters()}
@@ -337,20 +328,10 @@ class DPFineTuner:
             "data": self.records.digest(),
             "statement": self.statement.to_dict(),
             **self.config.purpose(),
+            **({} if self.persons is None else {"groups": self.persons.digest()}),
         }
-        if self.persons is not None:
-            purpose["groups"] = self.persons.digest()
-        return train_network(
-            trained,
-            records,
-            self.plan,
-            self.config,
-            checkpoint=self.checkpoint,
-            checkpoint_seconds=self.checkpoint_seconds,
-            purpose=purpose,
-            progress=progress,
-            persons=self.persons,
-        )
+        saver = Saver(self.checkpoint, purpose, self.checkpoint_seconds)
+        return train_network(trained, records, self.plan, self.config, saver, progress, self.persons)
 
 
 def _device(name: str | torch.device | None) -> torch.device:
@@ -367,7 +348,6 @@ def _device(name: str | torch.device | None) -> torch.device:
 
 
 def _check_persons(persons: Persons, batch_size: float, piece: int, mode: Mode | None) -> None:
-    """Raise ConfigurationError if other options contradict groups."""
     if mode == "ghost":
         raise ConfigurationError(
             'mode: with groups=, expected "hooks" or "functorch", got "ghost", which has norms of rows, not of persons'
@@ -383,7 +363,6 @@ def _check_persons(persons: Persons, batch_size: float, piece: int, mode: Mode |
 
 
 def _two_columns(title: str, rows: Mapping[str, str]) -> str:
-    """A title, and names and values in two columns."""
     width = max(map(len, rows))
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
 
@@ -393,10 +372,6 @@ def _warn(message: str) -> None:
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
-
-NOT_COVERED = """\
-For internal use only: no statement covers the accuracy without privacy, and each further epsilon is another training on
-the same records."""
 
 
 @dataclass(frozen=True)
@@ -410,11 +385,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Accuracy with and without privacy, by the same training on the same records; prints as a table.
+    """Accuracy with and without privacy, by the same training on the same records; for internal use. Prints as a table.
 
-    It is for internal use only: no guarantee covers the accuracy without privacy, and each further epsilon is another
-    training, which spends its own epsilon. `trainings` are in order of epsilon, the one without privacy last; `records`
-    is the number that accuracy was computed on.
+    `trainings` are in order of epsilon, the one without privacy last; `records` is the number that accuracy was
+    computed on.
     """
 
     trainings: tuple[Compared, ...]
@@ -432,10 +406,16 @@ class Comparison:
         ]
         for t in self.trainings:
             e = t.epsilons
-            one, other = ("none", "none") if e is None else (_short(e.add_remove), _short(e.substitute))
+            one, other = ("none", "none") if e is None else (f"{e.add_remove:.2f}", f"{e.substitute:.2f}")
             found = f"{t.accuracy:.3f} ± {self.half_width(t.accuracy):.3f}"
             lines.append(f"  {one:>16}  {other:>11}  {t.noise_multiplier:>7.3g}  {found}")
-        return "\n".join([*lines, NOT_COVERED])
+        return "\n".join(
+            [
+                *lines,
+                "For internal use only: no statement covers the accuracy without privacy, and each further epsilon is"
+                " another training on\nthe same records.",
+            ]
+        )
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """A figure of accuracy against epsilon under the training's adjacency, with 95 % intervals.
@@ -447,15 +427,12 @@ class Comparison:
 
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.add_subplot()
-        private = [t for t in self.trainings if t.epsilons is not None]
-        at = [t.epsilons.of(self.adjacency) for t in private if t.epsilons is not None]
-        half = [self.half_width(t.accuracy) for t in private]
-        axes.errorbar(at, [t.accuracy for t in private], half, marker="o", color="#e8743b", label="with privacy")
-        for t in self.trainings:
-            if t.epsilons is None:
-                w = self.half_width(t.accuracy)
-                axes.axhline(t.accuracy, color="#8b8f98", linestyle=":", label="without")
-                axes.axhspan(t.accuracy - w, t.accuracy + w, color="#8b8f98", alpha=0.15)
+        found = {t.epsilons and t.epsilons.of(self.adjacency): t.accuracy for t in self.trainings}
+        without, (at, private) = found.pop(None), zip(*found.items(), strict=True)
+        axes.errorbar(at, private, [*map(self.half_width, private)], marker="o", color="#e8743b", label="with privacy")
+        w = self.half_width(without)
+        axes.axhline(without, color="#8b8f98", linestyle=":", label="without")
+        axes.axhspan(without - w, without + w, color="#8b8f98", alpha=0.15)
         axes.set(xscale="log", xlabel=f"epsilon ({self.adjacency})", ylabel=f"accuracy, {self.records:,} other records")
         axes.set_xticks(at, [f"{e:.3g}" for e in at], minor=False)
         axes.minorticks_off()
@@ -464,10 +441,6 @@ class Comparison:
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
-
-
-def _short(epsilon: float) -> str:
-    return f"{epsilon:.2f}" if math.isfinite(epsilon) else "infinite"
 
 
 def accuracy_of(model: nn.Module, records: Records, piece: int) -> float:

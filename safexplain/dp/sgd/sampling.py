@@ -1,7 +1,6 @@
-"""Random draws of DP-SGD: Poisson batches, which stay secret, and Gaussian noise on sums of clipped gradients.
+"""Random draws of DP-SGD from `safexplain._secure_random`: secret Poisson batches, and Gaussian noise on sums.
 
-Both come from `safexplain._secure_random` unless a seed is given. Anyone who knows the seed can remove the noise and
-knows every batch, so the guarantee is void for them.
+With a seed they are repeatable, and the guarantee is void for anyone who knows the seed.
 """
 
 from __future__ import annotations
@@ -28,21 +27,15 @@ _CHUNK = {"cpu": 1 << 14, "cuda": 1 << 22}
 class PoissonSampler:
     """The Poisson batches of a training; each is a function of a key and the number of its step.
 
-    All processes of a distributed training can therefore draw the same batches. Anyone who knows the key knows every
-    batch, which voids the guarantee of sampling, so copies and pickles get a new key. With a `seed`, batches come from
-    NumPy's Philox instead.
+    All processes of a distributed training can therefore draw the same batches. Copies and pickles get a new key, as it
+    tells every batch. With a `seed`, for experiments and tests, batches come from NumPy's Philox instead.
     """
 
-    key: bytes = field(default_factory=fresh_key, repr=False)
     seed: int | None = None
-
-    @classmethod
-    def from_seed(cls, seed: int | None) -> PoissonSampler:
-        """A reproducible sampler for experiments and tests; a secret one for None."""
-        return cls(seed=seed)
+    key: bytes = field(default_factory=fresh_key, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).from_seed, (self.seed,)
+        return type(self), (self.seed,)
 
     def batch(self, step: int, records: int, sample_rate: float) -> NDArray[np.int64]:
         """Indices of the records in the batch of one step: each of 0 to records - 1 with probability `sample_rate`."""
@@ -63,16 +56,11 @@ def step_seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed % 2**64, step]).generate_state(1, np.uint64)[0])
 
 
-def process_share(batch: NDArray[np.int64], rank: int, processes: int) -> NDArray[np.int64]:
-    """The part of a batch for one of several processes; a record always goes to the same process."""
-    return np.asarray(batch[batch % processes == rank])
-
-
 def shared_sampler(sampler: PoissonSampler, device: torch.device) -> PoissonSampler:
     """The sampler of the first process, sent to all."""
     key = torch.tensor(list(sampler.key), dtype=torch.uint8, device=device)
     torch.distributed.broadcast(key, 0)
-    return PoissonSampler(bytes(key.cpu().tolist()), sampler.seed)
+    return PoissonSampler(sampler.seed, bytes(key.cpu().tolist()))
 
 
 def random_source(seed: int | None, device: torch.device | str = "cpu") -> Source:
@@ -110,7 +98,7 @@ def gaussian(like: Tensor, std: float, source: Source, *, float_safe: bool = Tru
 
 
 def _secure_normal(like: Tensor, std: float, source: SecureGenerator, terms: int) -> Tensor:
-    """Noise like `like`, each number a sum of `terms` normal ones; computed in float64 for float64, else in float32."""
+    """Noise like `like`, each number a sum of `terms`; computed in float64 for float64, else in float32."""
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
     flat, chunk = out.view(-1), _CHUNK.get(like.device.type, _CHUNK["cuda"])
     wide = like.dtype == torch.float64

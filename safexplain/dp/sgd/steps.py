@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from safexplain._secure_random import SecureGenerator
 from safexplain._validate import check_number
 from safexplain.dp.models.checks import Mode, check_loss_shape
-from safexplain.dp.models.layer_rules import GhostHooks
+from safexplain.dp.models.replacements import GhostHooks
 from safexplain.dp.sgd.clipping import Clipping, check_clipping, sample_norms
 from safexplain.dp.sgd.records import Inputs, Loss, mean_gradients
 from safexplain.dp.sgd.sampling import Source, gaussian

@@ -1,16 +1,11 @@
-"""Training by per-example gradients: Poisson batches in pieces that fit in memory, checkpoints, processes.
-
-A checkpoint holds the trained parameters, the optimizer's state and the number of steps taken, but no key or generator:
-batches and noise of later steps are drawn anew. It is as private as the final model, but two trainings continued from
-one checkpoint are two releases and spend twice.
-"""
+"""Training by per-example gradients: Poisson batches in pieces that fit in memory, checkpoints, processes."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +19,8 @@ from safexplain._files import atomic_file
 from safexplain._progress import Progress, silent
 from safexplain.dp.sgd.plan import TrainingConfig, TrainingPlan
 from safexplain.dp.sgd.records import Inputs, Persons, Records, RowsPiece
-from safexplain.dp.sgd.sampling import PoissonSampler, process_share, random_source, shared_sampler, step_seed
-from safexplain.dp.sgd.steps import make_step
+from safexplain.dp.sgd.sampling import PoissonSampler, random_source, shared_sampler, step_seed
+from safexplain.dp.sgd.steps import ClippedOptimizer, make_step
 from safexplain.errors import InputError
 
 CHECKS = 50
@@ -37,18 +32,15 @@ def train_network(
     records: Records,
     plan: TrainingPlan,
     config: TrainingConfig,
-    *,
-    checkpoint: str | Path | None,
-    checkpoint_seconds: float,
-    purpose: dict[str, Any],
+    saver: Saver,
     progress: Progress,
-    persons: Persons | None = None,
+    persons: Persons | None,
 ) -> int:
-    """Train in place, continuing from a checkpoint of the same `purpose`; returns the number of gradients left out.
+    """Train in place, continuing from a checkpoint of the same purpose; returns the number of gradients left out.
 
-    Under torch.distributed, each process takes its share of every batch, and the first one saves. The model must be in
-    training mode and on the device where to train. With `persons`, batches are of persons, and so is `plan`. Progress
-    reports contain the mean loss of the last batch, which no guarantee covers.
+    Under torch.distributed, each process takes its share of every batch, and the first one saves. With `persons`,
+    batches and `plan` are of persons. Progress reports contain the mean loss of the last batch, which no guarantee
+    covers.
 
     Raises:
         InputError: the weights became NaN or infinite, or the checkpoint is of another training.
@@ -56,7 +48,7 @@ def train_network(
     device = next(model.parameters()).device
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank, processes = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
-    sampler = PoissonSampler.from_seed(config.seed)
+    sampler = PoissonSampler(config.seed)
     if distributed:
         sampler = shared_sampler(sampler, device)
     optimizer = config.make_optimizer([p for p in model.parameters() if p.requires_grad])
@@ -71,9 +63,8 @@ def train_network(
         generator=random_source(config.seed, device),
         distributed=distributed,
     )
-    saver = Saver(checkpoint, purpose, checkpoint_seconds, model, optimizer, lambda: step.optimizer.skipped)
     try:
-        start, step.optimizer.skipped = saver.resume()
+        start = saver.resume(model, step.optimizer)
         if distributed:
             _check_same_start(start, device)
         if rank:
@@ -81,7 +72,8 @@ def train_network(
 
         @lru_cache(maxsize=8)  # called twice for each step; loading processes run a little ahead
         def batch(t: int) -> list[RowsPiece]:
-            drawn = process_share(sampler.batch(t, plan.records, plan.sample_rate), rank, processes).tolist()
+            whole = sampler.batch(t, plan.records, plan.sample_rate)
+            drawn = whole[whole % processes == rank].tolist()  # a record always goes to the same process
             if persons is not None:
                 return persons.pieces(drawn, config.piece, sampler.stream(t, 1))
             return [(drawn[i : i + config.piece], []) for i in range(0, len(drawn), config.piece)]
@@ -168,36 +160,33 @@ FORMAT = 1
 
 
 class Saver:
-    """Saves and resumes a training with an equal `purpose`; InputError: the file cannot be written."""
+    """Saves and resumes a training with an equal `purpose`; InputError: the file cannot be written.
 
-    def __init__(
-        self,
-        path: str | Path | None,
-        purpose: dict[str, Any],
-        seconds: float,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        skipped: Callable[[], int],
-    ) -> None:
+    A checkpoint holds the trained parameters, the optimizer's state and the number of steps taken, but no key or
+    generator: batches and noise of later steps are drawn anew. It is as private as the final model, but two trainings
+    continued from one checkpoint are two releases and spend twice.
+    """
+
+    def __init__(self, path: str | Path | None, purpose: dict[str, Any], seconds: float) -> None:
         self.path, self.purpose, self.seconds = None if path is None else Path(path), purpose, seconds
-        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer, self.skipped = optimizer, skipped
         self.steps, self._between_steps, self._saved = 0, True, time.monotonic()
         if self.path is not None:
             with _write_errors(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 TemporaryFile(dir=self.path.parent).close()
 
-    def resume(self) -> tuple[int, int]:
-        """Load the checkpoint, without unpickling code; returns steps taken and examples skipped, or zeros."""
+    def resume(self, model: nn.Module, optimizer: ClippedOptimizer) -> int:
+        """Load the checkpoint, without unpickling code, and save this training from now on; returns steps taken."""
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.optimizer = optimizer
         if self.path is None or not self.path.exists():
-            return 0, 0
+            return 0
         try:
             content = torch.load(self.path, map_location="cpu", weights_only=True)
             if content["format"] != FORMAT:
                 raise ValueError("written by another version of safexplain")
-            saved, self.steps, skipped = content["purpose"], content["step"], content["skipped"]
-            parameters, optimizer = content["parameters"], content["optimizer"]
+            saved, self.steps, optimizer.skipped = content["purpose"], content["step"], content["skipped"]
+            parameters, state = content["parameters"], content["optimizer"]
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"cannot read the checkpoint {self.path}: {reason}; delete it to start again") from None
@@ -211,12 +200,12 @@ class Saver:
         with torch.no_grad():
             for name, parameter in self.trained.items():
                 parameter.copy_(parameters[name])
-        self.optimizer.load_state_dict(optimizer)
-        return self.steps, skipped
+        optimizer.original_optimizer.load_state_dict(state)
+        return self.steps
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Wraps an optimizer's step; the state of an interrupted one may reveal its batch and is never saved."""
+        """Around an optimizer's step; the state of an interrupted one may reveal its batch and is never saved."""
         self._between_steps = False
         yield
         self.steps += 1
@@ -245,8 +234,8 @@ class Saver:
                 "purpose": self.purpose,
                 "step": self.steps,
                 "parameters": {name: p.detach().cpu() for name, p in self.trained.items()},
-                "optimizer": self.optimizer.state_dict(),
-                "skipped": self.skipped(),
+                "optimizer": self.optimizer.original_optimizer.state_dict(),
+                "skipped": self.optimizer.skipped,
             }
             with _write_errors(self.path), atomic_file(self.path) as partial, partial.open("wb") as file:
                 torch.save(content, file)

@@ -61,7 +61,7 @@ def test_without_privacy_gradients_are_whole_and_no_noise_is_added():
     """The plain training, written out: the same batches, the sum of gradients over the expected size."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
-    sampler, (x, y) = PoissonSampler.from_seed(1), RECORDS
+    sampler, (x, y) = PoissonSampler(1), RECORDS
     for t in range(20):
         rows = sampler.batch(t, 300, 0.2)
         model.zero_grad()

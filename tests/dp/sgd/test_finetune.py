@@ -61,7 +61,7 @@ def test_the_statement_is_of_the_data_and_steps_trained(trainable):
 def slow_dp_sgd(model, x, y, *, sigma, q, steps, clip, lr, seed):
     """DP-SGD as its definition says it: one example at a time, with the tuner's own batches and noise."""
     model = copy.deepcopy(model)
-    generator, sampler = torch.Generator(), PoissonSampler.from_seed(seed)
+    generator, sampler = torch.Generator(), PoissonSampler(seed)
     for t in range(steps):
         _reseed(generator, seed, t)
         total = [torch.zeros_like(p) for p in model.parameters()]
@@ -192,7 +192,7 @@ def test_records_with_nan_are_skipped_counted_and_never_released(mode):
     x[3] = math.nan
     with pytest.warns(PrivacyWarning, match="not finite"):
         done = tuner(records=(x, y), mode=mode).fit()
-    assert done.skipped == sum(3 in PoissonSampler.from_seed(1).batch(t, 60, 0.25) for t in range(12)) > 0
+    assert done.skipped == sum(3 in PoissonSampler(1).batch(t, 60, 0.25) for t in range(12)) > 0
     assert bool(weights(done.model).isfinite().all())
 
 

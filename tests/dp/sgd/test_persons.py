@@ -54,7 +54,7 @@ def gradient(model, rows):
 def slow_training(fitted, most=99):
     """DP-SGD without noise, one person at a time."""
     model, plan = fitted.prepared(), fitted.plan
-    sampler, names = PoissonSampler.from_seed(1), np.unique(GROUPS)
+    sampler, names = PoissonSampler(1), np.unique(GROUPS)
     for t in range(plan.steps):
         total = 0
         for person in sampler.batch(t, len(names), plan.sample_rate):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from safexplain._secure_random import KeyedGenerator, SecureGenerator
 from safexplain.dp import AutoSClipping
 from safexplain.dp.sgd.records import records_of
-from safexplain.dp.sgd.sampling import PoissonSampler, box_muller, gaussian, process_share, random_source, uniform
+from safexplain.dp.sgd.sampling import PoissonSampler, box_muller, gaussian, random_source, uniform
 from safexplain.dp.sgd.steps import ClippedOptimizer
 from safexplain.errors import InputError
 
@@ -25,7 +25,7 @@ def counts(sampler, steps, records, q):
     return np.array([np.bincount(sampler.batch(t, records, q), minlength=records) for t in range(steps)])
 
 
-SECRET, SEEDED = PoissonSampler(bytes(range(32))), PoissonSampler.from_seed(0)
+SECRET, SEEDED = PoissonSampler(key=bytes(range(32))), PoissonSampler(0)
 
 
 @pytest.mark.parametrize("sampler", [SECRET, SEEDED])
@@ -43,8 +43,8 @@ def test_batches_are_independent_poisson_samples_at_the_sample_rate(sampler):
 @pytest.mark.parametrize(
     ("one", "again", "other"),
     [
-        (SECRET, PoissonSampler(bytes(range(32))), PoissonSampler(bytes(32))),
-        (SEEDED, PoissonSampler.from_seed(0), PoissonSampler.from_seed(4)),
+        (SECRET, PoissonSampler(key=bytes(range(32))), PoissonSampler(key=bytes(32))),
+        (SEEDED, PoissonSampler(0), PoissonSampler(4)),
     ],
 )
 def test_a_batch_is_a_function_of_key_and_step(one, again, other):
@@ -56,13 +56,6 @@ def test_a_batch_is_a_function_of_key_and_step(one, again, other):
 def test_samplers_are_secret_by_default():
     assert PoissonSampler().key != PoissonSampler().key
     assert "key" not in repr(PoissonSampler())
-
-
-def test_processes_share_one_batch():
-    whole = PoissonSampler.from_seed(5).batch(0, 50, 0.1)
-    shares = [process_share(whole, rank, 2).tolist() for rank in range(2)]
-    assert sorted(shares[0] + shares[1]) == whole.tolist()
-    assert {record % 2 for record in shares[1]} == {1}, "a record is always the same process's"
 
 
 def test_records_come_from_tensors_arrays_and_data_sets_alike():
@@ -205,7 +198,7 @@ def test_a_copied_or_pickled_sampler_has_a_key_of_its_own() -> None:
         assert other.key != sampler.key
         assert not np.array_equal(other.batch(0, 200, 0.5), sampler.batch(0, 200, 0.5))
     assert sampler.key not in pickle.dumps(sampler)
-    seeded = PoissonSampler.from_seed(7)
+    seeded = PoissonSampler(7)
     assert np.array_equal(copy.deepcopy(seeded).batch(0, 200, 0.5), seeded.batch(0, 200, 0.5))
 
 
