@@ -1,6 +1,5 @@
 """Settings of all tests."""
 
-import functools
 import os
 import random
 from collections.abc import Iterator
@@ -39,10 +38,9 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """The complete suite in a tenth of its time: boosted trees are few and small, for tests of what surrounds them."""
-    from safexplain.audit.attacks import suite
-    from safexplain.audit.attacks.pseudo_targets import Boosted
+    from safexplain.audit.attacks.learned import Boosted
 
-    monkeypatch.setattr(suite, "Boosted", functools.partial(Boosted, trees=10, leaves=4, models=2))
+    monkeypatch.setattr(Boosted.__init__, "__defaults__", (10, 4, 0.15, 2, 0, 0))  # trees, leaves, rate, models
 
 
 @pytest.fixture(autouse=True)

@@ -24,10 +24,9 @@ from torch import nn
 
 from safexplain.audit import Population, Recipe, train_shadows
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.attacks.learned import Boosted, Stacked
 from safexplain.audit.attacks.likelihood import likelihood_ratios
-from safexplain.audit.attacks.pseudo_targets import Boosted, Stacked
-from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import SuiteRow
+from safexplain.audit.attacks.suite import Scorer, SuiteRow
 from safexplain.audit.signals import Signals
 from safexplain.verdict.stats import roc
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from safexplain.audit import Recipe
-from safexplain.audit.references.training import train_one
+from safexplain.audit.references.shadows import train_one
 
 from ..shared.run import ROOT, Run, Unusable, concluded, finish, load, revision, rounded, write_json
 from ..shared.run import public_networks as third_party

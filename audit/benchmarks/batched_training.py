@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import Population, Recipe
-from safexplain.audit.references.training import train_one, train_together
+from safexplain.audit.references.shadows import train_one, train_together
 
 from ..shared.run import finish
 from .harness import Benchmark, Turns, at_most

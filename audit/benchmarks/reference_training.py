@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from safexplain.audit import Recipe
 from safexplain.audit.references.recipe import forget
-from safexplain.audit.references.training import train_models
+from safexplain.audit.references.shadows import train_models
 
 from ..shared.run import finish
 from .harness import LEAST_ROUNDS, Benchmark, Turns, at_most

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from safexplain.audit.question import AuditOptions, Question
     from safexplain.audit.references.fine_tuning import FineTune, fine_tune
     from safexplain.audit.references.recipe import Recipe
-    from safexplain.audit.references.shadows import Shadows, train_shadows
-    from safexplain.audit.references.training import ModelCache
+    from safexplain.audit.references.shadows import ModelCache, Shadows, train_shadows
     from safexplain.audit.report.outcome import AuditRun
     from safexplain.audit.run import audit
     from safexplain.audit.usefulness import utility
@@ -32,7 +31,7 @@ _LATER = {
     "AuditRun": "report.outcome",
     "Dither": "queries",
     "FineTune": "references.fine_tuning",
-    "ModelCache": "references.training",
+    "ModelCache": "references.shadows",
     "Population": "population",
     "Question": "question",
     "Recipe": "references.recipe",

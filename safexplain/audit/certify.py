@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
-from safexplain.audit.attacks.scoring import MIN_FOR_NULL, Scorer
-from safexplain.audit.attacks.suite import SuiteRow, families_allowed, fitting, gaps
+from safexplain.audit.attacks.suite import MIN_FOR_NULL, Scorer, SuiteRow, families_allowed, fitting, gaps
 from safexplain.audit.controls.accuracy import accuracy
 from safexplain.audit.controls.differences import blind_baseline, null_model, shuffled_membership
 from safexplain.audit.controls.holdout_uses import Uses, uses_of

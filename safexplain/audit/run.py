@@ -21,8 +21,7 @@ from torch import nn
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import as_stage
 from safexplain.audit.answers import Predictions, explanations_of, patient_queries, predict, signals_of
-from safexplain.audit.attacks.scoring import MIN_FOR_NULL, Scorer
-from safexplain.audit.attacks.suite import fitting
+from safexplain.audit.attacks.suite import MIN_FOR_NULL, Scorer, fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.controls.accuracy import ADVICE, META, UNUSUAL, Hits, Statistics, below_stated, measured
 from safexplain.audit.controls.accuracy import LOOKED_AT as LOOKED_AT_MEMBERS
@@ -33,8 +32,7 @@ from safexplain.audit.population import Population
 from safexplain.audit.queries import device_of, levels_of, with_channels_last
 from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question
 from safexplain.audit.references.recipe import Recipe, Train
-from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
-from safexplain.audit.references.training import ModelCache
+from safexplain.audit.references.shadows import ModelCache, Repeated, Shadows, train_shadows
 from safexplain.audit.report.model import NATIVE, Configuration, ReportData
 from safexplain.audit.report.outcome import AuditRun, environment, pictures
 from safexplain.audit.report.root_cause import Ablation, root_cause, sample

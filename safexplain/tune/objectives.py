@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from safexplain._progress import as_stage
 from safexplain.audit.answers import SUMMARIES, Predictions, explanations_of, summarise
-from safexplain.audit.attacks.pseudo_targets import Boosted, Stacked
-from safexplain.audit.attacks.scoring import scores_of
-from safexplain.audit.attacks.suite import SuiteRow, fitting
+from safexplain.audit.attacks.learned import Boosted, Stacked
+from safexplain.audit.attacks.suite import SuiteRow, fitting, scores_of
 from safexplain.audit.population import Population
 from safexplain.audit.question import Method, Question, Release
 from safexplain.audit.signals import Signals

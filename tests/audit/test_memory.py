@@ -12,8 +12,7 @@ from memory import Watched
 from safexplain.audit import Policy, Signals
 from safexplain.audit import store as stored
 from safexplain.audit.attacks import likelihood
-from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import fitting
+from safexplain.audit.attacks.suite import Scorer, fitting
 from safexplain.audit.controls import strength
 from safexplain.audit.controls.holdout_uses import released_sums
 from safexplain.audit.controls.splits import Splits, copies_together

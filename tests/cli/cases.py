@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain.audit import Recipe
-from safexplain.audit.references.training import train_one
+from safexplain.audit.references.shadows import train_one
 
 
 def digits(examples: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

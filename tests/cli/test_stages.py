@@ -14,8 +14,8 @@ from html_page import Page
 from torch import nn
 
 from safexplain.audit import FineTune, Population, Recipe, Shadows, Signals, fine_tune
-from safexplain.audit.references import training
-from safexplain.audit.references.training import train_one
+from safexplain.audit.references import shadows
+from safexplain.audit.references.shadows import train_one
 from safexplain.cli.run import recipes
 
 pytestmark = pytest.mark.usefixtures("few_trees")
@@ -72,13 +72,13 @@ def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_aft
     assert len(list((tmp_path / "run" / "models").glob("*.pt"))) == 4
 
     asked = []
-    together = training.train_together
+    together = shadows.train_together
 
     def counting(recipe: Recipe, models: list[nn.Module], *rest: object, **options: object) -> object:
         asked.append(recipe.epochs)
         return together(recipe, models, *rest, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training, "train_together", counting)
+    monkeypatch.setattr(shadows, "train_together", counting)
     code, out, err = cli(*arguments, "--resume")
     assert asked[-1] == TUNING.epochs
     assert PRETRAINING.epochs not in asked  # the pre-trained ones were kept

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from safexplain.audit.answers import summarise
-from safexplain.audit.attacks.pseudo_targets import Boosted
+from safexplain.audit.attacks.learned import Boosted
 from safexplain.audit.attacks.suite import fitting, values_of
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import SuiteRow, fitting
+from safexplain.audit.attacks.suite import Scorer, SuiteRow, fitting
 from safexplain.verdict.evidence import at_level
 from safexplain.verdict.stats import roc
 

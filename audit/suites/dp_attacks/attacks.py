@@ -14,8 +14,7 @@ from scipy.stats import beta
 from safexplain._privacy_loss import Steps
 from safexplain.audit import Signals
 from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
-from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import SuiteRow
+from safexplain.audit.attacks.suite import Scorer, SuiteRow
 from safexplain.verdict.guarantee import RocBound, tpr_bound
 from safexplain.verdict.privacy_statement import PrivacyStatement
 

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from safexplain import Hardening, Probability
 from safexplain.audit import Population, Recipe, Shadows, Signals, train_shadows, utility
 from safexplain.audit.answers import Predictions, predict, summarise
-from safexplain.audit.attacks.pseudo_targets import Stacked
-from safexplain.audit.attacks.scoring import Scorer
+from safexplain.audit.attacks.learned import Stacked
+from safexplain.audit.attacks.suite import Scorer
 from safexplain.errors import InputError, RefusedError, SafexplainError
 from safexplain.explain import CATALOG, default_layer
 from safexplain.explain.alibi.explainers import anchor_hardening
@@ -59,7 +59,7 @@ BACKGROUND = 20
 SIZES = {"digits": (600, 17, 4), "heloc": (200, 17, 4), "trees": (200, 17, 4), "linear": (200, 17, 4)}
 """Examples, models, and how many of them take turns as the target."""
 QUICK = {"digits": (60, 8, 2), "heloc": (60, 8, 2), "trees": (60, 8, 2), "linear": (60, 8, 2)}
-CODE = ("safexplain.audit.attacks.scoring", "safexplain.audit.queries", "safexplain.hardening.selection")
+CODE = ("safexplain.audit.attacks.suite", "safexplain.audit.queries", "safexplain.hardening.selection")
 """What the stored methods depend on, beside the code here."""
 
 STEPS = {"n_steps": 16}

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
 
 from safexplain.audit.attacks import RMIA, Attack, JointLikelihoodRatio, LikelihoodRatio, Threshold
-from safexplain.audit.attacks.pseudo_targets import Boosted
+from safexplain.audit.attacks.learned import Boosted
 from safexplain.verdict.stats import auc_interval, roc, tpr_at_fpr
 
 from ...shared.run import Progress, Run, load

@@ -13,8 +13,7 @@ from scipy.stats import t as student
 from safexplain._progress import Progress
 from safexplain.audit.attacks import Threshold
 from safexplain.audit.attacks.likelihood import PooledDensityRatio
-from safexplain.audit.attacks.scoring import MIN_FOR_NULL, Scorer
-from safexplain.audit.attacks.suite import SuiteRow, fitting
+from safexplain.audit.attacks.suite import MIN_FOR_NULL, Scorer, SuiteRow, fitting
 from safexplain.audit.collect_recourse import collect_recourse, explain, unit
 from safexplain.audit.report.root_cause import draw_targets
 from safexplain.audit.signals import Signals

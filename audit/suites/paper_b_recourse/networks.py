@@ -23,7 +23,7 @@ from torch import nn
 from safexplain.audit import Policy, Recipe
 from safexplain.audit.certify import certify
 from safexplain.audit.collect_recourse import collect_recourse, explain
-from safexplain.audit.references.training import train_one
+from safexplain.audit.references.shadows import train_one
 from safexplain.dp import DPFineTuner
 from safexplain.recourse import DPModelRecourse
 from safexplain.recourse.networks.search import network_recourse

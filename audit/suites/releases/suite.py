@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from safexplain.audit import Policy, Shadows, Signals, train_shadows, utility
 from safexplain.audit.answers import Predictions, summarise
-from safexplain.audit.attacks.pseudo_targets import Stacked
-from safexplain.audit.attacks.scoring import Scorer
-from safexplain.audit.attacks.suite import VIEWS, Signal, SuiteRow, fitting, values_of
+from safexplain.audit.attacks.learned import Stacked
+from safexplain.audit.attacks.suite import VIEWS, Scorer, Signal, SuiteRow, fitting, values_of
 from safexplain.outputs import are_probabilities
 from safexplain.verdict.evidence import WHOLE_MAP, at_level
 
@@ -53,8 +52,8 @@ PUBLIC, STUDENT = "public models", "student of the labels"
 ORDER_AT = (1, 32)
 """Levels of `--order`."""
 CODE = (
-    "safexplain.audit.attacks.scoring",
-    "safexplain.audit.attacks.pseudo_targets",
+    "safexplain.audit.attacks.suite",
+    "safexplain.audit.attacks.learned",
     "safexplain.audit.queries",
     "safexplain.hardening.selection",
 )

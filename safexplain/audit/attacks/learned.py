@@ -1,16 +1,19 @@
-"""A classifier of whole attribution maps, trained on those of reference models."""
+"""Attacks that learn membership from reference models in the target's place (pseudo-targets)."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
 
 from safexplain._validate import check_number, whole_number
-from safexplain.audit.attacks.base import Bools, Floats, check_signals
+from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
+from safexplain.audit.attacks.likelihood import LabelLikelihoodRatio, LikelihoodRatio, centred, transformed
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import roc
 
@@ -195,3 +198,231 @@ class Learned:
                     break
         assert best is not None
         return best.requires_grad_(False), best_epoch
+
+
+Array = NDArray[np.float64]
+
+DIGITS = 9  # decimals of a feature; with more, rounding would separate values that are mathematically equal
+
+
+@dataclass(frozen=True)
+class Boosted:
+    """Histogram gradient boosting (scikit-learn) on reference features of one signal or of several.
+
+    Features of a number: its centred value (on the scale of `LikelihoodRatio`), the means of models with and without
+    the example, the distances from both in standard deviations, and `LikelihoodRatio`; of a label: the shares of models
+    with and without the example that gave the same one, and `LabelLikelihoodRatio`. Few and small trees find as much as
+    many (docs/evidence/attack_table.md), and one thread is faster than several on a busy machine.
+    """
+
+    trees: int = 40
+    leaves: int = 8  # most leaves of a tree
+    rate: float = 0.15  # learning rate
+    models: int = 8  # most reference models that play the target
+    labels: int = 0  # number of leading columns that are class indices
+    seed: int = 0  # chooses the models that play the target, and the halves of the examples
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """(n,) log odds of (n,) or (n, k) signals, from trees of m >= 4 reference models (m, n[, k]), (m, n)."""
+        target, shadows, membership = check_signals(target, shadows, membership)
+        return self.fit(shadows, membership).scores(target, shadows, membership)
+
+    def fit(self, shadows: Floats, membership: Bools, players: Sequence[int] | None = None) -> FittedBoosted:
+        """Trees from reference models (m, n) or (m, n, k) in the target's place: `models` of the `players`, or of all.
+
+        Raises:
+            InputError: fewer than 4 reference models, or no members or no non-members in one of the halves.
+        """
+        from sklearn.ensemble import HistGradientBoostingClassifier
+        from threadpoolctl import threadpool_limits
+
+        m, n = membership.shape
+        if m < 4 or n < 4:
+            raise InputError(f"Boosted: expected at least 4 reference models and 4 examples, got {m} and {n}")
+        rng = np.random.default_rng([self.seed, 0xB005])
+        drawn = rng.permutation(m if players is None else players)[: self.models].tolist()
+        half = np.zeros(n, dtype=bool)
+        half[rng.permutation(n)[: n // 2]] = True
+        others = [references_for(j, range(m), membership) for j in drawn]
+        x = np.stack([self.features(shadows[j], shadows[o], membership[o]) for j, o in zip(drawn, others, strict=True)])
+        y = membership[drawn]
+        trees = []
+        for side in (half, ~half):
+            if y[:, side].all() or not y[:, side].any():
+                raise InputError("the pseudo-targets have no members or no non-members in one half; give more examples")
+            grown = HistGradientBoostingClassifier(
+                max_iter=self.trees,
+                max_leaf_nodes=self.leaves,
+                learning_rate=self.rate,
+                early_stopping=False,
+                random_state=self.seed,
+            )
+            with threadpool_limits(1):
+                trees.append(grown.fit(x[:, side].reshape(-1, x.shape[2]), y[:, side].ravel()))
+        return FittedBoosted(self, half, (trees[0], trees[1]))
+
+    def features(self, target: Floats, shadows: Floats, membership: Bools) -> NDArray[np.float32]:
+        """(n, features) inputs of the trees."""
+        if target.ndim == 1:
+            target, shadows = target[:, None], shadows[:, :, None]
+        columns: list[Array] = []
+        for j in range(self.labels):
+            same = shadows[:, :, j] == target[:, j]
+            columns += [(same & side).sum(0) / np.maximum(side.sum(0), 1) for side in (membership, ~membership)]
+            columns.append(LabelLikelihoodRatio()(target[:, j], shadows[:, :, j], membership))
+        for j in range(self.labels, target.shape[1]):
+            columns += _of_number(target[:, j], shadows[:, :, j], membership)
+        return np.stack(columns, axis=1).round(DIGITS).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedBoosted:
+    """Trees for both halves of the examples."""
+
+    attack: Boosted  # computes the features
+    half: Bools  # (n,) the examples that the first of the two was fitted to
+    trees: tuple[Any, Any]
+
+    def scores(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """(n,) log odds, of each example from the trees that were fitted to the other half."""
+        from threadpoolctl import threadpool_limits
+
+        x = self.attack.features(target, shadows, membership)
+        out = np.empty(len(x))
+        with threadpool_limits(1):
+            for side, trees in ((~self.half, self.trees[0]), (self.half, self.trees[1])):
+                out[side] = trees.decision_function(x[side])
+        return out
+
+
+def _of_number(target: Floats, shadows: Floats, membership: Bools) -> list[Array]:
+    """Columns (n,) about one number an example, see `Boosted`, in units of the median example's deviation."""
+    ratio = LikelihoodRatio()(target, shadows, membership)
+    t, values = (np.asarray(a, dtype=np.float64) for a in transformed("auto", target, shadows))
+    spread = values.std(0)
+    unit = float(np.median(spread[spread > 0])) if spread.any() else 1.0
+    first = values[0] / unit
+    values, t = (a / unit for a in centred(values, t))
+    means, distances = [], []
+    floor = 1e-9 * float(values.var(0).mean()) or 1.0
+    for side in (membership, ~membership):
+        count = np.maximum(side.sum(0), 1)
+        mean = (values * side).sum(0) / count
+        variance = (np.square(values - mean) * side).sum(0) / np.maximum(count - 1, 1) + floor
+        means.append(mean)
+        distances.append((t - mean) / np.sqrt(variance))
+    return [t - (means[0] + means[1]) / 2, *(first + mean for mean in means), *distances, ratio]
+
+
+SURE = 2.0  # standard errors by which the held-out gain must exceed zero
+PENALTY = 1e-4  # penalty of the squared weights, as a share of the number of observations
+FOLDS = 4  # folds of the cross-validation, at most; each has at least one pseudo-target
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Logistic regression over log ratios that returns the first, the baseline, unless the others add to it.
+
+    Every column is centred at its median, divided by its spread and compressed beyond three spreads (arsinh), so that
+    one overconfident ratio of thousands of features does not swamp the others. Whether the others add is decided by
+    cross-validation over pseudo-targets: the held-out Brier score must be better than that of the first column alone
+    by `SURE` standard errors, and the true-positive rate by one.
+
+    Args:
+        fpr: false-positive rate at which true-positive rates are compared.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    fpr: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_number("fpr", self.fpr, above=0, below=1)
+
+    def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
+        """(n,) log odds of (n, k) log ratios, or their first column; fitted on those (p, n, k) of pseudo-targets."""
+        target, shadows, membership = check_signals(target, shadows, membership)
+        return self.fit(shadows, membership).scores(target)
+
+    def fit(self, shadows: Floats, membership: Bools, *, always: bool = False) -> FittedStack:
+        """Weights from pseudo-targets' (p, n, k) log ratios and (p, n) membership; `always` uses all columns.
+
+        InputError: shapes disagree, or fewer than 2 pseudo-targets.
+        """
+        if shadows.ndim != 3 or shadows.shape[:2] != membership.shape or len(shadows) < 2 or shadows.shape[2] < 1:
+            raise InputError(f"expected log ratios (p, n, k) of p >= 2 pseudo-targets, got {shadows.shape}")
+        flat = shadows.reshape(-1, shadows.shape[2])
+        low, centre, high = np.quantile(flat, (0.05, 0.5, 0.95), axis=0)
+        spread = (high - low) / 3.29
+        spread = np.where(spread > 0, spread, flat.std(axis=0))  # for nearly constant columns
+        scaled = FittedStack(centre, np.where(spread > 0, spread, np.inf), None)
+        x, y = scaled.scale(shadows), membership
+        if x.shape[2] < 2 or y.all() or not y.any() or not (always or self._adds(x, y)):
+            return scaled
+        return FittedStack(scaled.centre, scaled.spread, _weights(x, y))
+
+    def _adds(self, x: Array, y: Bools) -> bool:
+        """Whether all columns predict held-out pseudo-targets better than the first alone."""
+        fold = np.arange(len(x)) % min(FOLDS, len(x))
+        gain, found = np.zeros(y.shape), np.zeros((len(x), 2))
+        for f in range(fold.max() + 1):
+            fit, test = fold != f, fold == f
+            if y[fit].all() or not y[fit].any():
+                return False
+            odds = [_odds(x[test][..., :k], _weights(x[fit][..., :k], y[fit])) for k in (x.shape[2], 1)]
+            wrong = [expit(np.where(y[test], -o, o)) for o in odds]
+            gain[test] = wrong[1] ** 2 - wrong[0] ** 2
+            odds[1] = x[test][..., 0]
+            for at, pair in zip(np.flatnonzero(test), zip(*odds, strict=True), strict=True):
+                if y[at].any() and not y[at].all():
+                    found[at] = [_tpr(o, y[at], self.fpr) for o in pair]
+        each = gain.mean(1)
+        error = max(float(each.std(ddof=1)) / np.sqrt(len(each)), float(gain.std()) / np.sqrt(gain.size))
+        more = found[:, 0] - found[:, 1]
+        return bool(each.mean() > SURE * error and more.mean() > more.std(ddof=1) / np.sqrt(len(more)))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedStack:
+    """Scale and weights of several log ratios, fitted to pseudo-targets."""
+
+    centre: Array  # (k,) median of each column
+    spread: Array  # (k,)
+    weights: Array | None  # (k + 1,), the intercept last; None: nothing adds to the first column
+
+    @property
+    def adds(self) -> bool:
+        """Whether more than the first column is used."""
+        return self.weights is not None
+
+    def scale(self, x: Floats) -> Array:
+        """(..., k) scaled log ratios."""
+        out: Array = 3 * np.arcsinh((x - self.centre) / self.spread / 3)
+        return out
+
+    def scores(self, target: Floats) -> Array:
+        """(n,) log odds of (n, k) log ratios, or their first column."""
+        if self.weights is None:
+            return np.array(target[:, 0], dtype=np.float64)
+        return _odds(self.scale(target), self.weights)
+
+
+def _weights(x: Array, y: Bools) -> Array:
+    """(k + 1,) weights and intercept of the penalised logistic regression of (p, n, k) columns."""
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = LogisticRegression(C=1 / (PENALTY * y.size), solver="newton-cholesky", tol=1e-8)
+    fitted.fit(x.reshape(-1, x.shape[2]), y.ravel())
+    return np.append(fitted.coef_[0], fitted.intercept_)
+
+
+def _odds(x: Array, weights: Array) -> Array:
+    out: Array = x @ weights[:-1] + weights[-1]
+    return out
+
+
+def _tpr(scores: Array, member: Bools, fpr: float) -> float:
+    """True-positive rate, with ties broken at random."""
+    curve = roc(scores, member)
+    return float(np.interp(fpr, curve.fpr, curve.tpr))

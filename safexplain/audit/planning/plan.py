@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from safexplain.audit.answers import DITHERS_WITHOUT_NOISE, ExplainModel, predict
-from safexplain.audit.attacks.scoring import MIN_FOR_NULL
+from safexplain.audit.attacks.suite import MIN_FOR_NULL
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries, levels_of
@@ -29,8 +29,14 @@ from safexplain.audit.question import Look, Question, Release
 from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.audit.references.parallel import parallel
 from safexplain.audit.references.recipe import Recipe, Train
-from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
-from safexplain.audit.references.training import ModelCache, groups_by_steps, is_batchable
+from safexplain.audit.references.shadows import (
+    ModelCache,
+    Repeated,
+    Shadows,
+    groups_by_steps,
+    is_batchable,
+    train_shadows,
+)
 from safexplain.audit.report.model import NATIVE
 from safexplain.audit.run import SAMPLED, Models
 from safexplain.audit.store import LARGEST_MAPS

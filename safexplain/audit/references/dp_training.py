@@ -1,8 +1,4 @@
-"""`[dp]` of a recipe: training with differential privacy, read from a file or from the target's privacy statement.
-
-Each reference model trains by `safexplain.dp.DPFineTuner` with noise of its own seed and no budget; if only a linear
-head trains, all heads train as one batched computation. `how` is the `Recipe` that holds `dp`.
-"""
+"""`[dp]` of a recipe (`how`): reference models trained by `DPFineTuner`, as the target's privacy statement says."""
 
 from __future__ import annotations
 
@@ -60,8 +56,8 @@ class DPTraining:
         clipping: auto-s (normalised gradients, as `DPFineTuner` has by default), flat (min(1, C / norm), as in Opacus),
             or per-layer.
         gamma: of auto-s.
-        trainable: all, head, last-block, bias, lora, or patterns of parameter names. All other parameters of the
-            reference models are the target's.
+        trainable: all, head, last-block, bias, lora, or patterns of parameter names. All other parameters are the
+            target's.
 
     Raises:
         ConfigurationError: a value is out of range, neither epsilon nor a noise multiplier is given, or gamma for
@@ -187,8 +183,7 @@ def defaults_of(optimizer: str) -> dict[str, float]:
 
 
 def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> dict[str, Any]:
-    """Values of a recipe, name -> value as in the file, completed from a privacy statement: the file may have a part of
-    the table `dp`; epochs and batch size are the statement's. Messages call it `what`; raises as `Recipe.of`."""
+    """Values of a recipe, name -> value as in the file, completed from a privacy statement; raises as `Recipe.of`."""
     table = values.get("dp", {})
     if not isinstance(table, Mapping):
         DPTraining.of(table, f"{what}: [dp]")
@@ -237,8 +232,8 @@ def check_records(statement: PrivacyStatement, members: int) -> None:
     if not statement.count_noised and abs(statement.records - members) > FEWER * statement.records:
         raise InputError(
             f"the privacy statement is about a training on {statement.records:,} records, but the data marks"
-            f" {members:,} members, on which reference models cannot repeat it. Mark all records of the training as"
-            ' members, or name your own training of references in the recipe, function = "module:train"'
+            f" {members:,} members. Mark all records of the training as members, or name your own training of the"
+            ' references in the recipe, function = "module:train"'
         )
 
 
@@ -266,8 +261,7 @@ def _stated(statement: PrivacyStatement, table: Mapping[str, Any]) -> dict[str, 
     if kind:
         raise InputError(
             f"reference models cannot repeat the training of the privacy statement, with {kind}: name your own training"
-            ' in the recipe, function = "module:train", where train(x, y, generator) returns a model trained like the'
-            " target"
+            ' in the recipe, function = "module:train"; train(x, y, generator) returns a model trained like the target'
         )
     steps = {name: getattr(phases[0], name) for name in ("noise_multiplier", "steps", "sample_rate")}
     trainable: dict[str, Trained] = {}

@@ -1,7 +1,4 @@
-"""Fine-tuning of reference models on another task, with the membership of their pre-training by `train_shadows`.
-
-So an attacker infers membership in the data on which a fine-tuned model's backbone was pre-trained (arXiv 2306.01181).
-"""
+"""Fine-tuning of reference models on another task, to audit the data of their pre-training (arXiv 2306.01181)."""
 
 from __future__ import annotations
 
@@ -28,11 +25,12 @@ from safexplain.audit.queries import device_of
 from safexplain.audit.references.dp_training import Trained, with_group_norm
 from safexplain.audit.references.parallel import present
 from safexplain.audit.references.recipe import Recipe, Tick
-from safexplain.audit.references.shadows import Shadows, mixed_seed
-from safexplain.audit.references.training import (
+from safexplain.audit.references.shadows import (
     ModelCache,
+    Shadows,
     groups_by_steps,
     load_or_train,
+    mixed_seed,
     most_together,
     train_models,
     train_one,
@@ -58,10 +56,9 @@ class FineTune:
         downstream: data of the new task; its membership is not attacked.
         recipe: of the fine-tuning. With `dp`, this `trainable` overrides the one in `dp`, and blocks with BatchNorm
             get GroupNorm, as always with DP.
-        trainable: "head": only the new head (feature extraction). An integer n of at least 1: the last n blocks
-            (`safexplain.dp.models.parameters.blocks`) and the head; 1 means `layer4` and `fc` of a ResNet, "the last 2
-            layers" of arXiv 2306.01181. "all": everything. "lora": the head and low-rank adapters on the projections of
-            attention, or else on all linear layers, merged afterwards.
+        trainable: "head": only the new head. An integer n of at least 1: the last n blocks and the head; 1 means
+            `layer4` and `fc` of a ResNet, "the last 2 layers" of arXiv 2306.01181. "all": everything. "lora": the head
+            and low-rank adapters on the projections of attention, or else on all linear layers, merged afterwards.
         sample: share of `downstream` in (0, 1] that each model draws at random without replacement.
         outputs: of the new head; None: one for each class of the downstream labels.
 
@@ -127,16 +124,16 @@ def fine_tune(
 ) -> Shadows:
     """Fine-tune each model on its own random share of another task's data, with a new head for its classes.
 
-    The pre-trained models are not changed. Layers that are not fine-tuned stay in eval mode and bit for bit the same,
-    with the statistics of BatchNorm (which the code of arXiv 2306.01181 updates). If only the head trains, without
-    augmentation, all heads train together on features computed once, which gives the same models up to rounding.
+    Layers that are not fine-tuned stay in eval mode and bit for bit the same, with the statistics of BatchNorm (which
+    the code of arXiv 2306.01181 updates). If only the head trains, without augmentation, all heads train together on
+    features computed once: the same models up to rounding.
 
     Args:
         pretrained: models with known membership of the pool, from `train_shadows`; their head is one `nn.Linear`.
         how: data, recipe and trainable part.
         seed: of the shares, the new heads and the order of the batches.
         device: where models train.
-        cache: a `ModelCache` or a folder, perhaps that of the pre-training, for finished models.
+        cache: a `ModelCache` or a folder for finished models.
         progress: called after each model.
 
     Returns:
@@ -144,8 +141,8 @@ def fine_tune(
         pre-training.
 
     Raises:
-        InputError: a model has not one linear head, does not take the downstream data or has fewer blocks than are to
-            train; a share has fewer than two classes; or training diverged.
+        InputError: a model has not one linear head, does not take the data or has too few blocks; a share has fewer
+            than two classes; or training diverged.
     """
     if not isinstance(pretrained, Shadows):
         raise ConfigurationTypeError(

@@ -1,10 +1,6 @@
 """Long work in several processes or on several machines, by the active joblib backend: loky, Dask or Ray.
 
-    with joblib.parallel_config(backend="loky", n_jobs=4):
-        audit(...)
-
-Outside such a context, and with joblib's threads, everything runs in this process: torch has one random generator for
-all threads.
+Without one, and with joblib's threads, everything runs in this process: torch has one random generator for all threads.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SHARE = 1 / 3  # largest share of the free memory of a GPU that data takes; the 
 
 
 def fits(x: Tensor, device: torch.device) -> bool:
-    """Whether data can stay on the device: it is there, or takes at most `SHARE` of the free memory."""
+    """Whether data is on the device, or takes at most `SHARE` of its free memory."""
     if x.device == device or device.type != "cuda":
         return True
     free = torch.cuda.mem_get_info(device)[0]
@@ -46,11 +46,11 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
 
 
 class Batches:
-    """The (b, ...) inputs and (b,) labels of one model's epochs, on the device, in batches of the given sizes, which
-    sum to the members. A CPU generator draws order and augmentation.
+    """The (b, ...) inputs and (b,) labels of one model's epochs, on the device, in batches of the given sizes.
 
-    Raises:
-        InputError: augmentation or channels_last for data other than images, or images too small for crops.
+    An epoch's random numbers are drawn together on the CPU, so that a GPU trains on the same batches.
+
+    InputError: augmentation or channels_last for data other than images, or images too small for crops.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ def padding(x: Tensor) -> int:
 
 
 def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -> Tensor:
-    """A crop of each image (b, c, h, w), reflect-padded by `padding`: it starts at row and column (b,), 0 .. 2 *
-    padding, and is mirrored (b,) or not."""
+    """A crop of each reflect-padded image (b, c, h, w), from row and column (b,), 0 .. 2 * padding, mirrored (b,) or
+    not."""
     (h, w), device = x.shape[2:], x.device
     padded = F.pad(x, (padding(x),) * 4, mode="reflect").permute(0, 2, 3, 1)
     at = columns.to(device)[:, None] + torch.arange(w, device=device)
@@ -146,21 +146,19 @@ class Recipe:
         momentum: of sgd.
         weight_decay: as the optimizer applies it (L2 for adam and sgd, decoupled for adamw).
         epochs: passes over the members.
-        batch_size: examples per step; members are permuted each epoch, and the last batch may be smaller. A single
-            example left over joins the batch before it, as BatchNorm cannot train on one.
+        batch_size: examples per step; the last batch of an epoch may be smaller, but a single example left over joins
+            the batch before it, as BatchNorm cannot train on one.
         schedule: constant, or cosine to zero over all steps.
         augmentation: none, flip (horizontal), or crop-flip (reflect-pad by 1/8 and crop, then flip); images only.
-        seed: the base of every random choice (initial weights, order, augmentation), together with a model's index.
-        precision: float32 (by PyTorch's settings: on a GPU, convolutions round to TF32 by default), or bf16: forward
-            pass and loss under `torch.autocast` with bfloat16, while weights, gradients and optimizer stay float32.
-            This changes the trained models, see `caveat`.
-        channels_last: memory format of images and convolutions, faster on GPUs and most processors; the same arithmetic
-            up to rounding.
-        compile: compile forward and backward pass of full batches with `torch.compile`, once for all models of one
-            architecture, with CUDA graphs on a GPU. The same arithmetic up to rounding; dropout draws other numbers.
-        dp: the training of a target with differential privacy, as a `DPTraining` or a mapping of its arguments, at
-            least delta and epsilon (or a noise multiplier). batch_size is then the expected size of a Poisson batch,
-            and nothing is augmented, scheduled, compiled or in bf16. None: it was trained without.
+        seed: the base of every random choice, together with a model's index.
+        precision: float32 (on a GPU, PyTorch rounds convolutions to TF32 by default), or bf16: forward pass and loss
+            under `torch.autocast` with bfloat16, which changes the trained models, see `caveat`.
+        channels_last: memory format of images and convolutions, faster on most devices; the same up to rounding.
+        compile: use `torch.compile` on full batches, once for all models of one architecture, with CUDA graphs on a
+            GPU. The same up to rounding; dropout draws other numbers.
+        dp: the training of a target with differential privacy, as a `DPTraining` or a mapping of its arguments.
+            batch_size is then the expected size of a Poisson batch, and nothing is augmented, scheduled, compiled or in
+            bf16. None: it was trained without.
         examples: rows that the target was trained on, for `check_examples` only. None: unknown.
 
     Raises:
@@ -210,20 +208,16 @@ class Recipe:
 
         With a table `[dp]`, learning rate, batch size, momentum and weight decay default to those of `DPFineTuner`.
 
-        Raises:
-            InputError: the file cannot be read or is not TOML.
-            ConfigurationError: an unknown name, or as the constructor.
+        InputError: the file cannot be read or is not TOML. ConfigurationError: an unknown name, or as the constructor.
         """
         return cls.of(read_toml(path, "recipe"), f"recipe {path}")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], what: str, statement: PrivacyStatement | None = None) -> Recipe:
-        """From named values as in TOML, `dp` a table. Messages call the recipe `what`; the target's privacy statement
-        fills `dp`, epochs and batch size.
+        """From named values as in TOML, called `what`; the privacy statement fills `dp`, epochs and batch size.
 
-        Raises:
-            InputError: the statement's training cannot be repeated from it.
-            ConfigurationError: an unknown name, values that contradict the statement, or as the constructor.
+        InputError: the statement's training cannot be repeated from it. ConfigurationError: an unknown name, values
+        that contradict the statement, or as the constructor.
         """
         if statement is not None:
             values = filled(values, statement, what)
@@ -300,15 +294,13 @@ class Recipe:
         *,
         parts: Sequence[nn.Module] | None = None,
     ) -> nn.Module:
-        """Train `model` in place on (members, ...) inputs and (members,) labels, on its device, and return it in eval
-        mode.
+        """Train `model` in place on (members, ...) inputs and (members,) labels; returns it in eval mode.
 
         The CPU `generator` draws the order and the augmentation; dropout draws from the global one, seeded by it. With
-        `parts`, only these modules of the model train, and all others stay unchanged and in eval mode.
+        `parts`, only these modules train, and all others stay in eval mode.
 
-        Raises:
-            InputError: the loss became NaN or infinite; augmentation or channels_last for data other than images.
-            ConfigurationError: the model cannot be compiled, or there is no compiler; with `dp`, as `DPFineTuner`.
+        InputError: the loss became NaN or infinite; augmentation or channels_last for data other than images.
+        ConfigurationError: the model cannot be compiled; with `dp`, as `DPFineTuner`.
         """
         if self.dp is not None:
             if parts is not None:
@@ -356,10 +348,7 @@ def check_examples(examples: int | None, rows: int) -> None:
 def descend(
     recipe: Recipe, parameters: list[Tensor], batches: Any, loss: Callable[..., Tensor], tick: Tick | None
 ) -> None:
-    """Run all steps of a recipe on these parameters; `loss` takes the tensors of one batch.
-
-    `batches` has `steps`, their number per epoch, and `epoch()`, which draws the batches of the next epoch.
-    """
+    """Run all steps of a recipe on these parameters; `loss` takes the tensors of one of the `batches`."""
     optimizer = recipe.make_optimizer(parameters)
     steps = batches.steps * recipe.epochs
     schedule = recipe.make_schedule(optimizer, steps)
@@ -402,8 +391,7 @@ def loss_in(model: nn.Module) -> Loss:
 
 
 class StandIn:
-    """A copy that trains in place of a model, and of others with its architecture, perhaps in the memory format
-    `channels_last`; `compiled_loss` is for full batches."""
+    """A copy that trains in place of models of one architecture; `compiled_loss` is for full batches."""
 
     def __init__(self, model: nn.Module, *, channels_last: bool, compile: bool) -> None:
         self.module = copy.deepcopy(model)

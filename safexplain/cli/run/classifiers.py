@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain.audit.references.training import EstimatorTraining
+from safexplain.audit.references.shadows import EstimatorTraining
 from safexplain.cli.options import Options
 from safexplain.cli.run.recipes import WEAKER, RecipeFile, TrainingFunction
 from safexplain.errors import ConfigurationError, MissingExtraError

@@ -9,7 +9,7 @@ from torch import nn
 from safexplain import HardenedInputXGradient
 from safexplain._progress import Progress, as_stage
 from safexplain.audit import AuditOptions, Policy, Population, Recipe, audit, train_shadows
-from safexplain.audit.references.training import ModelCache
+from safexplain.audit.references.shadows import ModelCache
 from safexplain.audit.report.outcome import AuditRun
 from safexplain.hardening.hardening import Hardening
 

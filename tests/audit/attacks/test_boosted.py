@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio
-from safexplain.audit.attacks.pseudo_targets import Boosted
+from safexplain.audit.attacks.learned import Boosted
 from safexplain.errors import InputError
 from safexplain.verdict.stats import roc
 

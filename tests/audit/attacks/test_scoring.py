@@ -1,17 +1,24 @@
 """One target scored by the whole suite: which rows run, and that nothing is learned from the target's membership."""
 
-import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold, suite
-from safexplain.audit.attacks.learned import Learned
+from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.attacks.learned import Boosted, Learned, Stacked
 from safexplain.audit.attacks.likelihood import OwnLabelRatio
-from safexplain.audit.attacks.pseudo_targets import Boosted, Stacked
-from safexplain.audit.attacks.scoring import PSEUDO_TARGETS, Scorer
-from safexplain.audit.attacks.suite import Signal, SuiteRow, families_allowed, fitting, gaps, log_odds, values_of
+from safexplain.audit.attacks.suite import (
+    PSEUDO_TARGETS,
+    Scorer,
+    Signal,
+    SuiteRow,
+    families_allowed,
+    fitting,
+    gaps,
+    log_odds,
+    values_of,
+)
 from safexplain.audit.signals import Signals
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.policy import Policy
@@ -59,7 +66,7 @@ def everything():
     """Signals, all rows of the suite with small trees, and their scorer."""
     signals = released(examples=200)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(suite, "Boosted", functools.partial(Boosted, trees=10, leaves=4, models=2))
+        patched.setattr(Boosted.__init__, "__defaults__", (10, 4, 0.15, 2, 0, 0))
         rows = fitting(signals, policy())
     return signals, rows, scorer(signals, rows)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from safexplain.audit.attacks.pseudo_targets import Stacked
+from safexplain.audit.attacks.learned import Stacked
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import roc
 

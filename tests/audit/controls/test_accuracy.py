@@ -18,7 +18,7 @@ from safexplain.audit.controls.accuracy import (
     below_stated,
     measured,
 )
-from safexplain.audit.references.training import train_one
+from safexplain.audit.references.shadows import train_one
 from safexplain.audit.run import trained
 from safexplain.errors import ConfigurationError, DataWarning
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from safexplain.audit import Recipe
 from safexplain.audit.references import recipe as batches
 from safexplain.audit.references.recipe import Batches, padding, shift_and_flip
-from safexplain.audit.references.training import train_one
+from safexplain.audit.references.shadows import train_one
 from safexplain.errors import InputError
 
 CPU = torch.device("cpu")

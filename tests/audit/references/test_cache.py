@@ -19,7 +19,7 @@ import safexplain
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import silent
 from safexplain.audit import ModelCache
-from safexplain.audit.references import training
+from safexplain.audit.references import shadows
 from safexplain.dp import DPFineTuner
 from safexplain.errors import InputError
 
@@ -103,7 +103,7 @@ def test_a_full_disk_is_said_and_keeps_what_was_stored(tmp_path, monkeypatch):
         path.write_bytes(b"half of a fi")
         raise RuntimeError("write failed")
 
-    monkeypatch.setattr(training.torch, "save", full)
+    monkeypatch.setattr(shadows.torch, "save", full)
     with pytest.raises(InputError, match="free some space and resume"):
         cache.save("second", net(1))
     with pytest.raises(InputError, match="free some space and resume"):
@@ -248,7 +248,7 @@ def test_what_has_no_stable_identity_is_said():
 @pytest.mark.parametrize(
     ("module", "depends_on", "does_not"),
     [
-        ("safexplain.audit.references.shadows", "audit/references/training.py", "audit/certify.py"),
+        ("safexplain.audit.references.shadows", "audit/references/recipe.py", "audit/certify.py"),
         ("safexplain.audit.canaries.batched", "dp/sgd/clipping.py", "audit/report/outcome.py"),
     ],
 )

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from safexplain.audit import Recipe
 from safexplain.audit.references.recipe import forget
-from safexplain.audit.references.training import train_models, train_one
+from safexplain.audit.references.shadows import train_models, train_one
 from safexplain.errors import ConfigurationError
 
 RECIPE = Recipe(optimizer="sgd", lr=0.05, epochs=2, batch_size=16, augmentation="crop-flip")

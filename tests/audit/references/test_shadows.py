@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from safexplain.audit import ModelCache, Population, Recipe, Shadows, train_shadows
-from safexplain.audit.references import training
+from safexplain.audit.references import shadows
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.outputs import EstimatorModule
 
@@ -53,13 +53,13 @@ def trained(monkeypatch):
     counts = []
 
     def count(name, size):
-        original = getattr(training, name)
+        original = getattr(shadows, name)
 
         def counting(recipe, models, *rest, **options):
             counts.append(size(models))
             return original(recipe, models, *rest, **options)
 
-        monkeypatch.setattr(training, name, counting)
+        monkeypatch.setattr(shadows, name, counting)
 
     count("train_one", lambda model: 1)
     count("train_together", len)
@@ -113,7 +113,7 @@ def test_the_names_in_a_cache_do_not_depend_on_the_device(tmp_path, trained):
 
 
 def test_models_of_different_step_counts_train_in_groups_of_limited_size(trained, monkeypatch):
-    monkeypatch.setattr(training, "TOGETHER", 3)
+    monkeypatch.setattr(shadows, "TOGETHER", 3)
     membership = np.zeros((8, 80), dtype=bool)
     for i, count in enumerate([30, 31, 32, 40, 41, 29, 28, 60]):
         membership[i, :count] = True

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from safexplain.audit import Recipe
-from safexplain.audit.references.training import is_batchable, train_one, train_together
+from safexplain.audit.references.shadows import is_batchable, train_one, train_together
 from safexplain.errors import InputError
 
 N, D, CLASSES = 90, 12, 4

@@ -22,7 +22,7 @@ from safexplain.audit import (
     fine_tune,
     train_shadows,
 )
-from safexplain.audit.references.training import most_together
+from safexplain.audit.references.shadows import most_together
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 RECIPE = Recipe(lr=0.01, epochs=3, batch_size=16)
