@@ -44,7 +44,7 @@ _SQUARED = ("vargrad", "smoothgrad_sq")
 _PER_EVAL = "perturbations_per_eval"
 
 _VALUES_PER_CALL = 2**20
-"""About how many numbers a scikit-learn classifier gets in one `predict`, unless `perturbations_per_eval` is given."""
+"""About how many numbers a scikit-learn classifier gets in one call, unless `perturbations_per_eval` is given."""
 
 
 class Hardened(Attribution):  # type: ignore[misc]
@@ -67,18 +67,7 @@ class Hardened(Attribution):  # type: ignore[misc]
     direction: Direction | None = None
     _row: ClassVar[Row]
     _native: ClassVar[type[Attribution]]
-    _entry: ClassVar[str] = "attribute"
     _signature: ClassVar[inspect.Signature]
-    _names: ClassVar[tuple[str, ...]]
-    """The native method's arguments, in order."""
-    _defaults: ClassVar[Mapping[str, Any]]
-    _required: ClassVar[frozenset[str]]
-    _var_positional: ClassVar[str]
-    """Name of its *args, or "" where it has none."""
-    _by_position: ClassVar[bool]
-    """Whether the arguments in `_names` must be given by position."""
-    _takes_any_name: ClassVar[bool]
-    """Whether it takes **kwargs."""
     _pinned: Pinned | None = None
     _model_digest: bytes | None = None
     _threshold: tuple[float] | tuple[()] | None = None
@@ -151,13 +140,16 @@ class Hardened(Attribution):  # type: ignore[misc]
         Warns:
             TrainingModeWarning: once for each model in training mode.
         """
-        given = self._named_arguments(args, kwargs)
+        bind = self._signature.bind if self._pinned is None else self._signature.bind_partial
+        bound = bind(self, *args, **kwargs)
+        given = self._by_name(bound.arguments)
+        bound.apply_defaults()
         if self._pinned is not None:
             given = self._pinned.complete(self._signature, given)
         state = {name: value for name, value in vars(self).items() if name not in _HARDENED_ATTRIBUTES}
         modules = modules_in(state)
         borrow = partial(lend, self._native, state, modules, model_checks.check_modes(modules))
-        options = {**self._defaults, **given}
+        options = {**self._by_name(bound.arguments), **given}
         for name, value in options.items():
             if "convergence_delta" in name and value not in (False, None):
                 raise RefusedError(_NO_DELTA)
@@ -222,19 +214,16 @@ class Hardened(Attribution):  # type: ignore[misc]
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: ExplainerFactory, hardening: Hardening) -> Self:
-        """The explainer of a model."""
         layer = () if cls._row.of == "input" else (default_layer(forward),)
         return cls(forward, *layer, hardening=hardening)
 
     def _explain_batch(self, x: Tensor, target: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """See `AuditExplainer.attribute`; methods without a target do not get one."""
         x = x.detach().clone().requires_grad_(self._row.leaf_inputs)
         arguments = self._row.options(x, options) | ({"target": target} if self._row.target else {})
         maps: Tensor = self.attribute(x, **arguments)
         return maps
 
     def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        """Take the hardening; refuse explainers that could only give wrong answers."""
         table = model_checks.is_estimator(getattr(self, "forward_func", None))
         self.hardening = hardening_or_default(hardening, ordered=table)
         self._model_digest = checked_digest(model_digest)
@@ -251,22 +240,18 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _refuse_inside(
         self, *args: Any, outer: str = "NoiseTunnel, TCAV and the layer wrappers", **kwargs: Any
     ) -> NoReturn:
-        """Refuse a hardened explainer inside another one; wrappers find this method as `attribute.__wrapped__`."""
+        """Wrappers find this method as `attribute.__wrapped__`."""
         raise RefusedError(
             f"{type(self).__name__} cannot go inside another explainer: {outer} would average its noise away or return"
             " the native map. Harden the outermost one: harden(NoiseTunnel(IntegratedGradients(model)), hardening)"
         )
 
-    def _named_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, ten times as fast as `Signature.bind`."""
-        by_place = dict(zip(self._names, args, strict=False))
-        given, rest = {**by_place, **kwargs}, args[len(by_place) :]
-        known = self._takes_any_name or given.keys() <= self._defaults.keys() | self._required
-        bind = self._signature.bind if self._pinned is None else self._signature.bind_partial
-        enough = self._pinned is not None or self._required <= given.keys()
-        if not known or not enough or len(given) != len(by_place) + len(kwargs) or (rest and not self._var_positional):
-            bind(self, *args, **kwargs)  # raises what is wrong
-        return {**given, self._var_positional: rest} if rest else given
+    @classmethod
+    def _by_name(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Bound arguments by name, without self, those in **kwargs included."""
+        rest = [p.name for p in cls._signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+        named = {name: value for name, value in list(arguments.items())[1:] if name not in rest}
+        return named | {name: value for kwargs in rest for name, value in arguments.get(kwargs, {}).items()}
 
     def _empty(self, inputs: tuple[Tensor, ...], options: Mapping[str, Any], borrow: Lend) -> Any:
         """Empty maps, in the shapes of the inputs or, for layers, those of the maps of two examples of zeros."""
@@ -302,7 +287,6 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _harden(
         self, native: Any, inputs: tuple[Tensor, ...], options: Mapping[str, Any], query: dict[str, Any]
     ) -> Any:
-        """Harden the map, at the resolution of its groups of features if it has groups."""
         tensors = native if isinstance(native, tuple) else (native,)
         layer = isinstance(self, LayerAttribution)
         found = find_groups(options, tensors if layer else inputs)
@@ -343,11 +327,11 @@ class Hardened(Attribution):  # type: ignore[misc]
             originals = (self, *explainers_in(vars(self)))
             for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
                 model_checks.check_first_call(inner, own.forward_func, native_options)
+            named = self._signature.parameters
+            rest = {name: native_options.pop(name) for name in native_options.keys() - named.keys()}
+            bound = inspect.BoundArguments(self._signature, {next(iter(named)): explainer, **native_options})
             try:
-                places = [native_options.pop(name) for name in self._names] if self._by_position else []
-                return getattr(explainer, self._entry)(
-                    *places, *native_options.pop(str(self._var_positional), ()), **native_options
-                )
+                return self._native.attribute(*bound.args, **bound.kwargs, **rest)
             except (TypeError, ValueError) as error:
                 if self._row.name == "KernelShap" and "probs" in str(error):
                     raise InputError("expected at least 2 groups in feature_mask for KernelShap, got 1") from error
@@ -360,7 +344,7 @@ class Hardened(Attribution):  # type: ignore[misc]
                 ) from error
 
     def _private_inputs(self, inputs: Any) -> Any:
-        """Copies of the inputs, which Captum and models write to; with noise, the numbers that it is a function of."""
+        """Copies of the inputs, which Captum and models write to; with noise, rounded as they are hashed."""
         if isinstance(inputs, tuple):
             return tuple(self._private_inputs(x) for x in inputs)
         x = (inputs if self.hardening.noise is None else as_hashed(inputs)).detach().clone()
@@ -418,7 +402,7 @@ def check_inputs(inputs: Any) -> tuple[tuple[Tensor, ...], int]:
 
 
 def _check_native(result: Any, expected: int | None) -> None:
-    """Raise unless a native result is tensors, as many as inputs (`expected`; None: any number, as layers give)."""
+    """`expected` is the number of tensors; None: any, as layers give."""
     tensors = result if isinstance(result, tuple) else (result,)
     if not all(isinstance(t, Tensor) for t in tensors) or expected not in (None, len(tensors)):
         kinds = ", ".join(type(t).__name__ for t in tensors)
@@ -426,14 +410,13 @@ def _check_native(result: Any, expected: int | None) -> None:
 
 
 def _oriented(maps: Any, classes: Any) -> Any:
-    """Single-output maps turned towards these classes; of a layer, only maps with a row for each example."""
+    """Maps turned towards these classes; of a layer, only maps with a row for each example."""
     if isinstance(maps, tuple):
         return tuple(_oriented(one, classes) for one in maps)
     return oriented(maps.detach(), classes) if len(maps) == len(classes) else maps
 
 
 def _explained(borrow: Lend, rows: tuple[Tensor, ...], options: Mapping[str, Any]) -> Tensor:
-    """The explained output of each example."""
     with borrow() as explainer, torch.no_grad():
         found: Tensor = _run_forward(
             explainer.forward_func, rows, options.get("target"), options.get("additional_forward_args")
@@ -460,7 +443,6 @@ def _two_zero_examples(value: Any) -> Any:
 
 
 def _target_of(target: Any, row: int, batch: int) -> Any:
-    """The target of one example, however the batch's was written."""
     several = target.numel() > 1 if isinstance(target, Tensor) else isinstance(target, list) and len(target) == batch
     return target[row : row + 1] if several else target
 
@@ -481,9 +463,6 @@ def build(row: Row) -> type[Hardened]:
     if row.nt_type:
         tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
         signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
-    parameters = list(signature.parameters.values())[1:]
-    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
     attribute = _like_native(Hardened.attribute, native.attribute, signature, name)
     constructor = _with_hardening(inspect.signature(native.__init__))
     attribute.__wrapped__ = Hardened._refuse_inside
@@ -495,31 +474,20 @@ def build(row: Row) -> type[Hardened]:
         "_row": row,
         "_native": native,
         "_signature": signature,
-        "_names": tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
-        "_defaults": {p.name: p.default for p in named if p.default is not p.empty},
-        "_required": frozenset(p.name for p in named if p.default is p.empty),
-        "_var_positional": rest,
-        "_by_position": bool(rest) or any(p.kind is p.POSITIONAL_ONLY for p in parameters),
-        "_takes_any_name": any(p.kind is p.VAR_KEYWORD for p in parameters),
     }
     return type(name, (Hardened, native), namespace)
 
 
 def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
     """A native constructor's signature with `hardening=None` and `model_digest=None` as keywords."""
-    kinds = {"hardening": Hardening | None, "model_digest": bytes | None}
-    only = inspect.Parameter.KEYWORD_ONLY
-    extra = [inspect.Parameter(name, only, default=None, annotation=kind) for name, kind in kinds.items()]
-    parameters = list(constructor.parameters.values())
-    at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
-    return constructor.replace(parameters=[*parameters[:at], *extra, *parameters[at:]])
+    own = inspect.signature(Hardened.__init__).parameters
+    parameters = [*constructor.parameters.values(), own["hardening"], own["model_digest"]]
+    return constructor.replace(parameters=sorted(parameters, key=lambda p: p.kind))
 
 
 def _like_native(
     function: Callable[..., Any], native: Callable[..., Any], signature: inspect.Signature, owner: str
 ) -> Any:
-    """A method of the class `owner` that calls `function` and has the native signature and documentation."""
-
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
 

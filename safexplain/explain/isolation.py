@@ -1,9 +1,6 @@
-"""How a native explainer is run: on private modules where it changes them, and with gradients in blocks of rows.
-
-Explainers that set hooks get new modules with the same parameters and cloned buffers; LRP, which replaces weights, new
-parameters in the same memory. What cannot be copied (a closure over its module, a lock) runs under one lock for each
-model. Gradients have the bits of `captum._utils.gradient.compute_gradients`, see docs/evidence/captum-gradient.md.
-"""
+"""How a native explainer is run: on private modules where it changes them, or if these cannot be copied (a closure, a
+lock) under one lock for each model; and with gradients in blocks of rows, which have the bits of Captum's
+`compute_gradients`, see docs/evidence/captum-gradient.md."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.catalog import CATALOG
 
 Lend = Callable[[], AbstractContextManager[Attribution]]
-"""A context manager that lends an explainer, see `lend`."""
+"""See `lend`."""
 
-_ATOMS = frozenset({type(None), bool, int, float, str})
 _CONTAINERS = frozenset({OrderedDict, dict, list, set})
 _CHANGED = (list, Model, Attribution)
 _RULES = (nn.Module.__reduce__, nn.Module.__reduce_ex__, nn.Module.__getstate__)
@@ -52,28 +48,24 @@ class Touch(IntEnum):
     WRITES = 2
 
 
-_TOUCH: dict[type, Touch] = {Gradient: Touch.CALLS}
-for _row in CATALOG.values():
-    if _row.in_base:
-        _TOUCH[_row.native] = Touch.WRITES if _row.writes else Touch.HOOKS if _row.hooks else Touch.CALLS
+_TOUCH: dict[type, Touch] = {Gradient: Touch.CALLS} | {
+    row.native: Touch(2 if row.writes else row.hooks) for row in CATALOG.values() if row.in_base
+}
 
 
 def modules_in(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
     """The modules that an explainer's attributes reach, outermost only, its model's first; not the surrogate models
     that Captum fits."""
-    some = [value for value in state.values() if type(value) not in _ATOMS and value is not compute_gradients]
+    some = [value for value in state.values() if not is_plain(value) and value is not compute_gradients]
     holders = [value for value in some if type(value) is not list or value]
     reached = modules_of(holders[0] if len(holders) == 1 else holders)
-    return tuple([module for module in reached if not isinstance(module, Model)])
+    return tuple(module for module in reached if not isinstance(module, Model))
 
 
 def explainers_in(state: Mapping[str, Any]) -> list[Attribution]:
     """The explainers in an explainer's attributes, as NoiseTunnel has one, at any depth."""
-    found = []
-    for value in state.values():
-        if isinstance(value, Attribution):
-            found += [value, *explainers_in(vars(value))]
-    return found
+    inner = [value for value in state.values() if isinstance(value, Attribution)]
+    return [each for value in inner for each in (value, *explainers_in(vars(value)))]
 
 
 def touch_of(native: type[Attribution], state: Mapping[str, Any]) -> Touch:
@@ -118,7 +110,7 @@ def _set_gradients(explainers: tuple[Attribution, ...], function: Callable[..., 
 
 
 def _only_replaces_data(native: type[Attribution], state: Mapping[str, Any], originals: tuple[nn.Module, ...]) -> bool:
-    """Whether the explainer only replaces parameters' data, as Captum's own rules for LRP do."""
+    """As Captum's own rules for LRP do."""
     kinds = {kind for kind in (native, *map(type, explainers_in(state))) if _TOUCH.get(kind) is not Touch.CALLS}
     if not kinds or not kinds <= {LRP, LayerLRP}:
         return False
@@ -197,31 +189,25 @@ def _copy_modules(parts: Mapping[int, nn.Module], memo: dict[int, Any], share_pa
     """Put a copy of every module into `memo`, which deepcopy reads."""
     simple = {key: module for key, module in parts.items() if _copies_by_attributes(type(module))}
     memo.update([(key, module.__new__(type(module))) for key, module in simple.items()])
-    if share_parameters:
-        shared = [parameter for module in parts.values() for parameter in module._parameters.values()]
-        memo.update([(id(parameter), parameter) for parameter in shared if parameter is not None])
+    for module in parts.values():
+        if share_parameters:
+            memo.update([(id(p), p) for p in module._parameters.values() if p is not None])
+        memo.update([(id(b), b.detach().clone()) for b in module._buffers.values() if b is not None])
+        for value in vars(module).values():  # deepcopy refuses non-leaf tensors, as old weight_norm keeps
+            if isinstance(value, Tensor) and id(value) not in memo:
+                memo[id(value)] = value if share_parameters else value.detach().clone()
     others = []
     for key, module in simple.items():
         attributes = memo[key].__dict__
-        for name, value in module.__dict__.items():
-            kind = type(value)
-            if kind in _ATOMS:
+        for name, value in vars(module).items():
+            if is_plain(value):
                 attributes[name] = value
-            elif kind in _CONTAINERS and not value:
-                attributes[name] = kind()
-            elif isinstance(value, Tensor):
-                attributes[name] = value if share_parameters else _copy_tensor(value, memo)
-            elif name == "_parameters" and share_parameters:
-                attributes[name] = value.copy()
-            elif name in ("_parameters", "_buffers"):
-                attributes[name] = kind([(n, _copy_tensor(t, memo)) for n, t in value.items()])
-            elif name == "_modules":
-                attributes[name] = kind([(n, copy.deepcopy(m, memo)) for n, m in value.items()])
-            elif is_plain(value):
-                attributes[name] = value
+            elif type(value) in _CONTAINERS and not value:
+                attributes[name] = type(value)()
             else:
                 attributes[name] = copy.deepcopy(value, memo)
-                others.append(attributes[name])
+                if name not in ("_parameters", "_buffers", "_modules"):
+                    others.append(attributes[name])
     if any(_reaches_any(value, parts) for value in others):
         raise TypeError("an attribute of a module keeps a module of the original")
 
@@ -229,18 +215,6 @@ def _copy_modules(parts: Mapping[int, nn.Module], memo: dict[int, Any], share_pa
 def _copies_by_attributes(kind: type[nn.Module]) -> bool:
     """Whether Python copies these modules by their __dict__: they do not define how they are copied."""
     return (kind.__reduce__, kind.__reduce_ex__, kind.__getstate__) == _RULES and not hasattr(kind, "__deepcopy__")
-
-
-def _copy_tensor(tensor: Tensor | None, memo: dict[int, Any]) -> Tensor | None:
-    if tensor is None:
-        return None
-    if id(tensor) not in memo:
-        if isinstance(tensor, nn.Parameter):
-            return copy.deepcopy(tensor, memo)
-        # deepcopy refuses non-leaf tensors, as old weight_norm keeps
-        memo[id(tensor)] = tensor.detach().clone()
-    copied: Tensor = memo[id(tensor)]
-    return copied
 
 
 def _reaches_any(value: object, parts: Mapping[int, nn.Module]) -> bool:
@@ -258,8 +232,8 @@ def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:
 # Gradients, in place of `compute_gradients`
 
 ROWS, ROWS_ON_DEVICE = 1_024, 16_384
-"""Most rows of a block: on a CPU, and elsewhere. Each has at least half as many: products of fewer than 16 rows round
-differently."""
+"""Most rows of a block: on a CPU, and elsewhere. Products of fewer than 16 rows round differently, so no block is small.
+"""
 
 _FEWER, _NUMBERS = 256, 2**18
 """Least rows of a block on a CPU, and about the most numbers in a larger one."""
@@ -270,7 +244,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 def gradients(
     forward_fn: Callable[..., Any], inputs: Any, target_ind: Any = None, additional_forward_args: Any = None
 ) -> tuple[Tensor, ...]:
-    """Gradients of the explained outputs; same arguments, results and errors as `compute_gradients`."""
+    """Same arguments, results and errors as `compute_gradients`."""
     return _gradients(forward_fn, inputs, target_ind, additional_forward_args)[0]
 
 
@@ -338,7 +312,7 @@ def _one_hot(outputs: Any, target: Any) -> Tensor | None:
 
 
 def _is_shared(value: Any) -> bool:
-    """Whether a model's argument, or a target, is the same for all rows."""
+    """Whether an argument, or a target, is the same for all rows."""
     return value.dim() == 0 if isinstance(value, Tensor) else is_plain(value)
 
 
