@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -72,16 +72,19 @@ class Finding:
         """Plain JSON types."""
         return asdict(self)
 
+    def _is_reported(self) -> bool:
+        several = self.maps > SHARE * self.of and (self.maps > 1 or self.of == 1)
+        return several or self.kind not in ("zero", "constant")
+
 
 @dataclass(eq=False)
 class _Record:
-    """Counts for one model and method."""
+    """Of one model and method; by kind, what was found, and how many maps when it was last logged."""
 
     checked: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-    of: dict[str, int] = field(default_factory=dict)
-    logged: dict[str, int] = field(default_factory=dict)
     comparisons: int = 0
+    found: dict[str, Finding] = field(default_factory=dict)
+    logged: dict[str, int] = field(default_factory=dict)
 
 
 class Watch:
@@ -112,87 +115,60 @@ class Watch:
         which there may be only one; `squared`: the map is a square of a map (VarGrad).
         """
         try:
-            self._add(model, method, maps, inputs, baselines, outputs, grouped, squared)
+            rows = [m.detach().flatten(1) for m in maps if m.dim() > 1 and m.numel() and m.is_floating_point()]
+            if len({len(r) for r in rows}) != 1:
+                return
+            values = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+            if values.is_cpu and values.dtype in (torch.float32, torch.float64):
+                low, high = (ends.reduce(values.numpy(), 1) for ends in (np.minimum, np.maximum))
+            else:  # torch.aminmax of rows takes 20 times as long
+                low, high = torch.stack((values.amin(1), values.amax(1))).cpu().double().numpy()
+            differ, size = high > low, np.maximum(high, -low)  # False and NaN where a number is NaN
+            with self._lock:
+                record = self._records(model).setdefault(method, _Record())
+                record.checked += len(low)
+            if size.max() <= HUGE and differ.all():
+                return
+            finite = np.isfinite(low) & np.isfinite(high)
+            nothing = baselines if isinstance(baselines, tuple) else (baselines,)
+            zero = finite & (low == 0) & (high == 0)
+            found = {
+                "not finite": _affected_rows(~finite, inputs, lambda xs: all(bool(x.isfinite().all()) for x in xs)),
+                "zero": _affected_rows(zero, inputs, lambda xs: not all(_is_baseline(x, nothing) for x in xs)),
+            }
+            if values.shape[1] > 1 and not grouped:
+                found["constant"] = int((finite & ~differ & ~zero).sum())
+            known = "huge" in record.found
+            if (finite & (size > HUGE)).any() and (known or record.comparisons < COMPARISONS):
+                record.comparisons += 1
+                limit = HUGE if known else HUGE * _plausible(inputs, outputs) ** (2 if squared else 1)
+                found["huge"] = int((finite & (size > limit)).sum())
+            with self._lock:
+                for kind, count in found.items():
+                    if count:
+                        self._count(record, model, Finding(kind, method, count, record.checked))
         except Exception as error:  # the client's answer must not depend on this
             _logger.debug("native maps of %s could not be checked: %s", method, type(error).__name__)
 
     def findings(self, model: object) -> tuple[Finding, ...]:
         """The findings about a model, by method."""
         with self._lock:
-            return tuple(
-                Finding(kind, method, record.counts[kind], record.of[kind])
-                for method, record in self._records(model).items()
-                for kind in FINDINGS
-                if kind in record.counts and _is_reported(kind, record.counts[kind], record.of[kind])
-            )
+            records = self._records(model).values()
+            known = [record.found[kind] for record in records for kind in FINDINGS if kind in record.found]
+        return tuple(finding for finding in known if finding._is_reported())
 
-    def _add(
-        self,
-        model: object,
-        method: str,
-        maps: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        baselines: object,
-        outputs: Callable[[], Tensor] | None,
-        grouped: bool,
-        squared: bool,
-    ) -> None:
-        rows = [m.detach().flatten(1) for m in maps if m.dim() > 1 and m.numel() and m.is_floating_point()]
-        if len({r.shape[0] for r in rows}) != 1:
-            return
-        values = rows[0] if len(rows) == 1 else torch.cat(rows, 1)
-        if values.is_cpu and values.dtype in (torch.float32, torch.float64):
-            low, high = (ends.reduce(values.numpy(), 1) for ends in (np.minimum, np.maximum))
-        else:  # torch.aminmax of rows takes 20 times as long
-            low, high = torch.stack((values.amin(1), values.amax(1))).cpu().double().numpy()
-        right = high > low  # False where one is NaN
-        wide = max(np.maximum.reduce(high), -np.minimum.reduce(low))
-        with self._lock:
-            record = self._record(model, method)
-            record.checked += len(low)
-        if wide <= HUGE and np.logical_and.reduce(right):
-            return
-        finite = np.isfinite(low) & np.isfinite(high)
-        nothing = baselines if isinstance(baselines, tuple) else (baselines,)
-        apart = values.shape[1] > 1 and not grouped
-        found = {
-            "not finite": _affected_rows(~finite, inputs, lambda xs: all(bool(x.isfinite().all()) for x in xs)),
-            "zero": _affected_rows(
-                finite & (low == 0) & (high == 0), inputs, lambda xs: not all(_is_baseline(x, nothing) for x in xs)
-            ),
-            "constant": np.flatnonzero(finite & ~right & (low != 0)).tolist() if apart else [],
-            "huge": [],
-        }
-        size = np.where(finite, np.maximum(high, -low), 0.0)
-        with self._lock:
-            known = "huge" in record.counts
-            compares = float(size.max()) > HUGE and (known or record.comparisons < COMPARISONS)
-            record.comparisons += compares
-        if compares:
-            limit = HUGE if known else HUGE * _plausible(inputs, outputs) ** (2 if squared else 1)
-            found["huge"] = np.flatnonzero(size > limit).tolist()
-        with self._lock:
-            for kind, which in found.items():
-                if which:
-                    self._count(record, model, method, kind, len(which), record.checked)
-
-    def _count(self, record: _Record, model: object, method: str, kind: str, maps: int, of: int) -> None:
+    def _count(self, record: _Record, model: object, new: Finding) -> None:
         """Count, and log at the first finding and at ten times as many."""
-        record.counts[kind] = count = record.counts.get(kind, 0) + maps
-        record.of[kind] = of
-        if not self.logs or not _is_reported(kind, count, of) or count < 10 * record.logged.get(kind, 0):
-            return
-        record.logged[kind] = count
-        _logger.warning("%s: %s", _name(model), Finding(kind, method, count, of))
-
-    def _record(self, model: object, method: str) -> _Record:
-        return self._records(model).setdefault(method, _Record())
+        before = record.found.get(new.kind)
+        now = record.found[new.kind] = replace(new, maps=new.maps + (before.maps if before else 0))
+        if self.logs and now._is_reported() and now.maps >= 10 * record.logged.get(now.kind, 0):
+            record.logged[now.kind] = now.maps
+            _logger.warning("%s: %s", _name(model), now)
 
     def _records(self, model: object) -> dict[str, _Record]:
-        modules = modules_of(model)
-        if not modules:
-            return self._by_name.setdefault(_name(model), {})
-        return self._by_model.setdefault(unwrapped(modules[0]), {})
+        if modules := modules_of(model):
+            return self._by_model.setdefault(unwrapped(modules[0]), {})
+        return self._by_name.setdefault(_name(model), {})
 
 
 _SERVICE = Watch()
@@ -215,17 +191,10 @@ def collecting() -> Iterator[Watch]:
         _watching.reset(token)
 
 
-def _is_reported(kind: str, maps: int, of: int) -> bool:
-    return kind not in ("zero", "constant") or (maps > SHARE * of and (maps > 1 or of == 1))
-
-
-def _affected_rows(
-    rows: NDArray[np.bool_], inputs: Sequence[Tensor], applies: Callable[[list[Tensor]], bool]
-) -> list[int]:
-    """The flagged rows whose inputs meet a condition; all flagged rows if there is not one known input for each row."""
-    which: list[int] = np.flatnonzero(rows).tolist()
+def _affected_rows(rows: NDArray[np.bool_], inputs: Sequence[Tensor], applies: Callable[[list[Tensor]], bool]) -> int:
+    """How many of the flagged rows have inputs that meet a condition, or no one known input."""
     known = [x for x in inputs if x.dim() and len(x) == len(rows)]
-    return [i for i in which if not known or applies([x[i] for x in known])]
+    return sum(not known or applies([x[i] for x in known]) for i in np.flatnonzero(rows))
 
 
 def _is_baseline(x: Tensor, baselines: Sequence[object]) -> bool:
@@ -240,7 +209,7 @@ def _is_baseline(x: Tensor, baselines: Sequence[object]) -> bool:
 
 
 def _plausible(inputs: Sequence[Tensor], outputs: Callable[[], Tensor] | None) -> float:
-    """Plausible size of a map's numbers: that of outputs, or of outputs per unit of input; at least 1."""
+    """Size of outputs, or of outputs per unit of input; at least 1."""
     out = 1.0 if outputs is None else max(1.0, float(outputs().detach().abs().max()))
     largest = max((float(x.detach().abs().max()) for x in inputs if x.numel()), default=1.0)
     return out * max(1.0, 1 / max(largest, 1e-12))

@@ -1,8 +1,5 @@
-"""The explanation methods as rows of a table: what each one is, its source and its requirements.
-
-`hardened` makes the hardened classes from rows. A new explainer is one more row, its sentence in `SUMMARIES` and its
-source in `PAPERS`.
-"""
+"""The explanation methods as rows of a table, from which `hardened` makes classes. A new explainer is one more row, its
+sentence in `SUMMARIES` and its source in `PAPERS`."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ LICENCES: Mapping[str, str] = {
     "lime": "BSD-2-Clause",
     "shap": "MIT",
 }
-"""Library -> its licence."""
 
 ENTRIES = MappingProxyType({"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"})
 """Library -> the native method that explains rows of a table; the others have `attribute`, which returns maps."""
@@ -50,7 +46,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @cache
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Names of a function's parameters; reading a signature takes as long as a small explanation."""
+    """Reading a signature takes as long as a small explanation."""
     return frozenset(inspect.signature(function).parameters)
 
 
@@ -107,13 +103,13 @@ class Row:
 
     @property
     def library(self) -> str:
-        """The native library, a key of `LICENCES` for rows of the catalog."""
+        """The native library."""
         module = self.source.partition(":")[0] if isinstance(self.source, str) else self.source.__module__
         return str(module.partition(".")[0])
 
     @property
     def entry(self) -> str:
-        """Name of the native method that explains, see `ENTRIES`."""
+        """Name of the native method that explains."""
         return ENTRIES.get(self.library, "attribute")
 
     @property
@@ -169,46 +165,44 @@ class Row:
 # Defaults of required arguments, from the inputs alone.
 
 
-def zero_baselines(x: Tensor) -> dict[str, Any]:
-    """A set of two baselines of zeros, to average over or to draw from."""
+def _zero_baselines(x: Tensor) -> dict[str, Any]:
+    """A set of two, to average over or to draw from."""
     return {"baselines": torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1))}
 
 
-def windows(x: Tensor) -> dict[str, Any]:
+def _windows(x: Tensor) -> dict[str, Any]:
     """Windows of a quarter of each axis at steps of an eighth; the first of several axes is not divided."""
     channels, axes = (x.shape[1:2], x.shape[2:]) if x.dim() > 2 else ((), x.shape[1:])
     shares = {"sliding_window_shapes": 4, "strides": 8}
     return {name: (*channels, *(max(1, n // share) for n in axes)) for name, share in shares.items()}
 
 
-def groups(x: Tensor) -> dict[str, Any]:
+def _groups(x: Tensor) -> dict[str, Any]:
     """Features in groups: 4 x 4 squares of an image, or columns of a table, 16 in one call of the model."""
     if x.dim() > 2:
         return {"feature_mask": grid_segments(x, 4)}
     return {"feature_mask": torch.arange(x.shape[1], device=x.device)[None], "perturbations_per_eval": 16}
 
 
-def few_groups(x: Tensor) -> dict[str, Any]:
+def _few_groups(x: Tensor) -> dict[str, Any]:
     """Four groups of neighbouring positions: the number of orders is the factorial of the number of groups."""
     d = math.prod(x.shape[1:])
     return {"feature_mask": torch.arange(d, device=x.device).view(1, *x.shape[1:]) * min(4, d) // max(d, 1)}
 
 
-def neuron(x: Tensor) -> dict[str, Any]:
+def _neuron(x: Tensor) -> dict[str, Any]:
     """The sum over the layer as the neuron."""
     return {"neuron_selector": whole_layer}
 
 
-def neuron_and_zero(x: Tensor) -> dict[str, Any]:
-    """The sum over the layer as the neuron, and baselines of zeros."""
-    return {**neuron(x), **zero_baselines(x)}
+def _neuron_and_zero(x: Tensor) -> dict[str, Any]:
+    return {**_neuron(x), **_zero_baselines(x)}
 
 
 # Arguments made of the inputs and of options.
 
 
-def of_superpixels(inputs: Tensor, n_segments: int = 50, compactness: float = 10.0) -> dict[str, Any]:
-    """Superpixels of images as groups."""
+def _of_superpixels(inputs: Tensor, n_segments: int = 50, compactness: float = 10.0) -> dict[str, Any]:
     return {"feature_mask": superpixels(inputs, n_segments, compactness)}
 
 
@@ -221,29 +215,28 @@ def of_words(
 
 
 PAPERS = {
-    "Adebayo 2018": "Adebayo, Gilmer, Goodfellow, Kim: Local Explanation Methods, arXiv 1810.03307",
-    "Bach 2015": "Bach, Binder, Montavon, Klauschen, Mueller, Samek: On Pixel-Wise Explanations, PLoS ONE 10(7), 2015",
+    "Adebayo 2018": "Adebayo et al.: Local Explanation Methods, arXiv 1810.03307",
+    "Bach 2015": "Bach et al.: On Pixel-Wise Explanations, PLoS ONE 10(7), 2015",
     "Breiman 2001": "Breiman: Random Forests, Machine Learning 45, 2001",
-    "Castro 2009": "Castro, Gomez, Tejada: Polynomial calculation of the Shapley value based on sampling, 2009",
-    "Chattopadhay 2017": "Chattopadhay, Sarkar, Howlader, Balasubramanian: Grad-CAM++, arXiv 1710.11063",
-    "Dhamdhere 2018": "Dhamdhere, Sundararajan, Yan: How Important Is a Neuron?, arXiv 1805.12233",
-    "Gurumoorthy 2017": "Gurumoorthy, Dhurandhar, Cecchi, Aggarwal: Efficient Data Representation, arXiv 1707.01212",
-    "Leino 2018": "Leino, Sen, Datta, Fredrikson, Li: Influence-Directed Explanations, arXiv 1802.03788",
+    "Castro 2009": "Castro et al.: Polynomial calculation of the Shapley value based on sampling, 2009",
+    "Chattopadhay 2017": "Chattopadhay et al.: Grad-CAM++, arXiv 1710.11063",
+    "Dhamdhere 2018": "Dhamdhere et al.: How Important Is a Neuron?, arXiv 1805.12233",
+    "Gurumoorthy 2017": "Gurumoorthy et al.: Efficient Data Representation, arXiv 1707.01212",
+    "Leino 2018": "Leino et al.: Influence-Directed Explanations, arXiv 1802.03788",
     "Lundberg 2017": "Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, arXiv 1705.07874",
-    "Lundberg 2018": "Lundberg, Erion, Lee: Consistent Individualized Feature Attribution, arXiv 1802.03888",
-    "Ribeiro 2016": 'Ribeiro, Singh, Guestrin: "Why Should I Trust You?", arXiv 1602.04938',
-    "Ribeiro 2018": "Ribeiro, Singh, Guestrin: Anchors, AAAI 2018",
-    "Selvaraju 2016": "Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra: Grad-CAM, arXiv 1610.02391",
+    "Lundberg 2018": "Lundberg et al.: Consistent Individualized Feature Attribution, arXiv 1802.03888",
+    "Ribeiro 2016": 'Ribeiro et al.: "Why Should I Trust You?", arXiv 1602.04938',
+    "Ribeiro 2018": "Ribeiro et al.: Anchors, AAAI 2018",
+    "Selvaraju 2016": "Selvaraju et al.: Grad-CAM, arXiv 1610.02391",
     "Shapley 1953": "Shapley: A Value for n-Person Games, 1953",
-    "Shrikumar 2016": "Shrikumar, Greenside, Shcherbina, Kundaje: Not Just a Black Box, arXiv 1605.01713",
-    "Shrikumar 2017": "Shrikumar, Greenside, Kundaje: Learning Important Features, arXiv 1704.02685",
-    "Simonyan 2013": "Simonyan, Vedaldi, Zisserman: Deep Inside Convolutional Networks, arXiv 1312.6034",
-    "Smilkov 2017": "Smilkov, Thorat, Kim, Viegas, Wattenberg: SmoothGrad, arXiv 1706.03825",
-    "Springenberg 2014": "Springenberg, Dosovitskiy, Brox, Riedmiller: Striving for Simplicity, arXiv 1412.6806",
-    "Sundararajan 2017": "Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
+    "Shrikumar 2016": "Shrikumar et al.: Not Just a Black Box, arXiv 1605.01713",
+    "Shrikumar 2017": "Shrikumar et al.: Learning Important Features, arXiv 1704.02685",
+    "Simonyan 2013": "Simonyan et al.: Deep Inside Convolutional Networks, arXiv 1312.6034",
+    "Smilkov 2017": "Smilkov et al.: SmoothGrad, arXiv 1706.03825",
+    "Springenberg 2014": "Springenberg et al.: Striving for Simplicity, arXiv 1412.6806",
+    "Sundararajan 2017": "Sundararajan et al.: Axiomatic Attribution for Deep Networks, arXiv 1703.01365",
     "Zeiler 2013": "Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, arXiv 1311.2901",
 }
-"""First author and year -> citation."""
 
 # Methods that explain inputs: what each is, and how it behaves.
 
@@ -300,7 +293,7 @@ _ANCHORS: dict[str, Any] = {
 }
 _KERNELS: dict[str, Any] = {"sigma": [0.1, 3.0], "kernelType": ("other", "Gaussian")}
 _SAMPLES = {"num_samples": (500, 1_000, 5_000)}
-_GROUPED: dict[str, Any] = {"derive": of_superpixels, "needs": groups}
+_GROUPED: dict[str, Any] = {"derive": _of_superpixels, "needs": _groups}
 
 
 def _method(
@@ -321,19 +314,19 @@ _ROWS = (
     _gradient(attr.GuidedBackprop, "Springenberg 2014", "hooks needs_relu leaf_inputs"),
     _gradient(attr.Deconvolution, "Zeiler 2013", "hooks needs_relu leaf_inputs"),
     _gradient(attr.DeepLift, "Shrikumar 2017", "hooks leaf_inputs", {**_TIMES_INPUTS, "eps": [1e-10, 1e-4]}),
-    _gradient(attr.DeepLiftShap, "Lundberg 2017", "hooks", _TIMES_INPUTS, needs=zero_baselines),
+    _gradient(attr.DeepLiftShap, "Lundberg 2017", "hooks", _TIMES_INPUTS, needs=_zero_baselines),
     _gradient(attr.LRP, "Bach 2015", "hooks writes leaf_inputs"),
     _gradient(attr.NoiseTunnel, "Smilkov 2017", "stochastic", _TUNNEL, name="SmoothGrad", nt_type="smoothgrad"),
     _gradient(attr.NoiseTunnel, "Adebayo 2018", "stochastic", _TUNNEL, name="VarGrad", nt_type="vargrad"),
-    _gradient(attr.GradientShap, "Lundberg 2017", "stochastic", _NOISY, needs=zero_baselines),
+    _gradient(attr.GradientShap, "Lundberg 2017", "stochastic", _NOISY, needs=_zero_baselines),
     _gradient(TokenIG, "Sundararajan 2017", "hooks", _STEPS, derive=of_words),
-    _perturbation(attr.Occlusion, "Zeiler 2013", space=_WINDOWS, needs=windows),
+    _perturbation(attr.Occlusion, "Zeiler 2013", space=_WINDOWS, needs=_windows),
     _perturbation(attr.FeatureAblation, "Zeiler 2013", space=_SUPERPIXELS, **_GROUPED),
     _perturbation(attr.FeaturePermutation, "Breiman 2001", "stochastic mixes_batch", _SUPERPIXELS, **_GROUPED),
     _perturbation(
         attr.ShapleyValueSampling, "Castro 2009", "stochastic", {**_SUPERPIXELS, "n_samples": _FEW}, **_GROUPED
     ),
-    _perturbation(attr.ShapleyValues, "Shapley 1953", needs=few_groups),
+    _perturbation(attr.ShapleyValues, "Shapley 1953", needs=_few_groups),
     _perturbation(attr.KernelShap, "Lundberg 2017", "stochastic", _SURROGATE, **_GROUPED),
     _approximation(attr.Lime, "Ribeiro 2016", "stochastic", _SURROGATE, **_GROUPED),
     _representation(GradCAM, "Selvaraju 2016", "hooks", _CAM, of="layer"),
@@ -363,7 +356,7 @@ def _inner(source: Any, summary: str, base: str = "", paper: str = "", **more: A
     """A row with the facts of the corresponding method for inputs, if there is one."""
     name = source.__name__
     of = "neuron" if name.startswith("Neuron") else "layer"
-    facts: dict[str, Any] = {"needs": neuron} if of == "neuron" else {}
+    facts: dict[str, Any] = {"needs": _neuron} if of == "neuron" else {}
     if row := _INPUT_ROWS.get(base or name.removeprefix("Layer").removeprefix("Neuron")):
         alike = ("citation", "stochastic", "mixes_batch", "needs_relu", "writes")
         facts |= {fact: getattr(row, fact) for fact in (*alike, *(["leaf_inputs"] if of == "neuron" else []))}
@@ -383,8 +376,8 @@ _INNER_ROWS = (
     _inner(attr.LayerGradientXActivation, "A layer's output times its gradient.", "InputXGradient"),
     _inner(attr.LayerIntegratedGradients, "Integrated gradients of a layer."),
     _inner(attr.LayerDeepLift, "DeepLift of a layer."),
-    _inner(attr.LayerDeepLiftShap, "DeepLiftShap of a layer.", needs=zero_baselines),
-    _inner(attr.LayerGradientShap, "GradientShap of a layer.", needs=zero_baselines),
+    _inner(attr.LayerDeepLiftShap, "DeepLiftShap of a layer.", needs=_zero_baselines),
+    _inner(attr.LayerGradientShap, "GradientShap of a layer.", needs=_zero_baselines),
     _inner(attr.LayerFeatureAblation, "Change of the output when a layer's units are replaced."),
     _inner(attr.LayerFeaturePermutation, "Change of the output when a layer's units are shuffled."),
     _inner(attr.LayerLRP, "LRP of a layer.", leaf_inputs=True),
@@ -396,8 +389,8 @@ _INNER_ROWS = (
     _inner(attr.NeuronGradient, "Gradient of a neuron.", "Saliency"),
     _inner(attr.NeuronIntegratedGradients, "Integrated gradients of a neuron."),
     _inner(attr.NeuronDeepLift, "DeepLift of a neuron."),
-    _inner(attr.NeuronDeepLiftShap, "DeepLiftShap of a neuron.", needs=neuron_and_zero),
-    _inner(attr.NeuronGradientShap, "GradientShap of a neuron.", needs=neuron_and_zero),
+    _inner(attr.NeuronDeepLiftShap, "DeepLiftShap of a neuron.", needs=_neuron_and_zero),
+    _inner(attr.NeuronGradientShap, "GradientShap of a neuron.", needs=_neuron_and_zero),
     _inner(attr.NeuronGuidedBackprop, "Guided backpropagation from a neuron."),
     _inner(attr.NeuronDeconvolution, "Deconvolution from a neuron."),
     _inner(attr.NeuronFeatureAblation, "Change of a neuron when features are replaced."),

@@ -1,7 +1,5 @@
-"""The explainer that a certificate is about: how production loads what was audited, with the service's own noise key.
-
-Class, model, hardening, options and the versions of libraries must be the audited ones, or nothing is built.
-"""
+"""The explainer that a certificate is about, with the service's own noise key: class, model, hardening, options and the
+versions of libraries must be the audited ones, or nothing is built."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,8 +30,6 @@ if TYPE_CHECKING:
 CLIENT_ARGUMENTS = frozenset({"inputs", "target"})
 """Arguments of `attribute` that a client may choose."""
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
 _FEWEST_DIFFERENT = 5
 """Least distinct bytes of a key; 16 random bytes, or 32 random hexadecimal digits, have fewer once in 1e9."""
 
@@ -51,7 +46,7 @@ class Predict:
     forward: nn.Module
 
     def __call__(self, rows: Any) -> NDArray[Any]:
-        """The output for each row, computed in float32."""
+        """In float32."""
         x = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
         with torch.no_grad():
             out: Tensor = self.forward(at(self.forward, x))
@@ -60,17 +55,15 @@ class Predict:
 
 @dataclass(eq=False)
 class Pinned:
-    """The audited state that a certified explainer keeps from call to call."""
+    """The audited state that a certified explainer keeps: `digest` of the model when it was loaded, `options` as
+    `Row.options` takes them, and whether the model's outputs must be probabilities, which the first call checks."""
 
     method: str
     model: nn.Module
     digest: bytes
-    """Of the model when the certificate was loaded."""
     options: Mapping[str, Any]
-    """Audited, as `Row.options` takes them."""
     predict: Predict
     probabilities: bool = False
-    """Whether the model's own outputs must be probabilities, which the first call checks."""
 
     def complete(
         self, signature: inspect.Signature, given: Mapping[str, Any], free: frozenset[str] | None = None
@@ -81,9 +74,8 @@ class Pinned:
         an option differs from the audited one, or the model has changed. InputError: inputs that are not one tensor.
         """
         check_unchanged(self.model, self.digest)
-        audited = self.options if free is not None else self._of_inputs(given.get("inputs"))
-        free = CLIENT_ARGUMENTS if free is None else free
-        options = {name: value for name, value in given.items() if name not in free}
+        audited = self._of_inputs(given.get("inputs")) if free is None else self.options
+        options = {k: v for k, v in given.items() if k not in (CLIENT_ARGUMENTS if free is None else free)}
         defaults = {p.name: p.default for p in signature.parameters.values()}
         check_as_audited(options, {**dict.fromkeys(options, inspect.Parameter.empty), **defaults, **audited})
         return {**given, **audited}
@@ -93,7 +85,6 @@ class Pinned:
         return [int(c) for c in self.predict(rows).argmax(1)]
 
     def _of_inputs(self, inputs: Any) -> dict[str, Any]:
-        """The audited options for these inputs."""
         if not isinstance(inputs, Tensor) or inputs.dim() == 0:
             raise InputError(f"expected one tensor (batch, ...), as was audited, got {type(inputs).__name__}")
         like = inputs.detach() if len(inputs) else inputs.new_zeros(1, *inputs.shape[1:])
@@ -120,13 +111,11 @@ def pin(
 def check_unchanged(model: nn.Module, digest: bytes) -> None:
     """Raise RefusedError unless a model still has this digest, and is in evaluation mode."""
     if in_training_mode(model) or model_digest(model) != digest:
-        raise RefusedError(
-            "the model has changed since the certificate was loaded, or is in training mode: load it again"
-        )
+        raise RefusedError("the model has changed since it was loaded, or is in training mode: load it again")
 
 
 def check_as_audited(given: Mapping[str, Any], audited: Mapping[str, Any]) -> None:
-    """Raise RefusedError if a given argument differs from the audited one; None: the certificate does not name it."""
+    """Raise RefusedError if a given argument differs from the audited one."""
     for name, value in given.items():
         if not _is_equal(value, expected := audited.get(name)):
             raise RefusedError(
@@ -137,23 +126,21 @@ def check_as_audited(given: Mapping[str, Any], audited: Mapping[str, Any]) -> No
 
 @dataclass(frozen=True, eq=False)
 class Audited:
-    """A certificate, and the model that it is about."""
+    """A certificate, the `rows` of its methods (several are released together: "IG+Saliency"), the model that it is
+    about, without a `Probability` that the audit added, and its hardening, with the service's key if it has noise."""
 
     path: str
     certificate: Certificate
     rows: tuple[Row, ...]
-    """Of its methods: one, or several that are released together ("IG+Saliency")."""
     model: nn.Module
-    """Without a `Probability` that the audit added."""
     digest: bytes
     hardening: Hardening
-    """The audited one, with the service's key if it has noise."""
 
     def options(self, row: Row) -> dict[str, Any]:
         """The audited options of one of the methods."""
         options = self.certificate.options
         if len(self.rows) > 1 or isinstance(options.get(row.name), Mapping):
-            options = options.get(row.name, NOTHING)
+            options = options.get(row.name, {})
         return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
     def explainer(self, kind: type[Any]) -> Any:
@@ -217,9 +204,9 @@ def load_audited(
         raise CertificateError(f"{path}: hardening: {error}") from None
     if hardening.noise is not None and certificate.noise_stream not in (None, hardening.noise.stream):
         raise CertificateError(
-            f"{path} was made with the noise stream {certificate.noise_stream:.60}, and this version uses"
-            f" {hardening.noise.stream}: with different noise for the same query, a client of both could average it"
-            " away. Serve with the version that audited, or audit again"
+            f"{path}: expected the noise stream {hardening.noise.stream} of this version, got"
+            f" {certificate.noise_stream:.60}: a client of both could average the noise away. Serve with the version"
+            " that audited, or audit again"
         )
     return Audited(str(path), certificate, rows, model, digest, with_service_key(hardening, key))
 
@@ -257,8 +244,8 @@ def check_subject(
     if found not in certificate.digests(kind):
         raise CertificateError(
             f"{path} is about another model ({', '.join(certificate.subject)}): expected the {kind}"
-            f" {', '.join(sorted(d[:12] for d in certificate.digests(kind)))}..., got {found[:12]}...; load the same"
-            " file in the same way as for the audit. If the audit wrote columns.json, the model is"
+            f" {', '.join(sorted(d[:12] for d in certificate.digests(kind)))}..., got {found[:12]}...; load the file as"
+            " for the audit. If the audit wrote columns.json, the model is"
             ' safexplain.outputs.EstimatorModule(model, columns=safexplain.columns.Columns.read("columns.json"))'
         )
     named = sorted({d["sha256"] for d in certificate.subject.values() if d[kind] == found and "sha256" in d})
@@ -282,8 +269,8 @@ def with_service_key(hardening: Hardening, key: bytes | str | Path | None) -> Ha
         what, key = f"the noise key in {KEY_VARIABLE}", os.environ.get(KEY_VARIABLE, "").encode()
         if not key:
             raise RefusedError(
-                "expected a noise key, found none: every restart and replica would draw its own, and averaging their"
-                f" answers removes the noise. Set {KEY_VARIABLE}, or pass a file that holds it (openssl rand -hex 32)"
+                "expected a noise key, found none: every replica would draw its own, and averaging their answers"
+                f" removes the noise. Set {KEY_VARIABLE}, or pass a file that holds it (openssl rand -hex 32)"
             )
     elif not isinstance(key, bytes):
         what = f"the noise key in {key}"
@@ -300,7 +287,7 @@ def with_service_key(hardening: Hardening, key: bytes | str | Path | None) -> Ha
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Equality: of tensors element by element, of sequences whatever their type."""
+    """Of tensors element by element, of sequences whatever their type."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one.detach().cpu(), other.detach().cpu())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

@@ -1,7 +1,5 @@
-"""Groups of features (superpixels and squares of images, words of texts), and hardening at the resolution of groups.
-
-A map of groups is a few numbers, each written into all features of its group, over which independent noise would
-average away. So these numbers are read from the native map, hardened, and written back.
+"""Groups of features (superpixels and squares of images, words of texts), and hardening at their resolution: noise on
+every feature of a group would average away.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from safexplain.hardening.hardening import plain_tensors
 
 Tensors = tuple[Tensor, ...]
 Harden = Callable[[Tensor, slice], Tensor]
-"""(values (rows, k), which rows of the batch) -> hardened values of the same shape."""
+"""(values (rows, k), which rows of the batch) -> hardened values."""
 
 _TOLERANCE = 1e-5
 
@@ -205,7 +203,7 @@ def names_of(groups: Tensor) -> Tensor:
 
 
 def _values(rows: Tensor, groups: Tensor) -> Tensor:
-    """(rows, k) the value of each group."""
+    """(rows, k)"""
     values = rows[:, torch.from_numpy(np.unique(groups.cpu(), return_index=True)[1]).to(rows.device)]
     spread = (rows - values[:, groups]).abs().nan_to_num(0.0, 0.0, 0.0).amax() if rows.numel() else 0.0
     if bool(spread > _TOLERANCE * rows.nan_to_num(0.0, 0.0, 0.0).abs().amax()):

@@ -186,7 +186,7 @@ def private_copy(
 
 
 def _copy_modules(parts: Mapping[int, nn.Module], memo: dict[int, Any], share_parameters: bool) -> None:
-    """Put a copy of every module into `memo`, which deepcopy reads."""
+    """Put copies into `memo`, which deepcopy reads."""
     simple = {key: module for key, module in parts.items() if _copies_by_attributes(type(module))}
     memo.update([(key, module.__new__(type(module))) for key, module in simple.items()])
     for module in parts.values():
@@ -213,7 +213,7 @@ def _copy_modules(parts: Mapping[int, nn.Module], memo: dict[int, Any], share_pa
 
 
 def _copies_by_attributes(kind: type[nn.Module]) -> bool:
-    """Whether Python copies these modules by their __dict__: they do not define how they are copied."""
+    """Whether they do not define how Python copies them."""
     return (kind.__reduce__, kind.__reduce_ex__, kind.__getstate__) == _RULES and not hasattr(kind, "__deepcopy__")
 
 
@@ -222,7 +222,7 @@ def _reaches_any(value: object, parts: Mapping[int, nn.Module]) -> bool:
 
 
 def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:
-    """One lock for each network, whatever wraps it, in a fixed order so that calls cannot deadlock."""
+    """One for each network, whatever wraps it, in a fixed order so that calls cannot deadlock."""
     networks = {id(network): network for module in modules for network in [network_of(module) or module]}
     with _guard:
         locks = [_locks.setdefault(networks[key], threading.RLock()) for key in sorted(networks)]
@@ -232,8 +232,7 @@ def _locks_of(modules: tuple[nn.Module, ...]) -> list[threading.RLock]:
 # Gradients, in place of `compute_gradients`
 
 ROWS, ROWS_ON_DEVICE = 1_024, 16_384
-"""Most rows of a block: on a CPU, and elsewhere. Products of fewer than 16 rows round differently, so no block is small.
-"""
+"""Most rows of a block, on a CPU and elsewhere. Few would not do: products of fewer than 16 rows round differently."""
 
 _FEWER, _NUMBERS = 256, 2**18
 """Least rows of a block on a CPU, and about the most numbers in a larger one."""

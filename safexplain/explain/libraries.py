@@ -1,9 +1,6 @@
-"""Imports of alibi, AIX360, lime and shap on first use, isolation of alibi's calls, and the modules named after
-libraries.
-
-Alibi's explainers keep state in attributes while they run, and draw from NumPy's global generator. So each call gets a
-private copy, and `np.random` in the modules of alibi is the generator of the running hardened call.
-"""
+"""Imports of alibi, AIX360, lime and shap on first use, the modules named after libraries, and isolation of alibi's
+calls: each gets a private copy of the explainer's state, and draws from its own generator in place of NumPy's global
+one."""
 
 from __future__ import annotations
 
@@ -32,13 +29,13 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import query_seeds, resolve_key
 
 SHARED_PIPELINE_LOCK = threading.RLock()
-"""Held by calls that share an object that cannot be copied, such as a spaCy pipeline."""
+"""Held by calls that share what cannot be copied, such as a spaCy pipeline."""
 
 _generator: ContextVar[np.random.RandomState | None] = ContextVar("safexplain_alibi_generator", default=None)
 
 
 class _Numpy(ModuleType):
-    """NumPy for the modules of alibi, in which `random` is the running call's generator."""
+    """NumPy, but `random` is the generator of the running call."""
 
     @property
     def random(self) -> Any:
@@ -62,7 +59,7 @@ def _redirect_generators() -> None:
 
 @contextmanager
 def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
-    """Make this thread's calls of alibi draw from `generator`; None: from NumPy's global one, as natively."""
+    """Make this thread's calls draw from `generator`; None: from NumPy's global one, as natively."""
     token = _generator.set(generator)
     try:
         yield
@@ -73,7 +70,7 @@ def draw_from(generator: np.random.RandomState | None) -> Iterator[None]:
 def seeded_generators(
     hardening: Hardening, inputs: tuple[Tensor, ...], model_digest: bytes, method: str
 ) -> list[np.random.RandomState]:
-    """A generator for each example, seeded by the noise key (if there is noise) and the query."""
+    """One for each example, seeded by the noise key (if there is noise) and the query."""
     noise = hardening.noise
     seeds = query_seeds(
         b"no noise, no key" if noise is None else resolve_key(noise.key),
@@ -127,7 +124,7 @@ def defined_in(kind: type, *libraries: str) -> bool:
 
 @contextmanager
 def quiet_failed_searches() -> Iterator[None]:
-    """Do not log this thread's anchors that are not precise enough: their precision is part of the answer."""
+    """Do not log this thread's anchors that are not precise enough, as their precision states."""
     log, thread = logging.getLogger("alibi.explainers.anchors.anchor_base"), threading.get_ident()
 
     def others(record: logging.LogRecord) -> bool:
@@ -177,8 +174,7 @@ def load(name: str) -> Any:
     if name == "alibi" and tuple(map(int, re.findall(r"\d+", module.__version__)[:3])) > _LAST_APACHE:
         warnings.warn(
             f"alibi {module.__version__} is under the Business Source Licence 1.1: production use needs a licence from"
-            " Seldon, except by non-profit educational institutions. 0.9.4 is the last release under the Apache"
-            " Licence 2.0.",
+            " Seldon, except by non-profit educational institutions. 0.9.4 is the last under the Apache Licence 2.0.",
             AlibiLicenceWarning,
             stacklevel=2,
         )
@@ -189,7 +185,7 @@ def load(name: str) -> Any:
 
 @contextmanager
 def _stand_in_for(name: str | None, library: str) -> Iterator[None]:
-    """Let a library import an empty module in place of a missing one, and remove it afterwards."""
+    """Let a library import an empty module in place of a missing one."""
     if name is None or name in sys.modules or find_spec(name) is not None:
         yield
         return
@@ -205,7 +201,7 @@ def _stand_in_for(name: str | None, library: str) -> Iterator[None]:
 
 
 def _with_one_base_score(model: Any) -> Any:
-    """XGBoost's own format with a base score that shap 0.49 can read: XGBoost 3.1 and later write a list, "[5E-1]"."""
+    """XGBoost 3.1 and later write a list, "[5E-1]", which shap 0.49 cannot read."""
     parameters = model.get("learner", {}).get("learner_model_param", {})
     if isinstance(score := parameters.get("base_score"), str) and score.startswith("["):
         parameters["base_score"] = score.strip("[]").partition(",")[0]
@@ -220,11 +216,11 @@ def drop_in(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a module named after a library, so that users only change the import.
 
-    For a missing name, the first raises AttributeError with a list of the hardened names. `from safexplain.alibi import
-    CEM` would replace this error by an empty one, so there it is `NotHardenedError`, an ImportError.
+    The error for a missing name lists the hardened ones. `from safexplain.alibi import CEM` would replace an
+    AttributeError by an empty error, so there it is `NotHardenedError`, an ImportError.
 
     Args:
-        module: name of the module.
+        module: its name.
         classes: hardened classes by the library's names.
         others: finds other objects of the library; returns None if there is no such name.
         refused: name -> why an explainer cannot be hardened.

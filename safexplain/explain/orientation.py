@@ -1,8 +1,5 @@
-"""Which class an explanation is for: the predicted one, in every library.
-
-Natively, a model with one output for two classes is explained for class 1, whatever it predicts. The reasons for class
-0 are the negatives, and the sign must change before a hardening picks the features that count most.
-"""
+"""Which class an explanation is for: the predicted one, in every library. Natively, a model with one output for two
+classes is explained for class 1; for class 0, the sign must change before a hardening picks what counts most."""
 
 from __future__ import annotations
 
@@ -30,15 +27,15 @@ _warned: set[str] = set()
 
 
 def threshold_of_trees(native: Any, model: Any) -> float | None:
-    """The threshold of a `shap.TreeExplainer` made from a model with one output; None: the output is a number."""
+    """Of a `shap.TreeExplainer` made from a model with one output; None: the output is a number."""
     if "probability" in (native.model_output, native.model.tree_output):
         return PROBABILITY
     return LOG_ODDS if native.model.tree_output == "log_odds" or has_two_classes(model) else None
 
 
 def threshold_of_function(native: Any) -> float | None:
-    """The threshold of a `shap.KernelExplainer`'s function with one output; None: the output is a number. It has two
-    classes with the link "logit", as a method of a classifier, or if its outputs for the background are in [0, 1]."""
+    """Of a `shap.KernelExplainer`'s function with one output; None: the output is a number. It has two classes with the
+    link "logit", as a method of a classifier, or if its outputs for the background are in [0, 1]."""
     if str(native.link) == "logit":
         return LOG_ODDS
     function = native.model.f
@@ -65,8 +62,8 @@ def oriented(values: Values, classes: Any) -> Values:
 
 
 def orients_first(hardening: Hardening) -> bool:
-    """Whether values are turned towards the class before they are hardened. With noise, hardened values are turned
-    instead: answers about both classes then share one noise, and two of them cannot average it."""
+    """Whether values are turned towards the class before they are hardened. With noise they are turned afterwards, so
+    that answers about both classes share one noise, which two answers cannot average."""
     return hardening.noise is None or isinstance(hardening.clip, TopKSet)
 
 
@@ -76,8 +73,8 @@ def explained_classes(
     """The class (n,) that each row's single output, (n,), is explained for; for a number, 1 for "up" and 0 for "down".
 
     Class 1 is predicted above `threshold`; None: the output is a number. `target` is 0 or 1, or (n,) of them; None: the
-    predicted ones. `by` names the explainer in a PredictedClassWarning, once for each, if no class was named.
-    ConfigurationError: a direction for classes, a class for a number, or a target that is neither 0 nor 1.
+    predicted ones, with a PredictedClassWarning once for each explainer (`by`). ConfigurationError: a direction for
+    classes, a class for a number, or a target that is neither 0 nor 1.
     """
     scores = np.asarray(scores, dtype=np.float64).reshape(-1)
     if threshold is None:
@@ -93,8 +90,8 @@ def explained_classes(
         if by and by not in _warned:
             _warned.add(by)
             warnings.warn(
-                f"{by}: the model has one output for two classes. Each row's values explain its predicted class;"
-                " natively all explain class 1. Name a class by target=",
+                f"{by}: the model has one output for two classes. Values explain each row's predicted class, natively"
+                " class 1. Name a class by target=",
                 PredictedClassWarning,
                 stacklevel=4,
             )

@@ -1,8 +1,5 @@
-"""The query that the noise on an explanation is a function of, beside key and configuration, as read from a call.
-
-A change that leaves the native answer the same, bit for bit, leaves the noise the same; another question has another.
-Inputs of other shapes share the noise if the model first flattens them, for which it is probed once for each shape.
-"""
+"""The query that the noise on an explanation is a function of, beside key and configuration: a change that leaves the
+native answer the same, bit for bit, leaves the noise the same; another question has another."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ SELECTS = frozenset(
     {"abs", "nt_type", "neuron_selector", "attribute_to_layer_input", "attribute_to_neuron_input"}
     | {"relu_attributions", "attr_dim_summation", "custom_attribution_func", "interpolate_mode"}
 )
-"""Arguments that select what is explained: each choice has its own noise. All others only affect the estimation."""
+"""Arguments that select what is explained: each choice has its own noise. Others only affect the estimation."""
 
 NUMBERS = ("baselines", "layer_baselines", "additional_forward_args")
 """Arguments, beside the inputs, whose numbers the noise is a function of."""
@@ -72,9 +69,8 @@ def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any]
     """Arguments of `Hardening.__call__` for a call of a hardened explainer, with inputs (batch, ...) and options whose
     numbers are rounded by `round_as_hashed`; RefusedError: baselines are a function.
 
-    They do not change with anything that leaves the native answer the same: the shape of the inputs if the model
-    ignores it, the sign or type of a target that names the same output, truthy values, explicit defaults, the order of
-    a set of baselines. Inputs on a GPU are copied to the CPU now, so that they are hashed while the GPU explains.
+    They do not change with the shape of the inputs if the model ignores it, the sign or type of a target that names the
+    same output, truthy values, explicit defaults, or the order of a set of baselines.
     """
     explainers = (explainer, *explainers_in(vars(explainer)))
     digest = explained_digest(explainer.forward_func, getattr(explainer, "_model_digest", None))
@@ -85,6 +81,7 @@ def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any]
     more, others = _rows_of(extra, batch)
     axes = [f"axes {probed.shapes}"] if any(probed.shapes) else []
     return {
+        # copied from a GPU now, to be hashed while it explains
         "inputs": tuple(t if t.device.type == "cpu" else as_hashed(t).cpu() for t in (*inputs, *rows, *more)),
         "target": _targets(options["target"], batch, probed.outputs) if "target" in options else None,
         "model_digest": digest,
@@ -95,26 +92,22 @@ def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any]
 def _selecting_options(
     explainers: tuple[Attribution, ...], options: Mapping[str, Any], probed: ModelShapes
 ) -> list[str]:
-    """The arguments that select what is explained, with their values or defaults."""
     after = {"interpolate_mode"} if hasattr(explainers[0], "enlarge") else set()  # enlarging comes after the noise
-    defaults: dict[str, Any] = {}
+    selects, defaults = SELECTS - after, dict[str, Any]()
     for explainer in reversed(explainers):
         parameters = inspect.signature(type(explainer).attribute).parameters.values()
-        defaults |= {p.name: p.default for p in parameters if p.name in SELECTS - after and p.default is not p.empty}
-    chosen = {**defaults, **{name: options[name] for name in (SELECTS - after) & options.keys()}}
+        defaults |= {p.name: p.default for p in parameters if p.name in selects and p.default is not p.empty}
+    chosen = defaults | {name: options[name] for name in selects & options.keys()}
     selector = chosen.get("neuron_selector")
     if selector is not None and not callable(selector):
         shape = probed.neurons[0 if chosen.get("attribute_to_neuron_input") else 1]
         chosen["neuron_selector"] = _positions(selector, shape) or selector
-    words = []
-    for name, value in sorted(chosen.items()):
-        value = bool(value) if isinstance(defaults.get(name), bool) else value
-        words.append(f"{name}={getattr(value, '__qualname__', value)}")
-    return words
+    chosen |= {name: bool(value) for name, value in chosen.items() if isinstance(defaults.get(name), bool)}
+    return [f"{name}={getattr(value, '__qualname__', value)}" for name, value in sorted(chosen.items())]
 
 
 def _targets(target: Any, batch: int, outputs: Shape | None) -> Any:
-    """The explained outputs of each example as positions among its outputs."""
+    """As positions among the outputs of an example."""
     labels = targets_of(target, batch)
     positions = {label: _positions(label, outputs) for label in set(labels)}
     return labels if None in positions.values() else [positions[label] for label in labels]
@@ -138,11 +131,8 @@ def _positions(index: Any, shape: Shape | None) -> tuple[int, ...] | None:
 def _references(
     explainers: tuple[Attribution, ...], inputs: Tensors, options: Mapping[str, Any]
 ) -> tuple[Tensors, list[str]]:
-    """Baselines that are not zero, as one row for each example or as words: another baseline is another question.
-
-    With shared noise, a baseline whose map is known (the input itself) would reveal the noise. A set of baselines is
-    named by its rows and their relative counts: another order, or every row twice, is the same question.
-    """
+    """Baselines that are not zero, as one row for each example, or a set of them in words. With shared noise, a known
+    map (of the input as its own baseline) would reveal the noise."""
     of_set = any(isinstance(e, _OF_SETS) for e in explainers) or bool(options.get("draw_baseline_from_distrib"))
     rows: Tensors = ()
     words = []
@@ -166,7 +156,6 @@ def _references(
 
 
 def _with_defaults(forward_func: Any, inputs: Tensors, extra: Any) -> tuple[Any, ...]:
-    """Additional forward arguments, followed by the defaults of those that are left out."""
     given = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
     try:
         signature = inspect.signature(forward_func.forward if isinstance(forward_func, nn.Module) else forward_func)
@@ -201,14 +190,14 @@ def _rows_of(values: tuple[Any, ...], batch: int) -> tuple[Tensors, list[str]]:
 
 
 def _digest_of(values: tuple[Any, ...]) -> str:
-    """Digest of numbers that all examples share; equal numbers count as one."""
+    """Of numbers that all examples share; equal numbers count as one."""
     numbers = [torch.as_tensor(value).detach().double().cpu().flatten() for value in values]
     once = [n[:1] if len(n) and bool((n == n[0]).all()) else n for n in numbers]
     return hashlib.blake2b(b"".join(n.numpy().tobytes() for n in once)).hexdigest()
 
 
 def _digest_of_set(tensors: list[Tensor], inputs: Tensors) -> str:
-    """Digest of rows in any order, with their relative counts."""
+    """Of rows in any order, with their relative counts."""
     count = max(len(t) if t.dim() == x.dim() else 1 for t, x in zip(tensors, inputs, strict=True))
     parts = [t.detach().expand(count, *x.shape[1:]) for t, x in zip(tensors, inputs, strict=True)]
     flat = torch.cat([as_hashed(p).reshape(count, -1).to("cpu", torch.float32) for p in parts], 1).numpy()
@@ -233,11 +222,10 @@ def _method(explainer: Attribution) -> str:
 
 
 _SAME_ANSWERS: dict[Any, Any] = {Gradient: attr.Saliency, GradCAM: attr.LayerGradCam}
-"""Class -> a class that gives the same answers; options identify the rest."""
 
 
 class ModelShapes(NamedTuple):
-    """What a probe of a model with inputs of certain shapes found."""
+    """What a probe found."""
 
     shapes: tuple[Shape, ...]
     """For each input its axes, with neighbours merged as far as the model ignores it, without axes of size 1 and
@@ -252,8 +240,8 @@ _shapes: dict[Any, ModelShapes] = {}
 
 
 def probe(lend: Lend, digest: bytes, method: str, inputs: Tensors, extra: tuple[Any, ...]) -> ModelShapes:
-    """Probe the model with this digest about inputs, (batch, ...) each, and additional forward arguments, or return the
-    remembered result; `lend` lends the native explainer, with a model that may be run and hooked."""
+    """Probe the model with this digest about inputs, (batch, ...) each, and additional forward arguments, once for each
+    shape and type; `lend` lends the native explainer, with a model that may be run and hooked."""
     if digest == OPAQUE_DIGEST or any(x.dim() == 0 or len(x) == 0 for x in inputs):
         return ModelShapes(((),) * len(inputs))
     others = tuple((tuple(v.shape[1:]), v.dtype) if isinstance(v, Tensor) else type(v) for v in extra)
@@ -311,7 +299,7 @@ def _shape_of(value: Any) -> Shape | None:
 
 
 def _probe_rows(x: Tensor) -> Tensor:
-    """Two examples of an input's shape, fixed by the count of numbers: normal, or zeros and ones for integers."""
+    """Examples fixed by their count of numbers: normal, or zeros and ones for integers."""
     shape, generator = (ROWS, *x.shape[1:]), torch.Generator().manual_seed(0)
     count = math.prod(shape)
     normal = x.is_floating_point() or x.is_complex()
@@ -337,5 +325,4 @@ def _merges(shape: Shape) -> Iterator[Shape]:
 
 
 def _is_close(one: Tensor, other: Tensor | None) -> bool:
-    """Whether two outputs of a model are equal up to rounding."""
     return other is not None and one.shape == other.shape and torch.allclose(one, other, 1e-4, 0.0, equal_nan=True)

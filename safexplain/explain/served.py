@@ -1,4 +1,4 @@
-"""What a service releases: the explanations that a certificate is about, as arrays of maps or plain JSON values."""
+"""What a service releases: the explanations that a certificate is about."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ TABLE_METHODS: Mapping[str, type[TableExplainer]] = {
 """Name of a method that explains rows of a table -> its hardened class."""
 
 _drawing = threading.Lock()
-"""Held while the global generators are seeded by a query."""
 
 Explanation = NDArray[np.float32] | list[dict[str, Any]]
-"""Explanation of a batch: maps (n, ...), or a dictionary of plain JSON values for each example."""
+"""Maps (n, ...), or a dictionary of plain JSON values for each example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +74,7 @@ class Release:
     _model: nn.Module
     _answers: Mapping[str, Callable[[Tensor, Tensor], Explanation]]
     _alone: tuple[nn.Module, ...]
-    """Modules that cannot be copied, on which predictions must wait for explanations that set hooks."""
+    """Modules that cannot be copied: predictions must wait for explanations that set hooks on them."""
 
     def check(self) -> None:
         """Raise RefusedError unless the model is still the audited one; `explain` checks it too."""
@@ -201,8 +200,8 @@ def load_release(
 
 
 def default_hardening(rows: Sequence[Row], model: Any) -> Hardening:
-    """The recommended hardening of methods that are released together: with the order of reasons if all of them explain
-    rows of tables, or the model is a scikit-learn classifier."""
+    """The recommended hardening of methods that are released together: ordered if all of them explain rows of tables,
+    or the model is a scikit-learn classifier."""
     table = is_estimator(as_module(model))
     return Hardening.recommended(
         ordered=all(not TABLE_METHODS[r.name]._has_answers if r.name in TABLE_METHODS else table for r in rows)
@@ -226,7 +225,6 @@ def _before_audit(
 
 
 def _answer_function(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
-    """The function that explains a batch by a pinned explainer."""
     pinned, row = explainer._pinned, CATALOG[explainer._pinned.method]
 
     def explain_rows(x: Tensor, target: Tensor) -> Explanation:
@@ -262,7 +260,6 @@ def _answer_function(explainer: Any) -> Callable[[Tensor, Tensor], Explanation]:
 
 
 def _gives_probabilities(model: nn.Module, shape: Sequence[int] | None) -> bool:
-    """Whether a model's outputs for random numbers are probabilities."""
     if shape is None:
         return False
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))

@@ -1,8 +1,5 @@
-"""Explanations by other models, trained on public data or as students of labels: only labels of private data leave.
-
-By post-processing, an explanation reveals no more about the private records than the labels: `guarantee` states this,
-and a certificate of its own kind carries it.
-"""
+"""Explanations by other models, trained on public data or as students of labels: by post-processing, they reveal no
+more about the private records than the labels, as `guarantee` and a certificate state."""
 
 from __future__ import annotations
 
@@ -74,7 +71,7 @@ class PublicExplainer:
 
     _source: ClassVar[Source] = "public models"
     _pinned: tuple[tuple[nn.Module, bytes], ...] = ()
-    """The modules that a certificate names, and their digests; empty without a certificate."""
+    """The modules that a certificate names, and their digests."""
 
     def __init__(
         self,
@@ -249,7 +246,6 @@ class PublicExplainer:
         return write_json(path, content)
 
     def _private_digest(self) -> bytes:
-        """Digest of the private model, or the given one."""
         found = self._given_digest or digest_of(self.model)
         if found == OPAQUE_DIGEST:
             raise RefusedError(f"no model is found in {type(self.model).__name__}: give model_digest=")
@@ -301,8 +297,8 @@ class StudentExplainer(PublicExplainer):
         make: Any = build if by_recipe else recipe
         if not callable(make) or isinstance(recipe, type | nn.Module):
             raise ConfigurationTypeError(
-                "expected a safexplain.audit.Recipe and build(seed), or a function train(x, y, generator); got recipe"
-                f" {recipe!r:.60}, build {build!r:.60}"
+                "expected a safexplain.audit.Recipe and build(seed), or a function train(x, y, generator); got"
+                f" {recipe!r:.60} and {build!r:.60}"
             )
         start, order = (int(s) for s in np.random.SeedSequence([seed, getattr(recipe, "seed", 0)]).generate_state(2))
         check_mode(model, stacklevel=3)
@@ -360,7 +356,7 @@ def _holds(value: object, model: Callable[..., Any]) -> bool:
 
 
 def _query_model(model: Callable[..., Any], queries: tuple[Tensor, ...], extra: Any = ()) -> Any:
-    """A model's answers for a batch, by a private copy if it is in training mode."""
+    """By a private copy if the model is in training mode."""
     more = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
     with torch.no_grad(), lend(Saliency, {"forward_func": model}) as private:
         out = private.forward_func(*(x.clone() for x in queries), *more)
@@ -368,7 +364,6 @@ def _query_model(model: Callable[..., Any], queries: tuple[Tensor, ...], extra: 
 
 
 def _gives_scores(answers: Any) -> bool:
-    """Whether answers are (batch, classes) of at least two classes."""
     return isinstance(answers, Tensor) and answers.dim() == 2 and answers.shape[1] > 1
 
 
@@ -387,7 +382,7 @@ def _labels_in(answers: Any, batch: int) -> Tensor:
 
 
 def _make_explainer(explainer: Any, model: Any) -> Any:
-    """The explainer of a model: a hardened class without hardening."""
+    """A hardened class is made without hardening."""
     if isinstance(explainer, ExplainerFactory) or (isinstance(explainer, type) and issubclass(explainer, Hardened)):
         return explainer(model, hardening=Hardening.none())
     made = explainer(model) if callable(explainer) and not isinstance(explainer, nn.Module) else None
@@ -402,13 +397,13 @@ def _make_explainer(explainer: Any, model: Any) -> Any:
 
 
 def _finite_maps(explainer: Any, inputs: Any, target: Any, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    """One model's maps, detached and finite, one for each input."""
+    """Detached and finite, one for each input."""
     maps = _as_tuple(explainer.attribute(inputs, target=target, **options))
     return tuple(torch.nan_to_num(t, nan=0.0, posinf=0.0, neginf=0.0) for t in plain_tensors(maps))
 
 
 def _mean_of_unit_maps(maps: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Mean over models of their maps, each scaled to L2 norm 1 over all its tensors unless it is zero."""
+    """Each is scaled to L2 norm 1 over all its tensors unless it is zero."""
     total = sum(UnitNorm()(torch.cat([t.reshape(len(t), -1).double() for t in one], 1)) for one in maps) / len(maps)
     parts = total.split([t[0].numel() for t in maps[0]], 1)  # type: ignore[union-attr]
     return tuple(p.reshape(t.shape).to(t.dtype) for p, t in zip(parts, maps[0], strict=True))

@@ -1,7 +1,6 @@
 """Explainers of rows of a table, audited and certified like maps: LIME, Anchors, ProtoDash, Shapley values.
 
-The audit attacks an answer's *numbers*, as many for every row; a service releases these, or an answer made from them
-alone (`TableExplainer._to_answer`). A certificate names the background by its digest and states all other arguments.
+An answer's *numbers*, as many for every row, are attacked; a service releases these, or an answer made from them alone.
 """
 
 from __future__ import annotations
@@ -72,14 +71,13 @@ class TableExplainer:
     _init_options: ClassVar[frozenset[str]] = frozenset()
     """Arguments of the constructor beside the background: values that JSON can hold."""
     _no_options: ClassVar[frozenset[str]] = frozenset()
-    """Arguments of the entry that are not options: the instance, and what follows from it."""
+    """Arguments of the entry that are no options: the instance, and what follows from it."""
     _kwargs_options: ClassVar[frozenset[str]] = frozenset()
     """Options in the native entry's **kwargs."""
     _has_answers: ClassVar[bool] = False
     """Whether a service releases `_to_answer` of the numbers; else the numbers themselves, a map."""
     _pinned: Pinned | None = None
     _columns: int | None = None
-    """Columns of the background."""
 
     @classmethod
     def around(cls, native: Any, hardening: Hardening | None = None, **options: Any) -> Any:
@@ -153,7 +151,6 @@ class TableExplainer:
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
-        """The explainer of a model."""
         raise NotImplementedError
 
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
@@ -230,7 +227,7 @@ class TableExplainerFactory:
 
 
 def load_pinned(kind: type[TableExplainer], audited: Audited, public: Any, **made: Any) -> Any:
-    """The explainer of one of the methods in a certificate; see `TableExplainer.from_certificate`."""
+    """As `TableExplainer.from_certificate`, for one of the methods in a certificate."""
     path, row = audited.path, kind._row
     assert row is not None
     options = audited.options(row)
@@ -276,7 +273,6 @@ def feature_names(made: TableExplainerFactory) -> list[str]:
 
 
 def _as_json(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as JSON would give them back."""
     try:
         return dict(json.loads(json.dumps(dict(made), allow_nan=False)))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""`harden`, which wraps an explainer that exists already."""
+"""`harden`, which wraps an existing explainer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from safexplain.explain.tables import TableExplainer
 from safexplain.hardening.hardening import Hardening
 
 _NATIVES = {row.native: row for row in CATALOG.values() if row.in_base and row.nt_type is None}
-"""Native class -> its row, except NoiseTunnel, which has several."""
 
 _OTHERS = {"alibi": ALIBI, "aix360": AIX360, "lime": AIX360, "shap": SHAP}
 """Library -> its name of an explainer of tables -> the hardened class."""
@@ -39,8 +38,7 @@ def harden(
     """A hardened version of an explainer of Captum, Alibi, AIX360, lime or shap.
 
     A hardened Captum explainer is an instance of a subclass of the native class. Captum classes outside the catalog run
-    on a private copy of the model, weights included, because they may write to it. Explainers of Alibi and shap are
-    held from then on.
+    on a private copy of the model, weights included. Explainers of Alibi and shap are held from then on.
 
     Args:
         native: the explainer, for example `captum.attr.LayerGradCam(model, model.layer4)`; it is not changed.

@@ -1,7 +1,4 @@
-"""Transforms of an attribution before it is released: `clips`, `selection` (masks and formats) and `noise`.
-
-`hardening` joins them. A new clip or mask is one class, and its name in `clips.CLIPS` or `selection.MASKS`.
-"""
+"""Transforms of an attribution before it is released: clips, masks, formats and noise, which `Hardening` joins."""
 
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
 from safexplain.hardening.features import Features as Features

@@ -1,7 +1,5 @@
-"""Clips, the first step of a `Hardening`, which bound or remove the size of an explanation; and amounts for masks and
-noise, in the units of the attribution or relative to the clip.
-
-Each clip is a plain function of a (rows, d) tensor of finite numbers, one example a row, and never mixes rows.
+"""Clips, the first step of a `Hardening`: plain functions of a (rows, d) tensor of finite numbers, one example a row,
+which never mix rows. And amounts for masks and noise.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from safexplain.errors import ConfigurationError
 class Relative:
     """An amount in units of the clip's scale; a plain float is absolute (in the units of the attribution).
 
-    The scale is the largest size of one coordinate after the clip: the larger end of a `RangeClip`, or for a `NormClip`
-    or `UnitNorm` of size c over d features the root mean square c / sqrt(d) at that norm.
+    The scale is the larger end of a `RangeClip`, or the root mean square coordinate c / sqrt(d) of d features at L2
+    norm c.
 
     >>> from safexplain import UnitNorm
     >>> UnitNorm(1.0).scale(d=64) * Relative(0.4).factor
@@ -37,7 +35,6 @@ class Relative:
 
 
 Amount = float | Relative
-"""A float is absolute, in the units of the attribution."""
 
 
 def absolute(amount: Amount, scale: float | None) -> float:
@@ -50,7 +47,7 @@ def absolute(amount: Amount, scale: float | None) -> float:
 
 
 def keep_amount(step: object, name: str) -> None:
-    """Check that a field of a frozen dataclass is a finite number >= 0 or a `Relative`; see `keep_number`."""
+    """Check that a field of a frozen dataclass is a finite number >= 0 or a `Relative`."""
     if not isinstance(getattr(step, name), Relative):
         keep_number(step, name, minimum=0.0)
 
@@ -80,7 +77,7 @@ class RangeClip:
             raise ConfigurationError(f"RangeClip: expected low < high, got low={self.low!r}, high={self.high!r}")
 
     def scale(self, d: int) -> float:
-        """The larger end of the range."""
+        """The larger end."""
         return max(abs(self.low), abs(self.high))
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -99,7 +96,7 @@ class NormClip:
         keep_number(self, "max_norm", above=0.0)
 
     def scale(self, d: int) -> float:
-        """Root mean square coordinate of an explanation at the bound."""
+        """Root mean square coordinate at the bound."""
         return self.max_norm / math.sqrt(d)
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -113,7 +110,7 @@ class NormClip:
 class UnitNorm:
     """Scale every explanation to L2 norm `norm`: same direction and ranking, and no size left to read.
 
-    An explanation of zeros has no direction; if there is noise, `Hardening` gives it a keyed random one.
+    An explanation of zeros gets a keyed random direction if there is noise.
     """
 
     norm: float = 1.0
@@ -136,17 +133,14 @@ class RankNorm:
     """Keep the ranking and the signs, and give every explanation of d features the same magnitudes.
 
     The coordinate with the j-th smallest magnitude gets magnitude c (-log(1 - (j - 1/2) / d))^shape, the quantiles of a
-    Weibull distribution, with c such that the L2 norm is `norm`; equal magnitudes share the mean of theirs. Then no
-    norm, sparsity or peak reveals membership, where `UnitNorm` fixes the L2 norm only. Zeros stay zero; if there is
-    noise, `Hardening` gives them the lowest ranks, and keyed random signs unless all others have one sign, so that
-    their number is hidden.
+    Weibull distribution, with c such that the L2 norm is `norm`; equal magnitudes share the mean of theirs. Zeros stay
+    zero; if there is noise, they get the lowest ranks, and keyed random signs unless all others have one sign.
 
     The balance of positive and negative entries still reveals members of overfitted models. From `balanced_from`
     features on, an explanation with both signs is therefore ranked by its signed values: the larger half gets the
     magnitudes above (those of d/2 features) with a plus, the smaller half the same ones with a minus, and the middle
-    one of an odd number zero. The price: small entries of the more frequent sign change theirs. On pixels, whose signs
-    nearly balance, few change; on few features it would tell users that a feature counted against them when it counted
-    for them. Explanations of a single sign are ranked by magnitude.
+    one of an odd number zero. Small entries of the more frequent sign then change theirs: few on pixels, whose signs
+    nearly balance.
 
     Args:
         norm: L2 norm of every explanation.
@@ -196,7 +190,6 @@ class RankNorm:
 
 
 CLIPS = (RangeClip, NormClip, UnitNorm, RankNorm)
-"""All clips, as JSON and certificates name them; `formats` has more."""
 
 
 @lru_cache(maxsize=8)
@@ -210,12 +203,8 @@ def _totals(clip: RankNorm, d: int, balanced: bool, device: torch.device) -> Ten
 
 
 def _values_by_rank(keys: Tensor, totals: Tensor) -> Tensor:
-    """The profile's numbers in the order of each row's keys; equal keys share the mean of theirs.
-
-    Args:
-        keys: (rows, d) without NaN; changed in place.
-        totals: (d + 1,) sums of the profile's first numbers.
-    """
+    """The numbers with the sums `totals` (d + 1,) in the order of each row's keys (rows, d), which change in place;
+    equal keys share the mean of theirs."""
     ordered, order = keys.sort(1)
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -228,10 +217,8 @@ def _values_by_rank(keys: Tensor, totals: Tensor) -> Tensor:
 
 
 def _size_and_norm(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest magnitude of each row, and the L2 norm of the row divided by it (1 and 1 for a row of zeros).
-
-    Dividing first keeps explanations of 1e-30 or 1e+30 from under- or overflowing when squared.
-    """
+    """Largest magnitude of each row, and the L2 norm of the row divided by it, so that no square under- or overflows; 1
+    and 1 for a row of zeros."""
     size = rows.abs().amax(1, keepdim=True)
     size = torch.where(size > 0, size, 1.0)
     norm = torch.linalg.vector_norm(rows / size, dim=1, keepdim=True)

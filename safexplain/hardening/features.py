@@ -1,7 +1,7 @@
 """The columns of a table as the applicant knows them, and reasons in their names.
 
-If a prohibited column is among the reasons, there is no answer: the commentary on Regulation B, 12 CFR 1002.9(b)(2),
-requires the factors that were scored, and none of the principal reasons may be missing.
+If a prohibited column is among the reasons, there is no answer: none of the principal reasons may be missing
+(commentary on Regulation B, 12 CFR 1002.9(b)(2)).
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ class Features:
 
     @cached_property
     def _owners(self) -> tuple[str, ...]:
-        """Column name of each feature."""
         of = {part: name for name, parts in self.groups for part in parts}
         return tuple(of.get(name, name) for name in self.names)
 
@@ -155,7 +154,6 @@ class Features:
         return found[0] if maps.ndim == 1 else found
 
     def _maps(self, given: Any) -> Any:
-        """(d,) or (n, d) float64."""
         given = given.detach().cpu().double().numpy() if isinstance(given, Tensor) else np.asarray(given, np.float64)
         d = len(self.names)
         if given.ndim == 0 or given.size != d * (1 if given.ndim == 1 else len(given)):

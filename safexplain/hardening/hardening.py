@@ -2,8 +2,6 @@
 
     v -> NaN and infinities to 0 -> clip -> mask -> + noise on every coordinate, masked ones too -> round to a grid
 
-For a table whose columns are described (`Features`), v are the values of the applicant's columns, added up.
-
 The order is that of DeepLeak's text (arXiv 2601.03429, section IV-B). Each example is hardened independently, over all
 of its tensors together. This is not differential privacy: an audit measures whether a hardening prevents leaks.
 """
@@ -27,7 +25,6 @@ from safexplain.hardening.noise import GaussianNoise, check_key, fill_zeros, key
 from safexplain.hardening.selection import MASKS, Levels, ThresholdMask, TopKMask, TopKSet
 
 SLOTS: dict[str, tuple[type, ...]] = {"clip": (*CLIPS, TopKSet, Levels), "mask": MASKS, "noise": (GaussianNoise,)}
-"""Classes of each slot, in the order in which they are applied."""
 
 RECOMMENDED = TopKSet(k=4, fraction=0.1)
 """The four features that count most, or a tenth of them where that is more.
@@ -146,8 +143,7 @@ class Hardening:
     def ranked(cls, key: bytes | None = None) -> Hardening:
         """Ranks with keyed noise: for curves and weights, for which a set of the largest numbers is useless.
 
-        Order and signs are kept up to the noise, and with them part of the leak, and a patient client averages the
-        noise away: `audit/suites/releases` has the figures, for maps.
+        Order and signs are kept up to the noise, which a patient client averages away.
         """
         return cls(clip=RankNorm(), noise=GaussianNoise(Relative(0.3), key=key))
 
@@ -358,13 +354,12 @@ def hardening_or_default(
 
 
 def plain_tensors(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same numbers, detached, as tensors of the base class: a subclass may carry other data."""
+    """The same numbers, detached, without a subclass, which may carry other data."""
     with torch._C.DisableTorchFunctionSubclass():
         return tuple(t.detach().as_subclass(Tensor) for t in tensors)
 
 
 def _rounded(rows: Tensor, step: float) -> Tensor:
-    """Multiples of `step`; numbers whose quotient overflows are multiples already."""
     step = min(step, torch.finfo(rows.dtype).max)
     out = (rows / step).round_().mul_(step)
     if bool(out.sum().isfinite()):

@@ -44,10 +44,9 @@ from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, 
 from safexplain.hardening.clips import Amount, keep_amount
 
 KEY_VARIABLE = "SAFEXPLAIN_NOISE_KEY"
-"""Environment variable that supplies the noise key (as text) where the configuration carries none."""
 
 SHORTEST_STRONG_KEY = 16
-"""Bytes: a shorter key can be found by exhaustive search."""
+"""Bytes."""
 
 SMALLEST = torch.finfo(torch.float32).tiny
 """The smallest normal number of float32: smaller magnitudes are explained and hashed as zero."""
@@ -56,7 +55,6 @@ STREAM = "aes256ctr-normal2x16-v3"
 """Version of the noise: part of each seed, and named by certificates; changed whenever the noise changes."""
 
 UNIT = 2.0**-28
-"""The normal numbers are multiples of this."""
 
 _DOMAIN = f"safexplain noise {STREAM}".encode()
 _process_key: bytes | None = None
@@ -103,7 +101,7 @@ def check_key(key: bytes | None) -> None:
 
 
 def resolve_key(key: bytes | None) -> bytes:
-    """`key`, else the environment variable SAFEXPLAIN_NOISE_KEY, else a random key for this process, with a warning."""
+    """The key, else that of the environment, else a random one for this process, with a warning."""
     global _process_key
     if key is not None:
         return key
@@ -186,7 +184,7 @@ def keyed_normal(seeds: list[bytes], d: int, purpose: bytes, like: Tensor) -> Te
 
 
 def _words(seeds: list[bytes], d: int, purpose: bytes) -> Tensor:
-    """(len(seeds), d) integers of 32 bits: AES-256-CTR keyed by each seed; half of the counter is the purpose."""
+    """(len(seeds), d) integers of 32 bits by AES-256-CTR; half of the counter is the purpose."""
     start, zeros = hashlib.blake2b(purpose, digest_size=8).digest() + bytes(8), bytes(4 * d)
     stream = np.empty(4 * d * len(seeds) + 15, np.uint8)  # OpenSSL needs room for one more block
     view = memoryview(stream.data)
@@ -220,8 +218,8 @@ def _update(digest: Any, part: bytes) -> None:
 
 
 def _tag(gmac: AESGCM, row: NDArray[Any]) -> bytes:
-    """Length and GMAC of a row up to its last nonzero number. Two given rows of n bytes share it with probability at
-    most n / 16 * 2^-128 (GHASH is almost universal); the nonce is constant, because tags only enter a keyed hash."""
+    """Length and GMAC of a row up to its last nonzero number; two given rows of n bytes share it with probability at
+    most n / 16 * 2^-128. The nonce is constant, because tags only enter a keyed hash."""
     if len(row) and row[-1] == 0:
         row = row[: int((row.nonzero()[0][-1:] + 1).sum())]
     tag: bytes = gmac.encrypt(bytes(12), b"", row.view(np.uint8))

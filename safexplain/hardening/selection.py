@@ -1,8 +1,7 @@
 """Masks and formats of a `Hardening`: both select the features of an explanation that count most.
 
-A mask sets the others to zero; it is a plain function of a (rows, d) tensor of finite numbers, one example a row, and
-of the clip's scale (None without a clip), never mixes rows, and may work in place. A format takes the clip's place and
-needs no noise and no key.
+A mask sets the others to zero, for a (rows, d) tensor of finite numbers and the clip's scale (None without a clip). A
+format takes the clip's place and needs no noise and no key.
 """
 
 from __future__ import annotations
@@ -57,21 +56,18 @@ class TopKMask:
 
 
 MASKS = (ThresholdMask, TopKMask)
-"""All masks, as JSON and certificates name them."""
 
 
 def keep_fraction(step: Any) -> None:
-    """Check that the field `fraction` of a step is in (0, 1]; see `keep_number`."""
+    """Check that the field `fraction` of a step is in (0, 1]."""
     keep_number(step, "fraction", above=0.0)
     if step.fraction > 1:
         raise ConfigurationError(f"{type(step).__name__} fraction must lie in (0, 1], got {step.fraction!r}")
 
 
 def largest(keys: Tensor, k: int, cut: Tensor | None = None) -> Tensor:
-    """Where the k largest numbers of each row of (rows, d) are, 1 <= k <= d, bool; among equals, the first.
-
-    `cut` is (rows, 1) the k-th largest of each, if known.
-    """
+    """Where the k largest numbers of each row of (rows, d) are, bool; among equals, the first. `cut` (rows, 1) is the
+    k-th largest of each, if known."""
     if cut is None:
         cut = kth_largest(keys, [k])
     found = keys >= cut
@@ -197,7 +193,7 @@ class Levels:
             raise ConfigurationTypeError(f"Levels balanced must be True or False, got {self.balanced!r}")
 
     def scale(self, d: int) -> float:
-        """The largest number."""
+        """1."""
         return 1.0
 
     def __call__(self, rows: Tensor) -> Tensor:
