@@ -8,8 +8,7 @@ Every explainer of Alibi whose answers can be hardened, with its native interfac
 
 from __future__ import annotations
 
-from safexplain.explain.alibi import ALIBI
-from safexplain.explain.alibi.rules import REFUSED
+from safexplain.explain.alibi import ALIBI, REFUSED
 from safexplain.explain.libraries import drop_in
 
 __all__ = sorted(ALIBI)

@@ -43,7 +43,7 @@ from safexplain import (
 )
 from safexplain.errors import InputError, RefusedError
 from safexplain.explain import CATALOG
-from safexplain.explain.alibi.explainers import anchor_hardening
+from safexplain.explain.alibi import anchor_hardening
 from safexplain.explain.catalog import Row
 from safexplain.explain.hardened import HARDENED
 from safexplain.explain.served import TABLE_METHODS

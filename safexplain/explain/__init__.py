@@ -5,7 +5,7 @@ computes the map, `query` finds what its noise is a function of, and `hardening`
 explainers, and `served` what a service releases.
 """
 
-from safexplain.explain.alibi.explainers import anchor_hardening
+from safexplain.explain.alibi import anchor_hardening
 from safexplain.explain.captum.explainers import GradCAM as GradCAM
 from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusPlus
 from safexplain.explain.captum.explainers import TokenIG as TokenIG

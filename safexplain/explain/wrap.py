@@ -11,8 +11,7 @@ from captum.attr import Attribution
 
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import AIX360
-from safexplain.explain.alibi import ALIBI
-from safexplain.explain.alibi.rules import kind_of
+from safexplain.explain.alibi import ALIBI, kind_of
 from safexplain.explain.catalog import CATALOG, REFUSED, Row
 from safexplain.explain.hardened import HARDENED, Hardened, build
 from safexplain.explain.isolation import fresh_state

@@ -11,7 +11,7 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 
 from safexplain.errors import NotHardenedError
-from safexplain.explain.alibi.rules import REFUSED
+from safexplain.explain.alibi import REFUSED
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 4))

@@ -36,7 +36,7 @@ from safexplain.audit.attacks.learned import Stacked
 from safexplain.audit.attacks.suite import Scorer
 from safexplain.errors import InputError, RefusedError, SafexplainError
 from safexplain.explain import CATALOG, default_layer
-from safexplain.explain.alibi.explainers import anchor_hardening
+from safexplain.explain.alibi import anchor_hardening
 from safexplain.explain.catalog import Row
 from safexplain.explain.feature_groups import find_groups
 from safexplain.explain.hardened import HARDENED

@@ -1,4 +1,1 @@
-"""What Captum lacks for the explainers here.
-
-`explainers` has methods and layouts of layers, `model_checks` refusals, and `rewrite` turns functions into modules.
-"""
+"""What Captum lacks: methods and layouts of layers, checks of models, and functions turned into modules."""

@@ -16,16 +16,16 @@ import pytest
 
 from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, ThresholdMask, TopKMask
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, MissingExtraError, RefusedError
+from safexplain.explain import alibi as explainers
 from safexplain.explain import libraries as library
 from safexplain.explain.alibi import (
+    REFUSED,
     HardenedAnchorImage,
     HardenedAnchors,
     HardenedAnchorTabular,
     HardenedAnchorText,
-    explainers,
+    anchor_hardening,
 )
-from safexplain.explain.alibi.explainers import anchor_hardening
-from safexplain.explain.alibi.rules import REFUSED
 from safexplain.explain.libraries import AlibiLicenceWarning, quiet_failed_searches
 from safexplain.explain.wrap import harden
 

@@ -15,7 +15,7 @@ from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
 from safexplain import GaussianNoise, Hardening, RangeClip, TopKSet
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.explain import anchor_hardening
-from safexplain.explain.alibi.rules import META, PARAMS, ROWS
+from safexplain.explain.alibi import META, PARAMS, ROWS
 from safexplain.explain.wrap import harden
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER as NUMBER

@@ -20,8 +20,13 @@ from safexplain.audit import Policy, Population, audit
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain import CATALOG, anchor_hardening
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
-from safexplain.explain.alibi import HardenedAnchorImage, HardenedAnchorTabular
-from safexplain.explain.alibi.explainers import HardenedAlibiKernelShap, HardenedTreeShap, Rule
+from safexplain.explain.alibi import (
+    HardenedAlibiKernelShap,
+    HardenedAnchorImage,
+    HardenedAnchorTabular,
+    HardenedTreeShap,
+    Rule,
+)
 from safexplain.explain.served import TABLE_METHODS, load_release
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedLinearExplainer, HardenedTreeExplainer
 from safexplain.explain.tables import TableExplainer, TableExplainerFactory

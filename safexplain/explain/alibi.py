@@ -1,25 +1,23 @@
-"""Alibi's explainers, hardened: each holds a native explainer and runs private copies of it.
-
-For audits, an anchor's rule is written as numbers (see `Rule`), and read back from them.
-"""
+"""Alibi's explainers, hardened: each holds a native explainer, runs private copies of it, and releases a new
+explanation built from the fields listed here, which refers to no native object."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from itertools import product
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._digest import explained_digest
 from safexplain._validate import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.alibi.rules import FRACTIONS, ROWS, kind_of, query_tensor, release
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.certified import Predict
@@ -34,13 +32,130 @@ from safexplain.explain.libraries import (
 )
 from safexplain.explain.orientation import Direction
 from safexplain.explain.query import round_as_hashed
-from safexplain.explain.shap.explainers import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
+from safexplain.explain.shap import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import GaussianNoise
 from safexplain.hardening.selection import TopKMask
 from safexplain.outputs import EstimatorModule
+
+__all__ = ["HardenedAnchorImage", "HardenedAnchorTabular", "HardenedAnchorText"]
+
+META = ("name", "type", "explanations", "version", "task")
+"""Released keys of `Explanation.meta`, beside `params`."""
+
+PARAMS = frozenset(
+    {"threshold", "delta", "tau", "batch_size", "coverage_samples", "beam_size", "stop_on_first", "max_anchor_size"}
+    | {"min_samples_start", "n_covered_ex", "binary_cache_size", "cache_margin", "verbose", "verbose_every"}
+    | {"disc_perc", "p_sample", "image_shape", "segmentation_fn", "segmentation_kwargs", "custom_segmentation"}
+    | {"sample_proba", "top_n", "temperature", "use_proba", "filling", "frac_mask_templates", "batch_size_lm"}
+    | {"sample_punctuation", "summarise_background", "link", "group_names", "grouped", "groups", "model_output"}
+    | {"algorithm"}
+)
+"""Released names of `Explanation.meta["params"]`, if their values are numbers, text or containers of these."""
+
+FRACTIONS = ("precision", "coverage")
+"""Fields of anchors that are hardened together as one vector in [0, 1]."""
+
+_ANCHOR, _SHAP = ("anchor", *FRACTIONS), ("shap_values", "feature_names", "categorical_names")
+
+ROWS: Mapping[str, tuple[str, ...]] = {
+    "AnchorTabular": _ANCHOR,
+    "AnchorImage": (*_ANCHOR, "segments"),
+    "AnchorText": _ANCHOR,
+    "KernelShap": _SHAP,
+    "TreeShap": _SHAP,
+}
+"""Class name of an Alibi explainer that can be hardened -> released fields of `Explanation.data`. They are copied (a
+rule, names, functions of the query alone), except for `FRACTIONS` and for Shapley values, which are hardened."""
+
+_GLOBAL = ("ALE", "PartialDependence", "TreePartialDependence", "PartialDependenceVariance", "PermutationImportance")
+_PLOTS = ("plot_ale", "plot_pd", "plot_pd_variance", "plot_permutation_importance")
+
+REFUSED: Mapping[str, str] = dict.fromkeys(
+    (*_GLOBAL, *_PLOTS),
+    "it describes the model over a data set, not one decision, and no audit measures what that reveals about the"
+    " rows of the data set",
+)
+"""Alibi's explainers of whole data sets, and their plots -> why they are not hardened."""
+
+
+def kind_of(native: Any) -> str:
+    """The name of an Alibi explainer's class, or of the base class, in `ROWS`; RefusedError: no such class."""
+    if not defined_in(type(native), "alibi"):
+        raise ConfigurationTypeError(f"expected an alibi explainer, got {type(native).__name__}")
+    names = [kind.__name__ for kind in type(native).__mro__ if kind.__module__.partition(".")[0] == "alibi"]
+    known = next((name for name in names if name in ROWS), None)
+    if known and "DistributedAnchorTabular" not in names:  # which keeps rows and random numbers in Ray workers
+        return known
+    why = next(
+        (REFUSED[name] for name in names if name in REFUSED),
+        "no rule lists the fields that may be released. Explainers that return training rows, or instances made from"
+        " them, have none, because noise on numbers does not hide a row: use HardenedProtoDash over public examples",
+    )
+    raise RefusedError(f"{type(native).__name__} is refused: {why}. Use one of {', '.join(ROWS)}")
+
+
+def query_tensor(value: Any) -> Tensor:
+    """The instance as a tensor (1, ...): numbers as they are, text as its UTF-8 bytes.
+
+    >>> query_tensor("no")
+    tensor([[110, 111]], dtype=torch.uint8)
+    """
+    if isinstance(value, str):
+        return torch.tensor([list(value.encode())], dtype=torch.uint8)
+    array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+    if array.dtype.kind not in "biuf":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError):
+            return query_tensor(repr(array.tolist()))
+    return torch.from_numpy(array[None].astype(np.float64 if array.dtype.kind == "f" else np.int64))
+
+
+def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """A new `alibi.api.interfaces.Explanation` with these fields of the native one; RefusedError: one holds something
+    else than plain values. `harden` hardens the `FRACTIONS` (1, 2) among them; None releases them as they are."""
+    given = {name: native.data[name] for name in fields if name in native.data}
+    if harden is not None:
+        numbers = [float(np.ravel(given[name])[0]) for name in FRACTIONS]
+        hardened = harden(torch.tensor([numbers], dtype=torch.float64)).clamp(0.0, 1.0)[0].tolist()
+        for name, number in zip(FRACTIONS, hardened, strict=True):  # in the native types
+            given[name] = np.full(np.shape(given[name]), number)[()] if isinstance(given[name], _NUMPYS) else number
+    meta = {key: _plain(native.meta[key], arrays=False) for key in META if key in native.meta}
+    meta["params"] = {}
+    for name, value in native.meta.get("params", {}).items():
+        with suppress(RefusedError):
+            if name in PARAMS:
+                meta["params"][name] = _plain(value, arrays=False)
+    data = {name: _plain(value) for name, value in given.items()}
+    return import_module("alibi.api.interfaces").Explanation(meta=meta, data=data)
+
+
+_NUMPYS = (np.ndarray, np.generic)
+
+_STORED = frozenset("biufU")
+"""Kinds of NumPy arrays without references; an array of objects could hold anything."""
+
+
+def _plain(value: Any, *, arrays: bool = True) -> Any:
+    """A deep copy of plain values; RefusedError for other values."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, np.generic) and value.dtype.kind in _STORED:
+        return value.copy()
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(_plain(item, arrays=arrays) for item in value)
+    if isinstance(value, dict):
+        return {_plain(key, arrays=False): _plain(item, arrays=arrays) for key, item in value.items()}
+    if arrays and isinstance(value, np.ndarray) and value.dtype.kind in _STORED:
+        return np.array(value, copy=True, subok=False)
+    raise RefusedError(f"expected numbers, strings or containers of these, got {type(value).__name__}")
+
 
 Rows = NDArray[Any]
 
@@ -355,3 +470,13 @@ class HardenedTreeShap(_Shapley):
         explainer.fit(*(() if made.background is None else (made.background.rows.copy(),)))
         explainer._places = forward.places().tolist()
         return explainer
+
+
+ALIBI: Mapping[str, type[HardenedAlibi]] = {
+    "AnchorTabular": HardenedAnchorTabular,
+    "AnchorImage": HardenedAnchorImage,
+    "AnchorText": HardenedAnchorText,
+    "KernelShap": HardenedAlibiKernelShap,
+    "TreeShap": HardenedTreeShap,
+}
+"""Alibi's name of an explainer -> the hardened class: every one in `ROWS`."""
