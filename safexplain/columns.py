@@ -21,7 +21,7 @@ from safexplain._files import write_atomically
 from safexplain.errors import InputError
 
 MOST_CATEGORIES = 256
-"""Most distinct values of a text column; a column with more of them identifies rows."""
+"""A column with more texts identifies rows."""
 
 Rows = NDArray[np.float32]
 
@@ -219,7 +219,7 @@ def _numbers(values: Any) -> NDArray[np.float64]:
 
 
 def _texts(values: Any, name: str) -> list[str | None]:
-    """Texts, None if missing; InputError for other values."""
+    """None if missing; InputError for other values."""
     empty = values.isna().to_numpy()
     found = [None if gone else value for gone, value in zip(empty, values.tolist(), strict=True)]
     other = next((value for value in found if value is not None and not isinstance(value, str | bool)), None)
@@ -232,5 +232,5 @@ def _texts(values: Any, name: str) -> list[str | None]:
 
 
 def _text_type(pandas: Any) -> Any:
-    """The type of texts in `read_csv`: objects, from pandas 3 its own type."""
+    """Of `read_csv`."""
     return object if int(pandas.__version__.partition(".")[0]) < 3 else "str"

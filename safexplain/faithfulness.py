@@ -137,7 +137,7 @@ def _filler(x: Tensor, baseline: float | Tensor | NDArray[Any]) -> Tensor:
 
 
 def _as_float64(out: Tensor, labels: Tensor) -> Tensor:
-    """Checked outputs as float64."""
+    """Checked."""
     if out.dim() != 2 or out.shape[1] < 2 or len(out) != len(labels) or not bool(torch.isfinite(out).all()):
         raise InputError(f"expected finite outputs of shape ({len(labels)}, classes >= 2), got {tuple(out.shape)}")
     if len(labels) and not 0 <= (least := int(labels.min())) <= (most := int(labels.max())) < out.shape[1]:
@@ -146,7 +146,6 @@ def _as_float64(out: Tensor, labels: Tensor) -> Tensor:
 
 
 def _device_of(model: object, x: Tensor) -> torch.device:
-    """The model's device."""
     return next((p.device for p in model.parameters()), x.device) if isinstance(model, nn.Module) else x.device
 
 

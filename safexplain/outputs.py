@@ -1,7 +1,5 @@
-"""Outputs of classifiers: logits or probabilities, their log odds, and which of them is explained.
-
-scikit-learn classifiers become modules here (`as_module`), which are audited, explained and served like any other.
-"""
+"""Outputs of classifiers: logits or probabilities, their log odds; and scikit-learn classifiers as modules
+(`as_module`)."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from safexplain.errors import ConfigurationError, InputError
 
 
 class _Wrapper(nn.Module):
-    """A module around another one, whose training mode it shares."""
+    """Shares the training mode of its model."""
 
     _network = "model"
 
@@ -142,7 +140,7 @@ FEWEST_FOR_THREADS = 20_000
 
 
 def _without_threads(rows: int) -> AbstractContextManager[Any]:
-    """A context in which few rows are predicted in this thread, whatever the estimator's `n_jobs`."""
+    """Predict few rows in this thread, whatever the estimator's `n_jobs`."""
     if rows >= FEWEST_FOR_THREADS:
         return nullcontext()
     quiet: AbstractContextManager[Any] = import_module("joblib").parallel_config("sequential")
@@ -150,7 +148,7 @@ def _without_threads(rows: int) -> AbstractContextManager[Any]:
 
 
 def _pickled(value: Any) -> bytes:
-    """A digest of an estimator that cannot be read part by part."""
+    """For an estimator that cannot be read part by part."""
     try:
         return hashlib.sha256(pickle.dumps(value)).digest()
     except Exception:  # local classes and the like: unique, but different after a restart
@@ -185,7 +183,6 @@ OBJECTIVES = {
     "xgboost": ("binary:logistic", "multi:softprob", "multi:softmax"),
     "lightgbm": ("binary", "multiclass", "multiclassova", "cross_entropy"),
 }
-"""Library -> objectives of classifiers."""
 
 
 def classifier_of(model: Any) -> Any:

@@ -1,8 +1,8 @@
 """Hardened AIX360: ProtoDash chooses from public rows, and LIME fills new answers that hold only weights.
 
-Natively ProtoDash (arXiv 1707.01212) returns indices of rows of its data set, usually the training set: a client who
-gets the submitted record back knows that it is a member, whatever noise the weights have. Answers of LIME (arXiv
-1602.04938) hold hardened weights, names, labels and the client's input; everything else is NaN.
+Natively ProtoDash (arXiv 1707.01212) returns rows of its data set, usually the training set: a client who gets the
+submitted record back knows that it is a member, whatever noise the weights have. Answers of LIME (arXiv 1602.04938)
+hold hardened weights, names, labels and the client's input; all else is NaN.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class HardenedProtoDash(TableExplainer):
     """AIX360's `ProtodashExplainer` with prototypes from a public set and hardened weights.
 
     Indices and order of the prototypes are exact: they depend on the explained and the public rows alone, and reveal
-    the training set only if one of the two does (as features computed by the trained model). The weights are hardened
-    for that case.
+    the training set only if one of the two does (as features computed by the trained model).
 
     Audited and certified one row at a time. With p public rows, its numbers are p ranks, (m - i) / m for the i-th
     prototype and 0 for all others, and then p weights; a service releases the prototypes' rows, order and weights.
@@ -168,12 +167,12 @@ class HardenedProtoDash(TableExplainer):
         public = set(map(_digest, self.public))
         if others := sum(_digest(row) not in public for row in candidates):
             raise RefusedError(
-                f"Y: expected rows of the declared public set, got {others} of {len(candidates)} others, which answers"
-                " would reveal. Leave Y out, or declare these rows public: HardenedProtoDash(public=...)"
+                f"Y: expected rows of the declared public set, got {others} of {len(candidates)} others. Leave Y out,"
+                " or declare these rows public: HardenedProtoDash(public=...)"
             )
 
     def _harden(self, weights: Rows, query: Tensor, prototypes: list[bytes], kernel: str) -> Rows:
-        """Hardened weights, whose noise is a function of the query and the prototypes, like the weights themselves."""
+        """The noise is a function of the query and the prototypes, like the weights."""
         raw = torch.from_numpy(np.maximum(weights, 0))[None]
         named = hashlib.blake2b(b"".join(prototypes)).hexdigest()
         hardened = self.hardening(raw, inputs=query, method=f"ProtoDash {kernel} {named}")
@@ -185,17 +184,16 @@ def _rows(name: str, values: Any) -> Rows:
     if rows.dtype.kind in "biu":  # natively, products of uint8 overflow
         rows = rows.astype(np.float64)
     if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f" or not np.isfinite(rows).all():
-        found = "NaN or infinity" if rows.dtype.kind == "f" and not np.isfinite(rows).all() else rows.shape
-        raise InputError(f"{name} must be a (rows, features) array of finite numbers, got {rows.dtype} {found}")
+        raise InputError(f"{name}: expected finite numbers (rows, features), got {rows.dtype} {rows.shape} or NaN")
     return rows
 
 
 def _check_options(X: Rows, candidates: Rows, m: int, kernelType: str, sigma: float, optimizer: str) -> None:
-    """InputError for options that natively fail silently or mean something else."""
+    """Natively these fail silently or mean something else."""
     if X.shape[1] != candidates.shape[1]:
         raise InputError(f"X must have the {candidates.shape[1]} features of the candidates, got {X.shape[1]}")
     if not isinstance(m, int | np.integer) or not 1 <= m < len(candidates):
-        raise InputError(f"m must be a whole number from 1 to {len(candidates) - 1}, one less than rows, got {m!r}")
+        raise InputError(f"m must be a whole number from 1 to {len(candidates) - 1}, got {m!r}")
     if kernelType not in ("Gaussian", "other", "linear"):  # natively, "gaussian" is silently the linear kernel
         raise InputError(f"kernelType must be 'Gaussian', 'other' or 'linear', got {kernelType!r}")
     if optimizer not in ("cvxpy", "osqp"):
@@ -209,7 +207,7 @@ def _digest(row: Rows) -> bytes:
 
 
 def _query(X: Rows, gaussian: bool) -> Tensor:
-    """The query as one input: the same for another order of X and for repetitions of X."""
+    """The same for another order of X and for repetitions of X."""
     if not gaussian:
         return torch.from_numpy(X.mean(axis=0, keepdims=True))
     counts = Counter(hashlib.blake2b((row.astype(np.float32) + 0.0).tobytes()).digest() for row in X)
@@ -228,7 +226,7 @@ Weights = list[tuple[int, float]]
 
 
 def _private_copy(explainer: Any, generator: np.random.RandomState | None) -> Any:
-    """A shallow copy of a LIME explainer that draws from copies of its generators, or without any from `generator`."""
+    """A LIME explainer that draws from copies of its generators, or without any from `generator`."""
     mine = copy.copy(explainer)
     parts, copies = [mine], dict[int, Any]()
     for name in ("base", "discretizer"):
@@ -280,10 +278,8 @@ class _HardenedLime(TableExplainer):
 
     A repeated query gets the same answer: each call starts from the state of `random_state` at construction, or without
     one from a seed made from the key and the instance. Weights are for the predicted class, unless `labels` or
-    `top_labels` name others (natively, and with `Hardening.none()`, for class 1), and labels in increasing order.
-
-    With `num_features` below the number of features, the set of named features is exact; their order is that of the
-    hardened weights.
+    `top_labels` name others (natively, and with `Hardening.none()`, for class 1), and labels in increasing order. With
+    fewer `num_features` than there are, the set of named features is exact, and in the order of the hardened weights.
     """
 
     _entry = "explain_instance"
@@ -361,8 +357,7 @@ class _HardenedLime(TableExplainer):
     _inputs: Callable[[Any], Tensor]
     """The instance as one row."""
     _blank: Callable[[Any, Any, Any], Any]
-    """A native explanation with the listed fields, without weights, of the native one, the explainer and the instance.
-    """
+    """A native explanation without weights, of the native one, the explainer and the instance."""
 
     def _harden(self, raw: Weights, label: int, query: dict[str, Any]) -> Weights:
         if self.hardening.is_none:
@@ -380,7 +375,7 @@ class HardenedLimeTabular(_HardenedLime):
     """The `LimeTabularExplainer` of lime and AIX360, hardened.
 
     Audited and certified with public rows in place of the training set, which give LIME's bins and the spread of its
-    samples: the numbers of a row are the weights of all features for the predicted class, which a service releases. A
+    samples: the numbers of a row, which a service releases, are the weights of all features for the predicted class. A
     certificate states `feature_names`, `class_names`, `categorical_features`, `categorical_names`, `kernel_width`,
     `feature_selection` ("none" by default, so that no feature is left out), `discretize_continuous`, `discretizer`,
     `sample_around_instance` and an integer `random_state`, and the options `num_samples` and `distance_metric`.
@@ -389,7 +384,7 @@ class HardenedLimeTabular(_HardenedLime):
         *args: as natively.
         hardening: of the weights of each label; None for `Hardening.recommended(ordered=True)`.
         bins: name discretised features as natively, "0.10 < age <= 0.50"; False: "age". The numbers are statistics of
-            the training set, such as quartiles.
+            the training set.
         **kwargs: as natively.
     """
 

@@ -43,7 +43,6 @@ from safexplain.outputs import EstimatorModule
 __all__ = ["HardenedAnchorImage", "HardenedAnchorTabular", "HardenedAnchorText"]
 
 META = ("name", "type", "explanations", "version", "task")
-"""Released keys of `Explanation.meta`, beside `params`."""
 
 PARAMS = frozenset(
     {"threshold", "delta", "tau", "batch_size", "coverage_samples", "beam_size", "stop_on_first", "max_anchor_size"}
@@ -53,7 +52,7 @@ PARAMS = frozenset(
     | {"sample_punctuation", "summarise_background", "link", "group_names", "grouped", "groups", "model_output"}
     | {"algorithm"}
 )
-"""Released names of `Explanation.meta["params"]`, if their values are numbers, text or containers of these."""
+"""Of `Explanation.meta["params"]`, if the values are numbers, text or containers of these."""
 
 FRACTIONS = ("precision", "coverage")
 """Fields of anchors that are hardened together as one vector in [0, 1]."""
@@ -67,8 +66,8 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "KernelShap": _SHAP,
     "TreeShap": _SHAP,
 }
-"""Class name of an Alibi explainer that can be hardened -> released fields of `Explanation.data`. They are copied (a
-rule, names, functions of the query alone), except for `FRACTIONS` and for Shapley values, which are hardened."""
+"""Alibi's class -> released fields of `Explanation.data`. They are copied, but `FRACTIONS` and Shapley values are
+hardened."""
 
 _GLOBAL = ("ALE", "PartialDependence", "TreePartialDependence", "PartialDependenceVariance", "PermutationImportance")
 _PLOTS = ("plot_ale", "plot_pd", "plot_pd_variance", "plot_permutation_importance")
@@ -78,7 +77,7 @@ REFUSED: Mapping[str, str] = dict.fromkeys(
     "it describes the model over a data set, not one decision, and no audit measures what that reveals about the"
     " rows of the data set",
 )
-"""Alibi's explainers of whole data sets, and their plots -> why they are not hardened."""
+"""Alibi's explainers of data sets, and their plots -> why they are not hardened."""
 
 
 def kind_of(native: Any) -> str:
@@ -91,8 +90,8 @@ def kind_of(native: Any) -> str:
         return known
     why = next(
         (REFUSED[name] for name in names if name in REFUSED),
-        "no rule lists the fields that may be released. Explainers that return training rows, or instances made from"
-        " them, have none, because noise on numbers does not hide a row: use HardenedProtoDash over public examples",
+        "no rule lists the fields that may be released. Training rows, or instances made from them, are not hidden by"
+        " noise: use HardenedProtoDash over public examples",
     )
     raise RefusedError(f"{type(native).__name__} is refused: {why}. Use one of {', '.join(ROWS)}")
 
@@ -136,11 +135,11 @@ def release(native: Any, fields: Iterable[str], harden: Callable[[Tensor], Tenso
 _NUMPYS = (np.ndarray, np.generic)
 
 _STORED = frozenset("biufU")
-"""Kinds of NumPy arrays without references; an array of objects could hold anything."""
+"""Kinds of NumPy arrays without references."""
 
 
 def _plain(value: Any, *, arrays: bool = True) -> Any:
-    """A deep copy of plain values; RefusedError for other values."""
+    """A deep copy; RefusedError for other values."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, np.generic) and value.dtype.kind in _STORED:
@@ -167,16 +166,16 @@ def anchor_hardening(key: bytes | None = None) -> Hardening:
 
 
 def _new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
-    """The generator of constructors and `fit`; None, NumPy's global one as natively, for `Hardening.none()`."""
+    """Of constructors and `fit`; None: NumPy's global one, as natively."""
     return None if hardening == Hardening.none() else np.random.RandomState()
 
 
 class HardenedAlibi(TableExplainer):
     """An Alibi explainer, hardened: takes the native arguments, `hardening`, and `model_digest` as in `harden`.
 
-    `explain` has the native arguments and returns a new `Explanation` with the listed fields; others are absent. With
-    `Hardening.none()` they have the native values. A repeated query gets the same answer: its samples come from its own
-    generator, seeded like the noise. Threads may share it, but not while `fit` or `reset_predictor` runs.
+    `explain` has the native arguments and returns a new `Explanation` with the listed fields. With `Hardening.none()`
+    they have the native values. A repeated query gets the same answer: its samples come from its own generator, seeded
+    like the noise. Threads may share it, but not while `fit` or `reset_predictor` runs.
     """
 
     _kind: ClassVar[str]
@@ -247,7 +246,6 @@ def _condition(name: str, bins: list[str], below: int, above: int) -> str:
 
 
 def _named_arguments(explainer: TableExplainer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of `explain` by name, `**kwargs` included."""
     given: dict[str, Any] = dict(explainer._signature().bind_partial(explainer, *args, **kwargs).arguments)
     more: Mapping[str, Any] = given.pop("kwargs", {})
     return {name: value for name, value in {**given, **more}.items() if name != "self"}
@@ -289,7 +287,7 @@ class HardenedAnchors(HardenedAlibi):
             if isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
                 raise ConfigurationError(
                     f"expected RangeClip(0.0, 1.0) or hardening=anchor_hardening(key), got {type(step).__name__}, which"
-                    " compares coordinates with each other: precision and coverage are not comparable"
+                    " would compare precision with coverage"
                 )
         super()._adopt(native, hardening, model_digest)
 
@@ -390,7 +388,7 @@ class HardenedAnchorText(HardenedAnchors):
 
 
 class _Shapley(HardenedAlibi):
-    """Shapley values, by the hardened explainer of shap around the one that Alibi made in `fit`; see `HardenedShap`."""
+    """By the hardened explainer of shap around the one that Alibi made in `fit`; see `HardenedShap`."""
 
     _libraries, _no_options = ("alibi", "shap"), frozenset({"self", "X", "y"})
     _core: ClassVar[type[HardenedShap]]
@@ -462,9 +460,7 @@ class HardenedTreeShap(_Shapley):
         if not isinstance(forward, EstimatorModule):
             raise InputError(f"expected trees of scikit-learn for TreeShap, got {type(forward).__name__}")
         if forward.columns is not None:
-            raise InputError(
-                "expected a model without coded columns for TreeShap, which reads the trees alone; use AlibiKernelShap"
-            )
+            raise InputError("expected a model without coded columns for TreeShap; use AlibiKernelShap")
         digest = explained_digest(forward)
         explainer = cls(forward.estimator, hardening=hardening, model_digest=digest, **made.made)
         explainer.fit(*(() if made.background is None else (made.background.rows.copy(),)))

@@ -19,10 +19,6 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.hardening.clips import Amount, absolute, keep_amount
 from safexplain.hardening.features import Features, Reason
 
-_numpy: Any = np
-_SORTS = "AVX512_SKX" in _numpy.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", ())
-"""Whether NumPy sorts by vector instructions, in half the time of a partition or less."""
-
 
 @dataclass(frozen=True)
 class ThresholdMask:
@@ -82,8 +78,6 @@ def kth_largest(keys: Tensor, ks: Sequence[int]) -> Tensor:
     if keys.device.type != "cpu":
         return keys.topk(max(ks), dim=1).values[:, [k - 1 for k in ks]]
     at = [keys.shape[1] - k for k in ks]
-    if len(at) == 1 and _SORTS:
-        return torch.from_numpy(np.sort(keys.numpy(), axis=1)[:, at[0], None])
     return torch.from_numpy(np.partition(keys.numpy(), sorted(set(at)), axis=1)[:, at])
 
 

@@ -1,6 +1,4 @@
-"""Explainers that Captum lacks, in its conventions: the signed gradient, on which SmoothGrad and VarGrad are defined;
-Grad-CAM and Grad-CAM++, for convolutions and for the tokens of transformers; integrated gradients of words. And the
-default layer of a model, and layouts of layers as maps."""
+"""Explainers that Captum lacks, in its conventions; the default layer of a model, and layouts of layers as maps."""
 
 from __future__ import annotations
 
@@ -221,9 +219,8 @@ def default_layer(forward_func: object) -> nn.Module:
     if not convolutions and len(linear) > 1:
         return linear[-2]
     raise InputError(
-        "expected a model with convolutions up to its last layers or two linear layers, not an exported graph: found no"
-        " layer. Give layer=, for a vision transformer the first normalisation of its last block:"
-        " layer=model.blocks[-1].norm1 in timm"
+        "expected a model with convolutions up to its last layers or two linear layers, not an exported graph. Give"
+        " layer=, for a vision transformer the first normalisation of its last block: model.blocks[-1].norm1 in timm"
     )
 
 

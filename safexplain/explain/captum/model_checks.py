@@ -1,8 +1,8 @@
 """Checks that a method is correct on a model: evaluation mode, activations that DeepLift has a rule for, ReLU modules.
 
-For all other activations, and functions, Captum silently uses the plain gradient. Modules are checked when an explainer
-is made; functions are found at the first call, by DeepLift's sum, which must be the difference from the baseline (arXiv
-1704.02685, "summation-to-delta"), and by counting the ReLUs that run.
+Modules are checked when an explainer is made. Functions, for which Captum silently uses the plain gradient, are found
+at the first call, by DeepLift's sum, which must be the difference from the baseline (arXiv 1704.02685,
+"summation-to-delta"), and by counting the ReLUs that run.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ _TOLERANCE = 1e-3
 _REWRITE_EXAMPLE = """
     from safexplain.explain import rewrite_functional
     model = rewrite_functional(model, inputs=x)"""
-"""How messages show that functions become modules."""
 
 _CONTAINERS = frozenset(
     {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.DataParallel, nn.parallel.DistributedDataParallel}
     | {Probability, Logits}
 )
-"""Modules that only hold or call others, so their own training flag has no effect."""
+"""Modules that only hold or call others."""
 
 _MODELESS_PACKAGES = ("torch.fx", "torch.export", "torch._dynamo", "torch.ao.nn.quantized")
-"""Packages of modules that compute the same in both modes, or wrap others."""
+"""Of modules that compute the same in both modes, or wrap others."""
 
 _warned: WeakSet[nn.Module] = WeakSet()
 _checked: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -57,7 +56,7 @@ _checked: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 def in_training_mode(model: nn.Module) -> list[str]:
     """Names of the parts of a model that are in training mode, unknown classes included; modules without a mode do not
-    count: containers, wrappers, parameter-free modules of torch.nn such as activations, and exported graphs.
+    count: containers, wrappers, activations, and exported graphs.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).eval()
     >>> in_training_mode(nn.Sequential(net, nn.Softmax(1))), in_training_mode(Probability(net.train()))
@@ -95,8 +94,7 @@ def check_modes(models: tuple[nn.Module, ...], *, stacklevel: int = 4) -> bool:
         _warned.add(network)
         warnings.warn(
             f"{type(network).__name__} is in training mode ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}):"
-            " dropout and batch statistics change every answer, and repeating a query averages the noise away. Call"
-            " model.eval() before explaining it",
+            " every answer differs, and repeating a query averages the noise away. Call model.eval() first",
             TrainingModeWarning,
             stacklevel=stacklevel,
         )
@@ -117,13 +115,13 @@ def check_modules(explainer: Attribution) -> None:
     if found:
         raise RefusedError(
             f"DeepLift has no rule for {', '.join(sorted(found))} in {_class_name(explainer.forward_func)}: its values"
-            " would not add up to the difference from the baseline. Use HardenedIG"
+            " would not add up. Use HardenedIG"
         )
 
 
 def check_first_call(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
-    """The checks that need data, once for each model: DeepLift's sum, and whether a ReLU module runs; RefusedError if
-    the model silently turns the method into another one. The explainer's model is a copy, and may be hooked."""
+    """The checks that need data, once for each model; RefusedError if the model silently turns the method into another
+    one. The explainer's model is a copy, and may be hooked."""
     if isinstance(explainer, _KINDS):
         _check_sum(explainer, original, options)
     elif isinstance(explainer, _RELU_KINDS):
@@ -155,16 +153,15 @@ def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str
         share = float((off / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
         raise RefusedError(
             f"DeepLift's values do not add up on {_class_name(model)}: the sum is off by {share:.1%} of their size."
-            " The model calls functions as activations or one activation module several times, or has parts for which"
-            " Captum's DeepLift has no correct rule (nn.Softmax; max pooling if the baseline is not flat). Explain"
-            f" logits, use HardenedIG, or turn functions into modules, one for each call:{_REWRITE_EXAMPLE}"
+            " It calls functions as activations or one module several times, or has parts without a correct rule"
+            " (nn.Softmax; max pooling if the baseline is not flat). Explain logits, use HardenedIG, or turn functions"
+            f" into modules, one for each call:{_REWRITE_EXAMPLE}"
         )
     if bool(((size > 0) & off.isfinite()).any()):  # inputs equal to the baseline prove nothing
         _checked.setdefault(original, set()).add(case)
 
 
 def _changed_by_training(model: nn.Module) -> bool:
-    """Whether dropout or batch normalisation is in training mode; wrappers, or a softmax at the end, often are."""
     return any(part.training for part in model.modules() if isinstance(part, _CHANGED_BY_TRAINING))
 
 
@@ -188,7 +185,6 @@ def _run_model(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> Te
 
 
 def _check_relus_run(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
-    """Check that the model calls its ReLU modules, and no ReLU functions."""
     if "ReLU" in _checked.get(original, ()):
         return
     ran: list[int] = []
@@ -209,7 +205,7 @@ def _check_relus_run(explainer: Attribution, original: nn.Module, options: Mappi
 
 
 class _ReluCounter(TorchFunctionMode):
-    """Counts calls of ReLU, by modules and as functions."""
+    """By modules and as functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +234,6 @@ def _class_name(model: nn.Module) -> str:
 def _without_relus(explainer: Attribution, fact: str) -> str:
     kind = next(kind for kind in _RELU_KINDS if isinstance(explainer, kind))
     return (
-        f"{kind.__name__} changes the gradient of nn.ReLU modules (not of ReLU6, GELU or torch.nn.functional.relu), and"
-        f" {_class_name(explainer.model)} {fact}: the answer would be a plain gradient. Use HardenedSaliency, or turn"
-        f" functions into modules, one for each call:{_REWRITE_EXAMPLE}"
+        f"{kind.__name__} changes the gradient of nn.ReLU modules, and {_class_name(explainer.model)} {fact}: the"
+        f" answer would be a plain gradient. Use HardenedSaliency, or turn functions into modules:{_REWRITE_EXAMPLE}"
     )

@@ -1,5 +1,5 @@
-"""Turns functions into modules by symbolic tracing (torch.fx), for DeepLift and the guided methods, which change what
-activation modules pass back: a function has no module, and a module that is called twice keeps only its last call."""
+"""Turns functions into modules by symbolic tracing (torch.fx), for methods that change what activation modules pass
+back."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ACTIVATIONS: tuple[tuple[type[nn.Module], tuple[str, ...], tuple[Any, ...]], ..
     (nn.MaxPool2d, _POOL, (F.max_pool2d, torch.max_pool2d)),
     (nn.MaxPool3d, _POOL, (F.max_pool3d, torch.max_pool3d)),
 )
-"""Modules that DeepLift has rules for; the names of the arguments behind the input, in order; and the functions, and
-methods of tensors by name, that compute the same."""
+"""Modules with rules in DeepLift; their arguments behind the input, in order; and the functions, and methods of tensors
+by name, that compute the same."""
 
 
 def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | None = None) -> nn.Module:
@@ -76,8 +76,6 @@ def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | N
 
 
 class _AllLeaves(fx.Tracer):
-    """Follows no module's calls."""
-
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
@@ -130,7 +128,7 @@ def _module_of(node: fx.Node) -> tuple[nn.Module | None, bool]:
 
 
 def _compare(model: nn.Module, rewritten: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Check that both return the same bits for the inputs, one row of them, and ten and minus one times them."""
+    """Both must return the same bits for the inputs, one row of them, and ten and minus one times them."""
     given = tuple(x.detach() for x in inputs)
     batches = [given, tuple(x[:1] for x in given)]
     if all(x.is_floating_point() for x in given):
@@ -146,6 +144,6 @@ def _compare(model: nn.Module, rewritten: nn.Module, inputs: tuple[Tensor, ...])
                 ) from None
             if not torch.allclose(expected, found, 0, 0, equal_nan=True):
                 raise RefusedError(
-                    f"expected the same outputs after rewriting {type(model).__name__}, got others: it computes what"
-                    " cannot be traced. Write its activations as modules by hand, or use HardenedIG"
+                    f"expected the same outputs after rewriting {type(model).__name__}, got others. Write its"
+                    " activations as modules by hand, or use HardenedIG"
                 )

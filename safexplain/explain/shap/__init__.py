@@ -50,7 +50,6 @@ __all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedTreeEx
 Values = NDArray[Any]
 
 _USUAL = {"nsamples": "auto", "l1_reg": "num_features(10)"}
-"""Defaults of the kernel method's options."""
 
 
 class HardenedShap(TableExplainer):
@@ -65,8 +64,8 @@ class HardenedShap(TableExplainer):
     class, so have the values, and `target` picks one. If the output is a number, `direction` selects why it is as high
     as it is ("up") or as low.
 
-    Each output of a row is hardened independently. If the values of two outputs are each other's negatives and there is
-    noise, they share it: two answers to one question would average it.
+    Each output of a row is hardened independently, but two outputs whose values are each other's negatives share their
+    noise: two answers to one question would average it.
 
     Certificates are about the d values of a row for the predicted class. A certified explainer returns NaN for all
     other classes. Of a Pipeline, the last step is explained, and the values of all columns that other steps make of one
@@ -90,12 +89,10 @@ class HardenedShap(TableExplainer):
     _explainer: Any
     _explained: Any
     _fitted: Any = None
-    """The model, if the explainer was made from it."""
     _entry_options: ClassVar[frozenset[str]]
     """Options of `shap_values` that only affect the estimation, and so not the noise."""
     _model_digest: bytes | None
     _encoded: Encoded | None = None
-    """The steps of an audited classifier."""
     _places: Sequence[int] | None = None
     """The class of each native output of a certified explainer."""
 
@@ -123,7 +120,6 @@ class HardenedShap(TableExplainer):
 
     @cached_property
     def _threshold(self) -> float | None:
-        """A single output predicts class 1 above it; None: the output is a number."""
         raise NotImplementedError
 
     def _digest(self) -> bytes:
@@ -135,7 +131,7 @@ class HardenedShap(TableExplainer):
     def _values(
         self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
     ) -> Values:
-        """See `_OfModel.shap_values`; `options` as natively, those in `_entry_options`, others None or False."""
+        """See `_OfModel.shap_values`; `options` as natively."""
         options = self._checked_options(options)
         if self._pinned is not None:
             return self._certified_values(X, options, target)
@@ -244,7 +240,7 @@ class HardenedShap(TableExplainer):
 
 
 def _select_outputs(raw: Values, outputs: Values | None) -> Values:
-    """Native values: all, or those for one class of each row (`outputs`)."""
+    """All, or those for one class of each row (`outputs`)."""
     if outputs is None:
         return raw
     return oriented(raw, outputs) if raw.ndim == 2 else np.asarray(raw[np.arange(len(raw)), :, outputs])
@@ -538,7 +534,7 @@ class HardenedKernelExplainer(HardenedShap):
 
 
 def _width(model: Any) -> int | None:
-    """Number of columns that a model takes; None if it does not state it."""
+    """Number of columns that a model takes, if it states it."""
     for name in ("n_features_in_", "num_features", "num_feature"):
         try:
             found = getattr(model, name, None)
@@ -573,7 +569,6 @@ def _background_digest(*arrays: Any) -> str:
 
 @cache
 def _explanation() -> Any:
-    """The class of what a call of an explainer returns."""
     shap = load("shap")
 
     class HardenedExplanation(shap.Explanation):  # type: ignore[misc, name-defined]
@@ -588,8 +583,8 @@ def _explanation() -> Any:
             """None, or what you have set; RefusedError where a plot would start from it."""
             if self._s.base_values is None and _is_drawn():
                 raise RefusedError(
-                    "this plot needs a base value, and a hardened explanation has none. Draw"
-                    " shap.plots.bar(explanation), or name the reasons by TopKSet.reasons or Features.reasons"
+                    "this plot needs a base value, and a hardened explanation has none: draw"
+                    " shap.plots.bar(explanation), or list the reasons by TopKSet.reasons"
                 )
             return self._s.base_values
 
@@ -617,7 +612,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_drawn() -> bool:
-    """Whether a plot of shap reads the property that calls this."""
     return bool(sys._getframe(2).f_globals.get("__name__", "").startswith("shap.plots."))
 
 

@@ -1,7 +1,4 @@
-"""A classifier behind its preprocessing: the columns of its last step, and the user's columns that they come from.
-
-The value of a user's column is the sum of the values of the columns made from it alone, as one-hot columns are.
-"""
+"""A classifier behind its preprocessing: the columns of its last step, and the user's columns that they come from."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ Places = NDArray[np.int64]
 
 
 OVER_ROWS = ("Normalizer", "TfidfTransformer")
-"""Steps of scikit-learn that make each column of all columns."""
 
 
 class MixedColumnsError(InputError):

@@ -199,7 +199,7 @@ def test_a_library_of_another_version_is_refused_with_what_to_install(tmp_path: 
 
 def test_noise_of_another_stream_is_refused_where_there_is_noise(tmp_path: Path) -> None:
     model = image_net()
-    with pytest.raises(CertificateError, match="stream aes256ctr.* of this version, got shake256-v2"):
+    with pytest.raises(CertificateError, match=r"stream aes256ctr.* of this version, got shake256-v2"):
         HardenedIG.from_certificate(model, certificate(tmp_path, model, noise_stream="shake256-v2"))
     HardenedIG.from_certificate(model, certificate(tmp_path, model, noise_stream=None))
     set_only = Hardening.recommended()
