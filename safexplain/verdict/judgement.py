@@ -1,13 +1,4 @@
-"""From counts to a verdict, with NumPy and SciPy only, so that readers of a certificate can compute it again.
-
-    leak          the lower bound of some judged attack lies above the limit
-    certified     at every number of queries, the upper bounds of all judged attacks lie at or below the limit
-    inconclusive  otherwise, and whenever a control failed
-
-Lower bounds share the risk of 1 - confidence (Bonferroni; `lower_risks`), because one of them is enough to call a leak.
-Each upper bound has all of it, because a certificate needs all of them (an intersection-union test: Berger,
-Technometrics 24, 1982).
-"""
+"""From counts to a verdict, with NumPy and SciPy only, so that readers of a certificate can compute it again."""
 
 from __future__ import annotations
 
@@ -41,9 +32,6 @@ UNREADABLE = "not the outcome of an audit"
 MAIN = "Stacked"
 """Attacks expected to be the strongest, which get half of the risk of a target's lower bounds."""
 
-MAIN_OF_PREDICTIONS = "PredictionPatience"
-"""The same if predictions alone are released."""
-
 Reason = Literal[
     "nothing judged",
     "quick",
@@ -71,11 +59,13 @@ WRITTEN = (
 
 def main_of(policy: Policy) -> str:
     """Name of the attacks that get half of the risk under this policy."""
-    return MAIN_OF_PREDICTIONS if policy.release == "prediction" else MAIN
+    return "PredictionPatience" if policy.release == "prediction" else MAIN
 
 
 def lower_risks(attacks: Sequence[str], policy: Policy, targets: int = 1) -> list[float]:
-    """Risk of the lower bound of each judged attack, in order; they add up to the policy's risk / targets."""
+    """Risk of the lower bound of each judged attack, in order; they add up to the policy's risk / targets (Bonferroni),
+    because one lower bound is enough to call a leak. Each upper bound has all of the risk, because a certificate needs
+    all of them (an intersection-union test: Berger, Technometrics 24, 1982)."""
     if not attacks:
         return []
     best = main_of(policy)
@@ -92,21 +82,20 @@ class Judgement:
 
     Args:
         evidence: of every attack, judged or not.
-        members, non_members: independent units that were scored: examples, or groups of related examples.
+        members, non_members: scored independent units: examples, or groups of related ones.
         references: number of reference models; 0 if only thresholds could be tried.
-        controls: all controls, those that could not be run included.
+        controls: all controls, also those that could not be run.
         omitted: attacks of the full suite that fit the signals but were not run.
         gaps: released arrays that no attack read, or that are missing at a number of queries of the policy.
         split: "certification", or "selection", on which nothing can be decided.
-        uses: number of this verdict on these examples, the first being 1; None: not counted.
+        uses: number of this verdict on these examples, from 1; None: not counted.
         forced: certify although it is not the first.
-        tried: the other verdicts on these examples, a line each: when, under which policy, with which outcome.
+        tried: the other verdicts on these examples, a line each.
         grouped: examples scored, if groups of them are the units; None: each example is a unit.
         target, targets: index of the model, and how many there are, each judged on its own.
         others: judgements of the other targets; this one is the most exposed.
-        quick: a quick look with few references and examples, which certifies nothing.
-        implied: what differential privacy of the single target's training implies for the scored records; None:
-            nothing is stated, or it is not about them.
+        quick: a quick look, which certifies nothing.
+        implied: what differential privacy of the single target's training implies for the scored records, or None.
     """
 
     policy: Policy
@@ -242,7 +231,7 @@ class Judgement:
         return e.found / self.members if self.claim == "whole" else self.excess(e)
 
     def excess(self, e: Evidence) -> float:
-        """Estimated difference of true-positive rates to the baseline at its number of queries; 0 without one."""
+        """Estimated true-positive rate above the baseline's at its number of queries; 0 without one."""
         return 0.0 if e.pair is None else (e.pair.only - e.pair.missed) / self.members
 
     def proven(self, e: Evidence) -> bool:
@@ -297,16 +286,29 @@ class Judgement:
         return any(c.name not in STRENGTH for c in self.failed)
 
     @cached_property
+    def _leaks(self) -> bool:
+        """Whether a judged attack proves a leak, if the controls allow it."""
+        return any(low > self.limit for low, _ in self.decisive.values())
+
+    @cached_property
+    def _wide(self) -> bool:
+        """Whether an upper bound of a judged attack lies above the limit."""
+        return any(high > self.limit for _, high in self.decisive.values())
+
+    @cached_property
     def own_verdict(self) -> Verdict:
-        """The verdict about this target alone; see the module."""
-        bounds = self.decisive.values()
-        if self.by_guarantee and not any(low > self.limit for low, _ in bounds):
+        """The verdict about this target alone.
+
+        A leak if the lower bound of some judged attack lies above the limit; certified if the upper bounds of all lie
+        at or below it, and nothing is in the way (`obstacles`); otherwise inconclusive.
+        """
+        if self.by_guarantee and not self._leaks:
             return "certified"
-        if self._members_differ or self.split != "certification" or not bounds:
+        if self._members_differ or self.split != "certification" or not self.decisive:
             return "inconclusive"
-        if any(low > self.limit for low, _ in bounds):
+        if self._leaks:
             return "leak"
-        return "inconclusive" if self.obstacles or any(high > self.limit for _, high in bounds) else "certified"
+        return "inconclusive" if self.obstacles or self._wide else "certified"
 
     @property
     def verdict(self) -> Verdict:
@@ -354,10 +356,7 @@ class Judgement:
             return ()
         if not self.judged:
             return "nothing judged", *self.obstacles
-        bounds = self.decisive.values()
-        leak = any(low > self.limit for low, _ in bounds)  # but for a control
-        wide = not leak and any(high > self.limit for _, high in bounds)
-        return (*self.obstacles, "too wide") if wide else self.obstacles
+        return (*self.obstacles, "too wide") if self._wide and not self._leaks else self.obstacles
 
     @property
     def undecided_target(self) -> Judgement | None:
@@ -397,14 +396,12 @@ class Judgement:
 
     @property
     def levels(self) -> list[dict[str, Any]]:
-        """Each number of queries: the baseline's rate, the highest bounds of what judged attacks add and find, or None.
-
-        The key `labels` holds the baseline's, for predictions too.
-        """
+        """Each number of queries: the baseline's rate (`labels`), and the highest bounds of what judged attacks add and
+        find, or None."""
         return [self._level(level) for level in self.policy.patience]
 
     def _level(self, level: int) -> dict[str, Any]:
-        rows, base, labels = [e for e in self.judged if e.level == level], self.baseline(level), None
+        rows, labels = [e for e in self.judged if e.level == level], None
 
         def worst(bounds: dict[str, tuple[float, float]]) -> dict[str, Any] | None:
             if not bounds:
@@ -412,7 +409,7 @@ class Judgement:
             lows, highs = zip(*bounds.values(), strict=True)
             return {"low": max(lows), "high": max(highs), "attack": max(bounds, key=lambda name: bounds[name][1])}
 
-        if base is not None:
+        if (base := self.baseline(level)) is not None:
             low, high = self.bounds(base)
             labels = {"tpr": base.found / self.members, "low": low, "high": high}
         added = worst({code(e): bounds for e in rows if (bounds := self.added(e)) is not None})

@@ -21,10 +21,8 @@ AVERAGING = 200
 """Additional number of queries if a release has noise, which averages out only over many queries."""
 
 MOST_TOLERATED, LEAST_EXCESS, MOST_PATIENCE = 0.9, 1e-4, 1_000_000
-"""Bounds of a policy's limits and queries: a limit that tolerates almost any leak is refused."""
-
 RANGES = {"fpr": (1e-5, 0.2), "max_tpr": (1e-5, MOST_TOLERATED), "confidence": (0.8, 1 - 1e-6)}
-"""Allowed ranges."""
+"""Allowed ranges: a limit that tolerates almost any leak is refused."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,10 @@ class Policy:
         suite: names of attacks to run (such as "LikelihoodRatio"); empty: all that fit the signals.
         selection: share of the examples set aside for choosing a configuration; the verdict never uses them.
         training: share of the examples set aside to train attacks that learn, on what reference models released about
-            them. 0: these attacks learn from reference models' answers about the scored examples, which is fair because
-            the target's membership is not used; the blind control then trains on one half of the examples and tests on
-            the other.
-        patience: numbers of queries that the attacker may make about each example, each slightly different; every one
-            is judged. (1,) is an attacker who asks once. By default `audit` adds `AVERAGING` queries if the release has
-            noise, which averages out (`patient`).
+            them. 0: they learn from reference models' answers about the scored examples, which is fair because the
+            target's membership is not used; the blind control then trains on one half and tests on the other.
+        patience: numbers of queries about each example, each slightly different; every one is judged. (1,) is an
+            attacker who asks once. By default `audit` adds `AVERAGING` queries if the release has noise (`patient`).
         references: smallest number of reference models for a certificate; attacks with few of them are much weaker.
         uncounted: certify although earlier verdicts on the same examples cannot be counted; the certificate states it.
         reason: why this policy was chosen, for readers of the certificate.
@@ -82,27 +78,15 @@ class Policy:
             if (value := getattr(self, name)) is not None or name != "max_excess":
                 object.__setattr__(self, name, check_number(f"policy: {name}", value))
         for name, (low, high) in RANGES.items():
-            if not low <= getattr(self, name) <= high:
-                raise ConfigurationError(
-                    f"policy: {name}: expected a number in [{low:g}, {high:g}], got {getattr(self, name)!r}"
-                )
-        if self.max_tpr < self.fpr:
-            raise ConfigurationError(
-                f"policy: max_tpr {self.max_tpr:g} is below the false-positive rate {self.fpr:g},"
-                " which guessing alone reaches; raise max_tpr or lower fpr"
-            )
+            self._need(name, low <= getattr(self, name) <= high, f"a number in [{low:g}, {high:g}]")
+        self._need("max_tpr", self.max_tpr >= self.fpr, f"at least fpr = {self.fpr:g}, which guessing alone reaches")
         for name, allowed in (("release", get_args(Release)), ("claim", get_args(Claim))):
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(
-                    f"policy: {name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}"
-                )
-        if self.release == "prediction" and self.claim == "excess":
+            self._need(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+        if self.release == "prediction":
             object.__setattr__(self, "claim", "whole")
-        if self.max_excess is not None and not LEAST_EXCESS <= self.max_excess <= MOST_TOLERATED:
-            raise ConfigurationError(
-                f"policy: max_excess: expected a number in [{LEAST_EXCESS:g}, {MOST_TOLERATED:g}], got"
-                f" {self.max_excess!r}"
-            )
+        least, most = LEAST_EXCESS, MOST_TOLERATED
+        in_range = self.max_excess is None or least <= self.max_excess <= most
+        self._need("max_excess", in_range, f"a number in [{least:g}, {most:g}]")
         if self.claim == "excess" and self.tolerated_excess <= 0:
             raise ConfigurationError(
                 'policy: the claim "excess" needs a limit above 0: set max_excess, or max_tpr above fpr'
@@ -110,32 +94,30 @@ class Policy:
         if isinstance(self.suite, str) or not all(isinstance(name, str) for name in self.suite):
             raise ConfigurationTypeError(f"policy: suite: expected a list of names of attacks, got {self.suite!r}")
         object.__setattr__(self, "suite", tuple(self.suite))
-        for name in ("selection", "training"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigurationError(f"policy: {name}: expected a share in [0, 1), got {getattr(self, name)!r}")
         if not isinstance(self.patience, Sequence) or not self.patience or isinstance(self.patience, str):
             raise ConfigurationTypeError(
                 f"policy: patience: expected a list of numbers of queries, got {self.patience!r}"
             )
-        levels = [check_whole("policy: patience", level, 1) for level in self.patience]
-        if max(levels) > MOST_PATIENCE:
-            raise ConfigurationError(
-                f"policy: patience: expected at most {MOST_PATIENCE:,} queries, got {max(levels):,}"
-            )
-        object.__setattr__(self, "patience", tuple(sorted(set(levels))))
+        levels = {check_whole("policy: patience", level, 1) for level in self.patience}
+        self._need("patience", max(levels) <= MOST_PATIENCE, f"at most {MOST_PATIENCE:,} queries")
+        object.__setattr__(self, "patience", tuple(sorted(levels)))
         for name in ("references", "look", "looks"):
-            object.__setattr__(self, name, check_whole(f"policy: {name}", getattr(self, name), 1))
-        if self.look > self.looks:
-            raise ConfigurationError(f"policy: look: expected at most looks = {self.looks}, got {self.look}")
+            check_whole(f"policy: {name}", getattr(self, name), 1)
+        self._need("look", self.look <= self.looks, f"at most looks = {self.looks}")
         if not isinstance(self.uncounted, bool) or not isinstance(self.reason, str):
             raise ConfigurationTypeError(
                 f"policy: expected uncounted true or false and reason a text, got {self.uncounted!r}, {self.reason!r}"
             )
-        if self.selection + self.training > 0.9:
-            raise ConfigurationError(
-                f"policy: selection {self.selection:g} and training {self.training:g} leave too few examples to"
-                " certify; expected 0.9 or less together"
-            )
+        for name in ("selection", "training"):
+            self._need(name, 0 <= getattr(self, name) < 1, "a share in [0, 1)")
+        self._need(
+            "training", self.selection + self.training <= 0.9, f"0.9 or less with selection {self.selection:g}, so that"
+            " enough examples are left to certify",
+        )  # fmt: skip
+
+    def _need(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ConfigurationError(f"policy: {name}: expected {expected}, got {getattr(self, name)!r}")
 
     @property
     def risk(self) -> float:

@@ -15,17 +15,10 @@ from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats.paired import PairedCounts, count_pairs, difference_bounds, rank_at, window_ranks
 from safexplain.verdict.thresholds import by_score, upper_bound, upper_bound_rank
 
-POWER = 0.9
-"""Probability of reaching a verdict that counts as enough."""
-
-LARGEST = 1000.0
-"""A larger multiple of the present sample is not suggested."""
-
-MOST_A_SIDE = 20_000
-"""Largest default number of members, and of non-members, that are scored."""
-
-TYPICAL_BASE = 2.0
-"""Assumed true-positive rate of labels alone over the false-positive rate, before anything is measured."""
+POWER = 0.9  # probability of reaching a verdict that counts as enough
+LARGEST = 1000.0  # a larger multiple of the present sample is not suggested
+MOST_A_SIDE = 20_000  # largest default number of members, and of non-members, that are scored
+TYPICAL_BASE = 2.0  # assumed true-positive rate of labels alone over the false-positive rate
 
 ROUGH = 1.25
 """Bounds of attacks that find just what labels find are at most this many times those on a smooth curve, in 90 %."""

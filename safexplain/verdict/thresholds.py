@@ -1,14 +1,7 @@
 """Thresholds above which members are counted, so that bounds include the threshold's own uncertainty.
 
 At the k-th highest of n0 independent non-member scores without ties, the true false-positive rate has the distribution
-Beta(k, n0 - k + 1) (David & Nagaraja, Order Statistics, 3rd ed., section 2.1), so it is below fpr with the probability
-P(Bin(n0, fpr) >= k). An upper bound counts members above a rank that is almost surely loose enough, a lower bound above
-one that is strict enough; each count gets a one-sided Clopper-Pearson limit, and the two risks add up.
-
-Groups of related examples are single units (`weights_of`). The count at a threshold is then a sum of independent shares
-in [0, 1], below the binomial count of the same mean in convex order (Hoeffding, Annals of Mathematical Statistics 27,
-1956, theorem 3), with tails at most e times as large (Bentkus, Annals of Probability 32, 2004, theorem 1.2), and
-binomial if all shares are 0 or 1. Measured error rates: docs/statistics.md.
+Beta(k, n0 - k + 1) (David & Nagaraja, Order Statistics, 3rd ed., section 2.1).
 """
 
 from __future__ import annotations
@@ -72,7 +65,12 @@ def by_score(scores: NDArray[np.float64], seed: int = 0) -> NDArray[np.int64]:
 
 
 def weights_of(member: NDArray[np.bool_], groups: NDArray[np.integer[Any]] | None) -> NDArray[np.float64]:
-    """(s,) weight of each example: 1 / (examples of its group on its side), so that each group counts once a side."""
+    """(s,) weight of each example: 1 / (examples of its group on its side), so that each group counts once a side.
+
+    A count at a threshold is then a sum of independent shares in [0, 1], below the binomial count of the same mean in
+    convex order (Hoeffding, Annals of Mathematical Statistics 27, 1956, theorem 3), with tails at most e times as large
+    (Bentkus, Annals of Probability 32, 2004, theorem 1.2).
+    """
     if groups is None:
         return np.ones(len(member))
     if np.shape(groups) != member.shape:
@@ -108,8 +106,7 @@ def found_above(
     return float(weights[:at][order[:at]].sum())
 
 
-ROUNDING = 1e-9
-"""Relative error of sums of weights."""
+ROUNDING = 1e-9  # relative error of sums of weights
 
 
 def upper_bound(found: float, members: int, risk: float) -> float:

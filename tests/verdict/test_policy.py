@@ -93,7 +93,7 @@ def test_looks_share_the_risk_and_together_take_no_more_than_all_of_it():
         ({"references": 0}, "references: expected a whole number of at least 1"),
         ({"selection": 1.0}, "selection: expected a share in"),
         ({"training": -0.1}, "training: expected a share in"),
-        ({"selection": 0.5, "training": 0.45}, "leave too few examples"),
+        ({"selection": 0.5, "training": 0.45}, "so that enough examples are left"),
     ],
     ids=str,
 )

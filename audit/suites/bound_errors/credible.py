@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr
 
-from safexplain.verdict.stats.lower_bounds import ErrorCounts
-from safexplain.verdict.stats.one_run import smallest_root
+from safexplain.verdict.stats.lower_bounds import ErrorCounts, smallest_root
 
 Array = NDArray[np.float64]
 

@@ -43,7 +43,7 @@ from safexplain.audit.canaries.trainer import (
 )
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.white_box import (
+from safexplain.verdict.canaries.result import (
     SLACK,
     Check,
     WhiteBoxResult,

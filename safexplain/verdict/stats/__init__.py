@@ -3,8 +3,12 @@
 A higher score always means "member" (or "trained on D"), the positive class.
 """
 
-from safexplain.verdict.stats.lower_bounds import bound_epsilon, epsilon_from_errors, epsilon_lower_bound
-from safexplain.verdict.stats.one_run import one_run_lower_bound
+from safexplain.verdict.stats.lower_bounds import (
+    bound_epsilon,
+    epsilon_from_errors,
+    epsilon_lower_bound,
+    one_run_lower_bound,
+)
 from safexplain.verdict.stats.roc import RocCurve, auc_interval, clopper_pearson, roc, tpr_at_fpr
 
 __all__ = [

@@ -19,26 +19,22 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr, ndtri
 
 from safexplain._privacy_loss import SMALLEST_DELTA, VACUOUS, Adjacency, Steps, epsilon_of
-from safexplain.verdict.stats.lower_bounds import BoundMethod, ErrorCounts
-from safexplain.verdict.stats.tradeoff import SMALLEST_NOISE, Family, gaussian_epsilon, trade_off
+from safexplain.verdict.stats.lower_bounds import (
+    SMALLEST_NOISE,
+    BoundMethod,
+    ErrorCounts,
+    Family,
+    gaussian_epsilon,
+    trade_off,
+)
 
 Array = NDArray[np.float64]
 
-OFTEN = 0.95
-"""Required share of audits that detect it."""
-
-CAUTION = 0.8
-"""Quantile of each error rate's posterior that is used."""
-
-LEAST, MOST = math.log(1e-3), math.log(1e3)
-"""Search range for the logarithm of a score's noise over the canary's mean effect."""
-
-ACCURACY = 2e-3
-"""Relative accuracy of noise multipliers, and of epsilons that count as equal."""
-
-QUANTILES = (np.arange(200) + 0.5) / 200
-"""Quantiles at which the number of false positives is evaluated."""
-
+OFTEN = 0.95  # required share of audits that detect it
+CAUTION = 0.8  # quantile of each error rate's posterior that is used
+LEAST, MOST = math.log(1e-3), math.log(1e3)  # search range for the logarithm of a score's noise over the mean effect
+ACCURACY = 2e-3  # relative, of noise multipliers, and of epsilons that count as equal
+QUANTILES = (np.arange(200) + 0.5) / 200  # at which the number of false positives is evaluated
 PLACES = ndtri(np.array([1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9]))
 """Normal scores of the candidate false-negative rates for a chosen threshold."""
 
@@ -56,9 +52,7 @@ class Promise:
     def family(self) -> Family:
         """The mechanism without its noise."""
         m = self.mechanism
-        if m is None:
-            return Family()
-        return Family(m.sample_rate, m.steps, m.sampling)
+        return Family() if m is None else Family(m.sample_rate, m.steps, m.sampling)
 
     @cached_property
     def mu(self) -> float:

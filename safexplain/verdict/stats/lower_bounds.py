@@ -1,7 +1,6 @@
-"""Lower bounds on the epsilon of a mechanism, from the errors of an attack that tells D from D'.
+"""Lower bounds on the epsilon of a mechanism, from the errors of an attack that tells D from D', or from guessed coins.
 
-Every run on either of two neighbouring data sets gets a score: higher means D. The threshold must not be chosen on the
-counted runs; the best of all thresholds on the same runs, as is often reported, is no bound.
+A threshold, or a number of guesses, must not be chosen on the counted runs: the best of several is no bound.
 """
 
 from __future__ import annotations
@@ -9,35 +8,219 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal, Unpack
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
+from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
+from scipy.stats import binom
 
-from safexplain._privacy_loss import SMALLEST_DELTA
-from safexplain.errors import InputError
-from safexplain.verdict.stats.roc import check_confidence, check_counts, clopper_pearson, upper_limits
-from safexplain.verdict.stats.tradeoff import (
-    Claimed,
-    Family,
-    confidence_and_family,
-    gaussian_distance,
-    gaussian_epsilon,
-    smallest_refuted,
+from safexplain._privacy_loss import (
+    ERROR,
+    ROUNDING,
+    SMALLEST_DELTA,
+    VACUOUS,
+    Sampling,
+    Steps,
+    privacy_loss,
+    typical_loss,
 )
+from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats.roc import check_confidence, check_counts, clopper_pearson, upper_limits
 
 Array = NDArray[np.float64]
 
-BoundMethod = Literal["pld", "gdp", "clopper-pearson"]
+COARSER = 3.0  # width of the privacy losses' grid over the accountant's: three times as fast, with nine times its error
+ORDERS = 400  # number of orders e at which the privacy profile is evaluated
+NEGLIGIBLE = 1e-11  # orders whose delta is smaller are left out
 
-COARSE = 0.03
-"""Relative resolution in epsilon when thresholds are compared."""
+UNITS = 4096  # points of the grid of noise multipliers while they grow by a factor of e
+LOWEST, HIGHEST = -4 * UNITS, 28 * UNITS  # their distance is a power of two, so every bisection visits the same points
+RESOLUTION = 0.005  # relative distance in epsilon at which the bisection stops
+COARSE = 0.03  # the same when thresholds are compared
+SMALLEST_NOISE = 1 / 16  # below this (twice this for a fixed size) the exponentials of a curve overflow
+UNNOTICEABLE = 1e-7  # mean privacy loss below which a mechanism counts as having epsilon 0
+
+
+@dataclass(frozen=True)
+class GaussianTradeOff:
+    """The trade-off between N(0, 1) and N(mu, 1) (Dong, Roth and Su 2019, arXiv 1905.02383, equation 6)."""
+
+    mu: float
+    epsilon: float  # `gaussian_epsilon`
+
+    def __call__(self, fpr: ArrayLike, /) -> Array:
+        """(n,) or () least false-negative rates."""
+        return np.asarray(ndtr(-ndtri(fpr) - self.mu))
+
+
+@dataclass(frozen=True, eq=False)
+class PiecewiseLinear:
+    """The largest of straight lines intercept - slope * fpr, each below the curve."""
+
+    epsilon: float  # lower bound on that of the mechanism
+    slopes: Array  # (k,) decreasing
+    intercepts: Array  # (k,)
+    crossings: Array  # (k - 1,) false-positive rates, not decreasing, above which the next line holds
+
+    def __call__(self, fpr: ArrayLike, /) -> Array:
+        """(n,) or () lower bounds on the least false-negative rates."""
+        given = np.asarray(fpr, dtype=np.float64)
+        at = self.crossings.searchsorted(given)
+        return np.asarray(np.maximum(0.0, self.intercepts[at] - self.slopes[at] * given))
+
+
+TradeOff = GaussianTradeOff | PiecewiseLinear
+
+
+@lru_cache(maxsize=4096)
+def trade_off(mechanism: Steps, delta: float) -> TradeOff:
+    """Least false-negative rates of any attack on the sampled Gaussian mechanism, by false-positive rate, from below.
+
+    The mechanism needs noise and at least one step. For full batches the curve is that of one Gaussian. Otherwise it
+    follows from the privacy profile delta(e) under substitution (arXiv 1905.02383, Proposition 2.12):
+
+        f(alpha) = sup over e >= 0 of max{0, 1 - delta(e) - exp(e) alpha, exp(-e) (1 - delta(e) - alpha)}.
+
+    A delta that is too large makes f too small, so an attack that does better than f here does so in truth. The
+    accountant's error, by which it may raise epsilon, is subtracted.
+    """
+    q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
+    if q == 1:
+        mu = 2 * math.sqrt(steps) / noise
+        return GaussianTradeOff(mu, gaussian_epsilon(mu, delta))
+    slack = ROUNDING * steps
+    loss = privacy_loss([mechanism], "substitute", error=COARSER**2 * ERROR)
+    epsilon = min(loss.epsilon(delta + slack), VACUOUS)
+    top = loss.epsilon(max(NEGLIGIBLE, 10 * slack))
+    orders = np.linspace(0.0, min(max(top, 1e-6), VACUOUS), ORDERS)
+    profile = np.minimum(loss.delta(orders) + slack, 1.0)
+    # approximate largest increase of epsilon by discretisation, which grows with the square of the grid's width
+    raised = COARSER**2 * ERROR * max(min(epsilon, 1.0), epsilon / 10)
+    return PiecewiseLinear(max(epsilon - raised, 0.0), *_envelope(orders, profile))
+
+
+def gaussian_distance(fpr: ArrayLike, fnr: ArrayLike) -> Array:
+    """The mu whose Gaussian trade-off passes through these error rates; negative for worse than guessing."""
+    return np.asarray(-ndtri(fpr) - ndtri(fnr))
+
+
+@lru_cache(maxsize=65536)
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon of mu-GDP at delta, exact (arXiv 1905.02383, Corollary 2.13); 0 for mu <= 0."""
+    if mu <= 0:
+        return 0.0
+    with np.errstate(divide="ignore"):  # a log delta of -inf while an upper end is searched
+        return float(get_epsilon_gaussian(1 / mu, delta))
+
+
+def _envelope(orders: Array, profile: Array) -> tuple[Array, Array, Array]:
+    """Slopes, intercepts and crossings of the lines of both directions, the steepest first."""
+    shrink = np.exp(-orders[1:])
+    slopes = np.concatenate([np.exp(orders[::-1]), shrink])
+    intercepts = np.concatenate([1 - profile[::-1], shrink * (1 - profile[1:])])
+    crossings = np.maximum.accumulate(np.diff(intercepts) / np.diff(slopes))
+    return slopes, intercepts, crossings
+
+
+@dataclass(frozen=True)
+class Family:
+    """The sampled Gaussian mechanism with any noise, described as in `Steps`.
+
+    Raises:
+        ConfigurationError: a value out of range, or shuffled batches.
+    """
+
+    sample_rate: float = 1.0
+    steps: int = 1
+    sampling: Sampling | None = None  # None: "poisson", or a full batch where the sample rate is 1
+
+    def __post_init__(self) -> None:
+        if self.sampling is None:
+            object.__setattr__(self, "sampling", "full-batch" if self.sample_rate == 1 else "poisson")
+        if self._of(1.0).steps == 0:
+            raise ConfigurationError("steps: expected at least 1, got 0")
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether all steps together are one Gaussian mechanism."""
+        return self.sample_rate == 1
+
+    def at(self, point: int) -> Steps:
+        """The member at a point of the grid."""
+        return self._of(math.exp(point / UNITS))
+
+    def _of(self, noise: float) -> Steps:
+        return Steps(noise, self.sample_rate, self.steps, self.sampling or "poisson")
+
+
+class Claimed(TypedDict, total=False):
+    """Keyword arguments of a bound: its confidence, and the claimed mechanism, a `Family`."""
+
+    confidence: float
+    sample_rate: float
+    steps: int
+    sampling: Sampling | None
+
+
+def confidence_and_family(claimed: Claimed) -> tuple[float, Family]:
+    """The confidence and the mechanism in a bound's keyword arguments."""
+    mechanism: dict[str, Any] = {**claimed}
+    confidence = mechanism.pop("confidence", 0.95)
+    return confidence, Family(**mechanism)
+
+
+def smallest_refuted(
+    family: Family, delta: float, refutes: Callable[[TradeOff], bool], resolution: float = RESOLUTION
+) -> tuple[float, TradeOff | None]:
+    """Epsilon and trade-off curve of the smallest noise multiplier of the grid that is refuted, a lower bound.
+
+    `refutes` tests whether the errors are too few for a curve, and then for every higher one; curves rise with the
+    noise. Epsilon is infinite if no noise explains so few errors; if every noise does, it is 0 and the curve None.
+    """
+    low, high = LOWEST, HIGHEST  # not refuted, and refuted; the ends of the grid count as such
+    below: TradeOff | None = None
+    above: TradeOff | None = None
+    while high - low > 1 and not (below and above and below.epsilon - above.epsilon <= resolution * above.epsilon):
+        middle = (low + high) // 2
+        side = _side(family, middle)
+        if side < 0:
+            low = middle
+        elif side > 0:
+            high = middle
+        elif refutes(curve := trade_off(family.at(middle), delta)):
+            high, above = middle, curve
+        else:
+            low, below = middle, curve
+    if above is None:
+        return 0.0, None
+    return math.inf if below is None and _overflows(family.at(low)) else above.epsilon, above
+
+
+@lru_cache(maxsize=65536)
+def _side(family: Family, point: int) -> int:
+    """-1: too little noise to compute a curve; 1: too much noise to learn anything; else 0."""
+    member = family.at(point)
+    if _overflows(member):
+        return -1
+    loss = typical_loss(member)
+    return int(loss < UNNOTICEABLE) - int(loss > VACUOUS)
+
+
+def _overflows(member: Steps) -> bool:
+    wide = 2 if member.sampling == "fixed-size" else 1
+    return member.sample_rate < 1 and member.noise_multiplier < wide * SMALLEST_NOISE
+
+
+BoundMethod = Literal["pld", "gdp", "clopper-pearson"]
 
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Errors of an attack at a threshold that was not chosen on these runs."""
+    """Errors of an attack at a threshold that was not chosen on these runs; scores from it on say D."""
 
     false_positives: int  # runs on D' classified as D
     negatives: int
@@ -62,7 +245,7 @@ class ErrorCounts:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the module's table."""
+    """One row of `METHODS`."""
 
     bound: Callable[[ErrorCounts, float, Family], float]  # on epsilon, at least 0, from errors at a delta
     merit: Callable[[Array, Array, float, Family], Array]  # (k,) larger for limits of both rates with a higher bound
@@ -113,8 +296,7 @@ METHODS: dict[str, Method] = {
 
 
 CHOOSING = 0.3
-"""Share of the runs that choose a threshold: of .2, .3 and .5 the one with the highest bounds from 200 to 25,000 runs,
-whether errors of both kinds are alike or not."""
+"""Share of the runs that choose a threshold: of .2, .3 and .5 that with the highest bounds from 200 to 25,000 runs."""
 
 STRICTER = 0.02
 """Thresholds are compared by bounds with this share of the risk: at the full risk, the best of thousands is often an
@@ -362,3 +544,87 @@ def _between(at: Array, here: int) -> float:
         return float(above) if not here else 0.0
     margin = 1.0 + float(finite[-1] - finite[0])
     return float(above - margin if np.isinf(below) else below + margin)
+
+
+OneRunMethod = Literal["f-dp", "steinke"]
+
+
+def one_run_lower_bound(
+    correct: int, guesses: int, canaries: int, delta: float, method: OneRunMethod = "f-dp", **claimed: Unpack[Claimed]
+) -> float:
+    """Lower bound on epsilon under substitution from guessed coins of canaries in one run.
+
+    Each canary is a pair of opposite gradients, of which a fair coin puts one into the training set.
+
+    - "steinke": assumes nothing about the mechanism (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Theorem 5.2).
+    - "f-dp": assumes the sampled Gaussian mechanism of this sampling rate, steps and sampling, with some noise
+      (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235, Algorithm 3), and finds more.
+
+    Args:
+        correct: number of correct guesses.
+        guesses: number of guessed coins, fixed beforehand.
+        canaries: number of coins.
+        delta: of the epsilon, in (0, 1); 0 is allowed for "steinke".
+        method: one of these.
+        claimed: `confidence` of the bound, and, for "f-dp", the claimed mechanism, as in `epsilon_from_errors`.
+
+    Raises:
+        InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
+        ConfigurationError: sample_rate, steps or sampling out of range.
+    """
+    confidence, family = confidence_and_family(claimed)
+    risk = 1 - confidence
+    if not 0 <= correct <= guesses <= canaries or guesses < 1:
+        raise InputError(
+            "expected 0 <= correct <= guesses <= canaries and at least one guess, got"
+            f" {correct} correct of {guesses} guesses of {canaries} canaries"
+        )
+    if method not in ("f-dp", "steinke"):
+        raise InputError(f"method: expected one of f-dp, steinke, got {method!r}")
+    check_confidence(confidence)
+    if not 0 <= delta < 1 or (method == "f-dp" and delta < SMALLEST_DELTA):
+        raise InputError(f"delta: expected a number in [0, 1), at least {SMALLEST_DELTA:g} for f-dp; got {delta!r}")
+    if 2 * correct <= guesses:
+        return 0.0
+    if method == "steinke":
+        return smallest_root(lambda epsilon: _probability(correct, guesses, canaries, epsilon, delta) - risk)
+    return smallest_refuted(family, delta, lambda curve: _is_too_good(curve, correct, guesses, canaries, risk))[0]
+
+
+def smallest_root(excess: Callable[[float], float]) -> float:
+    """The root of a rising function of epsilon, at least 0, within 1e-6."""
+    if excess(0.0) >= 0:
+        return 0.0
+    top = 1.0
+    while excess(top) < 0:
+        top *= 2
+    return float(brentq(excess, 0.0, top, xtol=1e-6))
+
+
+def _probability(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """Upper bound on the probability of at least this many correct guesses under (epsilon, delta)-DP.
+
+    P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i with B ~ Binomial(guesses, e^eps / (1 + e^eps)).
+    """
+    right = 1 / (1 + np.exp(-epsilon))
+    just_below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, right))
+    excess = float((just_below / np.arange(1, correct + 1)).max(initial=0.0))
+    return float(binom.sf(correct - 1, guesses, right)) + 2 * canaries * delta * excess
+
+
+def _is_too_good(curve: TradeOff, correct: int, guesses: int, canaries: int, risk: float) -> bool:
+    """Whether a mechanism of this trade-off curve has this many correct guesses with a probability below the risk.
+
+    If their probability equalled the risk, correct and wrong guesses would have to add up to more than there are. For a
+    curve f that is its own mirror image, 1 - f turns the probability of an event under one data set into the largest
+    under the other, and x -> f(1 - x) back.
+    """
+    share = guesses / canaries
+    right, wrong = risk * share * correct / guesses, risk * share * (guesses - correct) / guesses
+    for i in range(correct - 1, -1, -1):
+        more = max(wrong, float(curve(1 - right)))
+        right += i / (guesses - i) * (more - wrong)
+        wrong = more
+        if right + wrong > share:
+            return True
+    return False

@@ -1,17 +1,6 @@
 """How much more one attack finds than another on the same examples: bounds on TPR_A(fpr) - TPR_B(fpr).
 
-Both thresholds have the rank nearest fpr (n0 + 1) among the n0 non-members. Three sources of error are added as squares
-(MOVER: Zou & Donner, Statistics in Medicine 27, 2008):
-
-1. *the members*: two counts of discordant pairs, each with its exact (Clopper-Pearson) limit;
-2. *the thresholds move together*: the difference at the extreme binomial ranks of the true threshold, minus that at the
-   rank used;
-3. *the thresholds move apart*: the numbers of non-members above one threshold only, with their variance (plus one, so
-   that a count of 0 is not certain), times the slopes of both curves in the worst direction.
-
-2 and 3 are the delta method for the variance [(sA - sB)^2 fpr (1 - fpr) + 2 sA sB p10] / n0 with slopes s and half of
-the share of discordant non-members p10. It fails at jumps of a curve (`_uneven`, then `_worst_near`) and with very few
-non-members (`_four_bounds`). Measured error rates: docs/statistics.md.
+Both thresholds have the rank nearest fpr (n0 + 1) among the n0 non-members. Measured error rates: docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -30,14 +19,9 @@ from safexplain.errors import InputError
 
 Floats = NDArray[np.float64]
 
-STEPS = 20
-"""Largest number of stored ranks below, and above, that of the threshold."""
-
-WINDOW_RISK = 1e-6
-"""Probability that the true threshold's rank lies outside the stored ranks, on either side."""
-
-NARROW = 1e-9
-"""Sums of weights closer to each other than this are equal."""
+STEPS = 20  # most stored ranks below, and above, that of the threshold
+WINDOW_RISK = 1e-6  # probability that the true threshold's rank lies outside them, on either side
+NARROW = 1e-9  # sums of weights closer to each other than this are equal
 
 
 @dataclass(frozen=True)
@@ -151,7 +135,14 @@ def lower_limits(
     fpr: float,
     risk: float,
 ) -> Floats:
-    """(...,) lower bounds from (...,) counts and (..., window) counts; `difference_bounds` for many at once."""
+    """(...,) lower bounds from (...,) counts and (..., window) counts; `difference_bounds` for many at once.
+
+    Three errors are added as squares (MOVER: Zou & Donner, Statistics in Medicine 27, 2008): `counts`, exact limits of
+    the discordant members; `together`, the change of the difference between extreme ranks of the true threshold; and
+    thresholds that move apart, discordant non-members times slopes s. The last two are the delta method for the
+    variance [(sA - sB)^2 fpr (1 - fpr) + 2 sA sB p10] / n0, with half of the share of discordant non-members p10. It
+    fails at jumps of a curve (`_uneven`, then `_worst_near`) and with very few non-members (`_four_bounds`).
+    """
     f = _frame(non_members, fpr, risk)
     if f.strict < 1 or f.loose > non_members:
         return _four_bounds(attack_window, baseline_window, members, non_members, fpr, risk)
@@ -265,23 +256,14 @@ def _four_bounds(
 
 
 _NOISE_SHARE = 0.5
-"""Share of the noise that is added to the change of the difference between possible thresholds, if their sum exceeds
-the noise: about the root of squares, except for small changes, which are noise themselves."""
+"""Share of the noise that is added to `together`, if their sum exceeds the noise: about the root of squares, except for
+small changes, which are noise themselves."""
 
-_NEAR = 1.35
-"""Distance from the rank within which curves must be even, over the largest distance of the true threshold."""
-
-_NEIGHBOURS = 7
-"""Number of steps on either side that a step is compared with."""
-
-_ALARM = 0.03
-"""Probability that an even curve counts as uneven."""
-
-_BEND = 0.7
-"""Assumed power of the rank by which curves rise: between a straight line and a steep concave curve."""
-
-_JUMP = 7.0
-"""A step of the difference of both curves is a jump above this multiple of the neighbouring ones."""
+_NEAR = 1.35  # distance from the rank within which curves must be even, over the largest of the true threshold
+_NEIGHBOURS = 7  # steps on either side that a step is compared with
+_ALARM = 0.03  # probability that an even curve counts as uneven
+_BEND = 0.7  # assumed power of the rank by which curves rise: between a straight line and a steep concave curve
+_JUMP = 7.0  # a step of the difference of both curves is a jump above this multiple of the neighbouring ones
 
 
 def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:

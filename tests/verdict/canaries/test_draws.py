@@ -7,7 +7,7 @@ import pytest
 from scipy import stats as distributions
 
 from safexplain.dp import Steps
-from safexplain.verdict.canaries.white_box import batches_drawn, noise_distribution, noise_independence, noise_size
+from safexplain.verdict.canaries.result import batches_drawn, noise_distribution, noise_independence, noise_size
 
 STEPS, COORDINATES, NUMBERS = [f"step {i}" for i in range(20)], list("abcdef"), np.array([4, 2])
 

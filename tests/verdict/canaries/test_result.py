@@ -13,8 +13,17 @@ import pytest
 from safexplain.dp import PrivacyStatement, Steps, epsilons
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.claim import SCENARIOS, Claim, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, Errors, Scores, decisive, finding_of, judge, load_finding
-from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
+from safexplain.verdict.canaries.result import (
+    CanaryResult,
+    Check,
+    Errors,
+    Scores,
+    WhiteBoxResult,
+    decisive,
+    finding_of,
+    judge,
+    load_finding,
+)
 from safexplain.verdict.stats import epsilon_lower_bound
 
 FULL = Claim(Steps(22.3557, 1.0, 500, "full-batch"), 1e-5)

@@ -13,8 +13,7 @@ from safexplain.audit.question import SubjectData
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import CertificateError
 from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, Errors
-from safexplain.verdict.canaries.white_box import Check, WhiteBoxResult
+from safexplain.verdict.canaries.result import CanaryResult, Check, Errors, WhiteBoxResult
 from safexplain.verdict.certificate.write import SUBJECT_DATA
 
 jsonschema = pytest.importorskip("jsonschema")

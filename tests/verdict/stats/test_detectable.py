@@ -12,8 +12,7 @@ from safexplain._privacy_loss import Steps
 from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
 from safexplain.verdict.stats.detectable import _CanarySums, _refuted, detectable, promise_of
-from safexplain.verdict.stats.lower_bounds import ErrorCounts
-from safexplain.verdict.stats.tradeoff import Family
+from safexplain.verdict.stats.lower_bounds import ErrorCounts, Family
 
 DELTA = 1e-5
 FULL, SAMPLED = Steps(22.3557, 1.0, 500, "full-batch"), Steps(2.0, 0.25, 40)

@@ -13,9 +13,8 @@ from scipy.special import ndtr
 from safexplain._privacy_loss import epsilons
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson, epsilon_from_errors, epsilon_lower_bound
-from safexplain.verdict.stats.lower_bounds import STRICTER, choose_score
+from safexplain.verdict.stats.lower_bounds import STRICTER, choose_score, gaussian_distance, gaussian_epsilon
 from safexplain.verdict.stats.roc import upper_limits
-from safexplain.verdict.stats.tradeoff import gaussian_distance, gaussian_epsilon
 
 DELTA = 1e-5
 METHODS = ["pld", "gdp", "clopper-pearson"]

@@ -11,7 +11,7 @@ from scipy.stats import binom, norm
 
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import clopper_pearson, one_run_lower_bound
-from safexplain.verdict.stats.tradeoff import gaussian_epsilon
+from safexplain.verdict.stats.lower_bounds import gaussian_epsilon
 
 DELTA = 1e-5
 METHODS = ["f-dp", "steinke"]

@@ -12,7 +12,13 @@ from scipy.special import ndtr
 
 from safexplain._privacy_loss import ERROR, Steps, privacy_loss
 from safexplain.errors import ConfigurationError
-from safexplain.verdict.stats.tradeoff import Family, gaussian_distance, gaussian_epsilon, smallest_refuted, trade_off
+from safexplain.verdict.stats.lower_bounds import (
+    Family,
+    gaussian_distance,
+    gaussian_epsilon,
+    smallest_refuted,
+    trade_off,
+)
 
 DELTA = 1e-5
 RATES = np.array([1e-6, 1e-4, 0.01, 0.1, 0.2, 0.4, 0.7, 0.95])
