@@ -5,14 +5,11 @@ from __future__ import annotations
 import io
 import math
 import os
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tokenize import TokenError
-from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar
-from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+from typing import IO, Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +21,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it replaces `path` if the block ends without an error, and is removed otherwise.
-    OSError: it cannot be written."""
+    """A temporary path to write to; it replaces `path` if the block ends without an error, and is removed otherwise."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
@@ -50,25 +46,25 @@ def write_atomically(path: str | Path, raw: bytes, what: str = "", hint: str = "
     return path
 
 
-def make_folder(folder: str | Path, doing: str = "write to") -> Path:
+def make_folder(folder: str | Path) -> Path:
     """The folder, created if missing; InputError: it cannot be created."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot {doing} {folder}: {error.strerror or error}") from None
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
     return folder
 
 
 class FileStore:
     """Finished results of a long run in a folder, one file each, so that an interrupted run can be resumed.
 
-    A file is written completely or not at all; a damaged or outdated one counts as missing. Messages call a result
-    `what`, such as "a trained model". InputError: the folder cannot be created.
+    A damaged file counts as missing. Messages call a result `what`, such as "a trained model". InputError: the folder
+    cannot be created.
     """
 
     def __init__(self, folder: str | Path, what: str) -> None:
-        self.folder, self.what = make_folder(folder, "create the cache folder"), what
+        self.folder, self.what = make_folder(folder), what
 
     def load(self, name: str, read: Callable[[Path], Result | None]) -> Result | None:
         """The result of `read` on the file of that name; None: it is missing, or `read` fails."""
@@ -94,27 +90,15 @@ class FileStore:
             path.unlink(missing_ok=True)
 
 
-RESERVED_BY_NUMPY = ("file", "allow_pickle")
-"""Parameters of `numpy.savez`, so that no array can have these names."""
-
-_UNREADABLE = (
-    *(OSError, ValueError, EOFError, MemoryError, NotImplementedError, RuntimeError, KeyError, SyntaxError, TypeError),
-    *(TokenError, BadZipFile, zlib.error, struct.error),
-)
-"""Errors of NumPy and zipfile on damaged files."""
+RESERVED_BY_NUMPY = ("file", "allow_pickle")  # parameters of `numpy.savez`, so that no array can have these names
 
 _read_magic: Callable[..., tuple[int, int]] = np.lib.format.read_magic
 _PARSE: dict[tuple[int, int], Callable[..., tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-}
-"""Parsers of headers, by version of the format; 3.0 is for records only."""
-
-_EXPANDS = 1032
-"""Most bytes that DEFLATE makes of one byte (RFC 1951: a match of 258 bytes takes at least two bits)."""
-
-_LONGEST_HEADER = 12 + 10_000
-"""Most bytes of a header that NumPy reads (`max_header_size`)."""
+}  # by version of the format; 3.0 is for records only
+_EXPANDS = 1032  # bytes that DEFLATE makes of one at most (RFC 1951: a match of 258 bytes takes at least two bits)
+_LONGEST_HEADER = 12 + 10_000  # bytes of a header that NumPy reads at most (`max_header_size`)
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -128,7 +112,7 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]], *, compressed: bool = True) -> None:
-    """Write an .npz in place; unlike `numpy.savez`, the archive is closed on errors."""
+    """Write an .npz in place. Unlike `numpy.savez`, this closes the archive on errors."""
     write: Callable[..., None] = np.lib.format.write_array
     with ZipFile(path, "w", ZIP_DEFLATED if compressed else ZIP_STORED) as archive:
         for name, array in arrays.items():
@@ -144,10 +128,8 @@ class Header(NamedTuple):
 
 
 class ArrayFile:
-    """An untrusted .npz, inspected before it is read: names first, then dtypes and shapes, then the requested arrays.
-
-    Only requested arrays are decompressed. Before memory is allocated, the size in an array's header is compared with
-    the zip directory and with the length of the file.
+    """An untrusted .npz. Only requested arrays are decompressed, after the size in their headers was compared with the
+    zip directory and the length of the file.
 
     Args:
         source: the path, or the content of the file.
@@ -168,7 +150,7 @@ class ArrayFile:
         try:
             self._length = self._file.seek(0, io.SEEK_END)
             self._file.seek(0)
-            if self._file.read(6) == b"\x93NUMPY":
+            if self._file.read(6) == np.lib.format.MAGIC_PREFIX:
                 raise InputError(f"expected an .npz with named arrays, got a single array (.npy): {self.where}")
             with self._reasons():
                 self._archive = ZipFile(self._file)
@@ -196,7 +178,7 @@ class ArrayFile:
         if name not in self._entries:
             raise InputError(f"{self.where} has no array {name!r:.60}; it has {', '.join(self.names)[:200] or 'none'}")
         if name not in self._headers:
-            self._headers[name] = self._header(name, self._entries[name])
+            self._headers[name] = self._header(name)
         return self._headers[name]
 
     def read(self, *names: str) -> dict[str, NDArray[Any]]:
@@ -207,56 +189,60 @@ class ArrayFile:
                 f"{self.where} holds {claimed >> 20:,} MiB of arrays, but this machine has {memory >> 20:,} MiB of"
                 " memory; use a larger machine or fewer rows"
             )
-        return {name: self._read(name) for name in names}
+        read: Callable[..., NDArray[Any]] = np.lib.format.read_array
+        found = {}
+        for name in names:
+            with self._opened(name) as file:
+                found[name] = read(file, allow_pickle=False)
+        return found
 
     def entries(self, name: str) -> Iterator[NDArray[Any]]:
         """Entries of an array along its first axis, one at a time, so that the whole array is never in memory;
         InputError: as `header`; a damaged array, or one in Fortran order."""
         dtype, shape = self.header(name)
-        with self._reasons(name), self._archive.open(self._entries[name]) as file:
+        with self._opened(name) as file:
             if _PARSE[_read_magic(file)](file)[1]:
                 self._refuse(f"array {name!r:.60} is too large to be in Fortran order; save it in C order")
             for _ in range(shape[0]):
                 raw = file.read(math.prod(shape[1:]) * dtype.itemsize)
                 yield np.frombuffer(raw, dtype).reshape(shape[1:])
-            file.read(1)  # at the end the checksum is verified
 
-    def _read(self, name: str) -> NDArray[Any]:
-        read: Callable[..., NDArray[Any]] = np.lib.format.read_array
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[IO[bytes]]:
+        """An array's bytes, which the block must read to their end, where the checksum is verified."""
         with self._reasons(name), self._archive.open(self._entries[name]) as file:
-            array = read(file, allow_pickle=False)
-            file.read(1)  # at the end the checksum is verified
-        return array
+            yield file
+            file.read(1)
 
     def _checked(self, entries: list[ZipInfo]) -> dict[str, ZipInfo]:
         """The arrays among the entries, by name."""
-        found: dict[str, ZipInfo] = {}
-        end = 0
         entries = [entry for entry in entries if entry.filename.endswith(".npy")]
+        end = 0  # of the entry before
         for entry in sorted(entries, key=lambda entry: entry.header_offset):
-            name = entry.filename
-            if "/" in name or "\\" in name or "\0" in entry.orig_filename:
-                self._refuse(f"its entry {name!r:.80} has a path as its name")
-            if entry.flag_bits & 0x1:
-                self._refuse(f"its entry {name!r:.80} is encrypted")
-            if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-                self._refuse(f"its entry {name!r:.80} uses a compression that numpy does not")
-            if entry.header_offset < end or entry.header_offset + entry.compress_size > self._length:
-                self._refuse(f"its entry {name!r:.80} overlaps another one or ends beyond the file")
-            end = entry.header_offset + entry.compress_size
-            if entry.file_size > (_EXPANDS * entry.compress_size if entry.compress_type else entry.compress_size):
-                self._refuse(f"its entry {name!r:.80} claims {entry.file_size:,} bytes, more than it can hold")
-            if name[:-4] in found:
-                self._refuse(f"it holds two arrays named {name[:-4]!r:.60}")
-            found[name[:-4]] = entry
-        return {entry.filename[:-4]: entry for entry in entries}
+            name, start, packed = entry.filename, entry.header_offset, entry.compress_size
+            most = packed * (_EXPANDS if entry.compress_type else 1)
+            wrong = {
+                "has a path as its name": "/" in name or "\\" in name or "\0" in entry.orig_filename,
+                "is encrypted": entry.flag_bits & 0x1,
+                "uses a compression that numpy does not": entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED),
+                "overlaps another one or ends beyond the file": start < end or start + packed > self._length,
+                f"claims {entry.file_size:,} bytes, more than it can hold": entry.file_size > most,
+            }
+            for what, is_wrong in wrong.items():
+                if is_wrong:
+                    self._refuse(f"its entry {name!r:.80} {what}")
+            end = start + packed
+        arrays: dict[str, ZipInfo] = {}
+        for entry in entries:
+            if arrays.setdefault(name := entry.filename[:-4], entry) is not entry:
+                self._refuse(f"it holds two arrays named {name!r:.60}")
+        return arrays
 
-    def _header(self, name: str, entry: ZipInfo) -> Header:
-        what = f"array {name!r:.60}"
-        with self._reasons(name), self._archive.open(entry) as file:
-            start = file.read(_LONGEST_HEADER)
+    def _header(self, name: str) -> Header:
+        what, entry = f"array {name!r:.60}", self._entries[name]
         with self._reasons(name):
-            head = io.BytesIO(start)
+            with self._archive.open(entry) as file:
+                head = io.BytesIO(file.read(_LONGEST_HEADER))
             version = _read_magic(head)
             if version not in _PARSE:
                 self._refuse(f"{what} is a record, or has format {version[0]}.{version[1]}; expected plain numbers")
@@ -281,7 +267,7 @@ class ArrayFile:
             yield
         except InputError:
             raise
-        except _UNREADABLE as error:
+        except Exception as error:  # NumPy and zipfile raise many kinds
             what = f"array {name!r:.60} is" if name else "it is"
             self._refuse(f"{what} damaged or cut short: {str(error).partition(chr(10))[0][:160]}")
 

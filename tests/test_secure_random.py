@@ -75,12 +75,11 @@ def test_the_farthest_normal_number_lies_beyond_nine_standard_deviations():
     [
         (lambda g: g.random(N), "uniform", ()),
         (lambda g: g.standard_exponential(N), "expon", ()),
-        (lambda g: g.laplace(1.0, 2.0, N), "laplace", (1.0, 2.0)),
         (lambda g: g.gamma(3, 2.0, N), "gamma", (3, 0, 2.0)),
         (lambda g: g.gamma(1, 0.5, (N // 10, 10)).ravel(), "expon", (0, 0.5)),
         (lambda g: np.linalg.norm(radial_noise(0.5, (N // 10, 4), g), axis=1), "gamma", (4, 0, 2.0)),
     ],
-    ids=["uniform", "exponential", "two-sided exponential", "gamma", "gamma of 1", "radial noise"],
+    ids=["uniform", "exponential", "gamma", "gamma of 1", "radial noise"],
 )
 def test_other_real_numbers_follow_their_distribution_and_not_half_of_it(draw, distribution, parameters):
     drawn = draw(fixed())
@@ -188,9 +187,9 @@ def test_a_generator_holds_nothing_that_could_be_read_copied_or_pickled():
     assert vars(generator) == {}
     for other in (copy.deepcopy(generator), pickle.loads(pickle.dumps(generator))):
         assert not np.array_equal(other.words(9), generator.words(9))
-    with pytest.raises(TypeError, match="key must stay secret"):
+    with pytest.raises(TypeError, match="pickle"):
         pickle.dumps(KeyedGenerator(fresh_key()))
-    with pytest.raises(TypeError, match="key must stay secret"):
+    with pytest.raises(TypeError, match="pickle"):
         copy.deepcopy(KeyedGenerator(fresh_key()))
 
 

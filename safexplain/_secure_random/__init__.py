@@ -1,13 +1,12 @@
 """Unpredictable random numbers, for the noise and the batches that a privacy guarantee rests on.
 
-An attacker who learns the state of a generator from some of its numbers can subtract the noise from the rest, and
-NumPy's and torch's generators are not designed against that. Here, a few bits come from the operating system directly;
-many are the keystream of AES-256 in counter mode (NIST SP 800-38A; the core of CTR_DRBG of SP 800-90A) under a key that
-is drawn for each request and then discarded. No state remains that could be read, copied, restored or shared.
+From some numbers of NumPy's or torch's generators an attacker can learn their state, and subtract the noise of the
+rest. Here, a few bits come from the operating system directly; many are the keystream of AES-256 in counter mode (NIST
+SP 800-38A; the core of CTR_DRBG of SP 800-90A) under a key that is drawn for each request and then discarded.
 
-Whole numbers are exact. Real numbers are as exact as float64 allows: uniform ones are multiples of 2^-53; logarithms
-are taken of 63 bits, so normal numbers (Box and Muller 1958, A Note on the Generation of Random Normal Deviates) reach
-9.4 standard deviations, and exponential ones 44 means.
+Whole numbers are exact. Uniform real numbers are multiples of 2^-53; logarithms are taken of 63 bits, so normal numbers
+(Box and Muller 1958, A Note on the Generation of Random Normal Deviates) reach 9.4 standard deviations, and exponential
+ones 44 means.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import math
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -33,20 +32,16 @@ ENTROPY: ContextVar[Callable[[int], bytes]] = ContextVar("entropy", default=os.u
 """The source of all bits. An audit that repeats a training step by step sets a seeded one in its own context
 (`safexplain.audit.canaries.white_box`)."""
 
-KEY_BYTES = 32
-DIRECT = 1024
-"""Bytes up to which the operating system is as fast as a cipher under a new key."""
+DIRECT = 1024  # bytes up to which the operating system is as fast as a cipher under a new key
 
 _ZEROS = bytes(1 << 18)
 _POSITIVE = np.int64(2**63 - 1)
-
-_CHUNK = 1 << 14
-"""Numbers that are computed together, so that they fit in a processor's cache."""
+_CHUNK = 1 << 14  # numbers that are computed together, so that they fit in a processor's cache
 
 
 def fresh_key() -> bytes:
     """256 bits from the operating system."""
-    return ENTROPY.get()(KEY_BYTES)
+    return ENTROPY.get()(32)
 
 
 def _cipher(key: bytes, start: bytes) -> CipherContext:
@@ -58,7 +53,7 @@ def _keystream(cipher: CipherContext, count: int) -> bytearray:
     view = memoryview(out)
     for first in range(0, count, len(_ZEROS)):
         part = view[first : first + len(_ZEROS)]
-        cipher.update_into(_ZEROS[: len(part)] if len(part) < len(_ZEROS) else _ZEROS, part)
+        cipher.update_into(_ZEROS[: len(part)], part)
     return out
 
 
@@ -82,10 +77,8 @@ class SecureGenerator:
         return _in_chunks(size, lambda count: ((self.words(count) & _POSITIVE) >> 10).astype(np.float64) * 2.0**-53)
 
     def integers(self, low: int, high: ArrayLike, size: Size = None) -> Any:
-        """Exactly uniform whole numbers from `low` to below `high`, which may be an array.
-
-        They are remainders of 63-bit numbers; a number in the last, incomplete round is drawn again.
-        """
+        """Exactly uniform whole numbers from `low` to below `high`, which may be an array: remainders of 63-bit
+        numbers, of which those in the last, incomplete round are drawn again."""
         ends = np.asarray(high, dtype=np.int64) - low
         if size is not None:
             ends = np.broadcast_to(ends, size)
@@ -99,7 +92,7 @@ class SecureGenerator:
         return (out + low).reshape(ends.shape) if ends.shape else int(out[0]) + low
 
     def _remainders(self, ends: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """(n,) remainders of random numbers by `ends`, and whether the round of each lies wholly below 2^63."""
+        """(n,) remainders by `ends`, and whether the round of each number lies wholly below 2^63."""
         drawn = self.words(len(ends)) & _POSITIVE
         out = drawn % ends
         return out, (drawn - out) + (ends - 1) >= 0  # beyond 2^63 sums turn negative
@@ -107,10 +100,6 @@ class SecureGenerator:
     def standard_exponential(self, size: Size = None) -> Any:
         """Minus the logarithms of uniform numbers of 63 bits."""
         return _in_chunks(size, lambda count: -np.log(open_unit(self.words(count))))
-
-    def laplace(self, loc: float = 0.0, scale: float = 1.0, size: Size = None) -> Any:
-        """Real numbers with two-sided exponential noise; `discrete_laplace` draws noise on a grid."""
-        return loc + scale * (self.standard_exponential(size) - self.standard_exponential(size))
 
     def gamma(self, shape: int, scale: float = 1.0, size: Size = None) -> Any:
         """Gamma numbers of a whole-number shape: sums of `shape` exponential numbers."""
@@ -122,9 +111,9 @@ class SecureGenerator:
         return _in_chunks(size, lambda count: box_muller(self.words(count + count % 2))[:count])
 
     def choice(self, a: ArrayLike, size: int, replace: bool = False) -> NDArray[Any]:
-        """A uniformly random subset of `size` elements of `a`, in random order."""
+        """A uniformly random subset of `size` elements of `a`, in random order; `replace` must be False."""
         values = np.asarray(a)
-        if replace or not 0 <= size <= len(values):
+        if replace or size > len(values):
             raise ValueError(f"choice: expected a size of at most {len(values)} without replacement, got {size}")
         chosen: NDArray[Any] = values[np.argsort(self.words(len(values)), kind="stable")[:size]]
         return chosen
@@ -147,9 +136,6 @@ class KeyedGenerator(SecureGenerator):
     def bytes(self, count: int) -> bytearray:
         """The next bytes of the stream."""
         return _keystream(self._cipher, count)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a KeyedGenerator cannot be pickled or copied, because its key must stay secret")
 
 
 Randomness = np.random.Generator | SecureGenerator
@@ -179,14 +165,11 @@ def box_muller(words: Ints) -> Floats:
 
 def _in_chunks(size: Size, draw: Callable[[int], Floats]) -> Any:
     """An array of this shape, drawn chunk by chunk; a single number for None."""
-    count = 1 if size is None else math.prod(size) if isinstance(size, tuple) else size
-    if count <= _CHUNK:
-        out = draw(count)
-    else:
-        out = np.empty(count)
-        for first in range(0, count, _CHUNK):
-            out[first : first + _CHUNK] = draw(min(_CHUNK, count - first))
-    return out[0].item() if size is None else out.reshape(size)
+    out = np.empty(() if size is None else size)
+    flat = out.reshape(-1)
+    for first in range(0, len(flat), _CHUNK):
+        flat[first : first + _CHUNK] = draw(min(_CHUNK, len(flat) - first))
+    return out.item() if size is None else out
 
 
 # --- discrete Laplace ------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ VERSION = "0.3.0"
 """Version of this package; `pyproject.toml` reads it here."""
 
 RELEASE_FORMAT = 2
-"""Number of the release format. It changes if any released number changes for the same model, configuration, key and
+"""Number of the release format, which changes with any released number for the same model, configuration, key and
 input: `tests/golden/release_formats.json` has the digests of the recorded releases under each format."""
+
 
 CAPTUM = ("0.9.0",)
 """Versions of Captum with the same recorded releases."""
@@ -47,11 +48,10 @@ class Compatibility:
 
 
 def compatibility(made_with: Mapping[str, str], libraries: Mapping[str, str] | None = None) -> Compatibility:
-    """Whether this environment may serve a certificate.
+    """Whether this environment may serve a certificate. Equal versions always may.
 
-    safexplain must have the same minor version and release format; both versions of Captum must be in `CAPTUM`; other
-    explainers' libraries must have the same version. Equal versions always fit. Another version of torch is only noted:
-    it may change the last digits of an explanation, as another processor may, but draws no noise.
+    Else safexplain must have the same minor version and release format, both versions of Captum must be in `CAPTUM`,
+    and other explainers' libraries must have the same version. Another torch is only noted, as it draws no noise.
 
     Args:
         made_with: `environment` of the certificate.
@@ -68,17 +68,12 @@ def compatibility(made_with: Mapping[str, str], libraries: Mapping[str, str] | N
         if {captum, here} <= set(CAPTUM):
             notes.append(f"made with captum {captum}, which releases the same as {here}")
         else:
-            problems.append(
-                f"it was made with captum {captum:.40}, but {here or 'none'} is installed; known to release the same:"
-                f" {', '.join(CAPTUM)}. {_remedy('captum', captum)}"
-            )
+            problems.append(_other_library("captum", captum, f"; known to release the same: {', '.join(CAPTUM)}"))
     for name, number in (libraries or {}).items():
-        if (found := installed(name)) != number:
-            problems.append(
-                f"it was made with {name} {number:.40}, but {found or 'none'} is installed. {_remedy(name, number)}"
-            )
-    torch, now = (_plain(found or "none") for found in (made_with.get("torch"), installed("torch")))
-    if torch != now:
+        if installed(name) != number:
+            problems.append(_other_library(name, number))
+    torch, now = ((found or "none").partition("+")[0] for found in (made_with.get("torch"), installed("torch")))
+    if torch != now:  # 2.5.1+cu124 computes as 2.5.1
         notes.append(
             f"made with torch {torch:.40}, but {now} is installed: the last digits of an explanation may differ before"
             " hardening, as between two processors; the noise of each query is the same"
@@ -92,29 +87,30 @@ def _safexplain_problem(audited: str, stated: str | None) -> str | None:
         return None
     reason = f"it was made with safexplain {audited:.40}, and this is {VERSION}"
     made, here = (_RELEASE.fullmatch(number) for number in (audited, VERSION))
+    wanted = audited
     if made is None or here is None or made["minor"] != here["minor"]:
         wanted = audited if made is None or stated is None else f"{made['minor']}.*"
-        return f"{reason}: only patch releases of one minor version release the same. {_remedy('safexplain', wanted)}"
-    if stated is None:
-        return f"{reason}: it does not state its release format. {_remedy('safexplain', audited)}"
-    if stated != str(RELEASE_FORMAT):
-        return (
-            f"{reason}: it releases other numbers (release format {stated:.40}, here {RELEASE_FORMAT})."
-            f" {_remedy('safexplain', audited)}"
-        )
-    return None
+        why = "only patch releases of one minor version release the same"
+    elif stated is None:
+        why = "it does not state its release format"
+    elif stated == str(RELEASE_FORMAT):
+        return None
+    else:
+        why = f"it releases other numbers (release format {stated:.40}, here {RELEASE_FORMAT})"
+    return f"{reason}: {why}. {_remedy('safexplain', wanted)}"
 
 
 _RELEASE = re.compile(r"(?P<minor>\d+\.\d+)\.\d+")
 """A released version; any other fits only itself."""
 
 
+def _other_library(name: str, number: str, known: str = "") -> str:
+    return (
+        f"it was made with {name} {number:.40}, but {installed(name) or 'none'} is installed{known}."
+        f" {_remedy(name, number)}"
+    )
+
+
 def _remedy(name: str, number: str) -> str:
-    """What to do about another version."""
     shown = re.sub(r"[^\w.+!*-]", "", number)[:40]
     return f'Install that version (pip install "{name}=={shown}"), or audit again with the present one'
-
-
-def _plain(number: str) -> str:
-    """A version without its build label: 2.5.1+cu124 computes as 2.5.1."""
-    return number.partition("+")[0]

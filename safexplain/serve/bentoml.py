@@ -37,7 +37,7 @@ class Question(IODescriptor):  # type: ignore[misc]
 
 
 class Body(Strict):
-    """The body of a request."""
+    """The body of a request: rows (n, ...)."""
 
     x: Any
 
@@ -67,15 +67,16 @@ def service_class(model: str | Path, certificate: str | Path | None, **settings:
         @api(route="/explain", input_spec=Question)  # type: ignore[untyped-decorator]
         async def explain(self, x: Any, ctx: Context) -> Any:
             """Hardened maps of the predicted classes, one for each row."""
-            response = await respond(x, self.intake, "explain", maps)
-            ctx.response.status_code = response.status_code  # BentoML overwrites the response's
-            return response
+            return await self._respond(x, ctx, "explain", maps)
 
         @api(route="/predict", input_spec=Question)  # type: ignore[untyped-decorator]
         async def predict(self, x: Any, ctx: Context) -> Any:
             """The predicted classes."""
-            response = await respond(x, self.intake, "predict", labels)
-            ctx.response.status_code = response.status_code
+            return await self._respond(x, ctx, "predict", labels)
+
+        async def _respond(self, request: Any, ctx: Context, name: str, operation: Operation) -> Any:
+            response = await respond(request, self.intake, name, operation)
+            ctx.response.status_code = response.status_code  # BentoML overwrites the response's
             return response
 
         def __is_ready__(self) -> bool:

@@ -1,10 +1,7 @@
 """Limits of each client: distinct questions per period, and near-duplicate questions about one map ("looks").
 
-The same question again is free. A question close to an earlier one of the same client counts as another look at the
-same map; two are close if they are closer than most public rows are to each other (`Likeness`). A question joins the
-group of its nearest neighbour, so dithers that drift apart still share a group. This does not stop an attacker who
-knows public rows and changes inputs by just more than the threshold; `audit/suites/dithering` measures what is stopped.
-A client with two names has two budgets.
+A question joins the group of its nearest earlier neighbour, so dithers that drift apart still share a group.
+`audit/suites/dithering` measures what this stops.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ from safexplain.ledger.records import PERIODS
 from safexplain.serve.questions import Limit, NearDuplicates, Question, Questions
 
 MAX_DIMENSIONS = 128  # of a sketch
-MAX_PUBLIC_ROWS = 5000  # public rows in use; of more rows, this many are drawn at random
+MAX_PUBLIC_ROWS = 5000  # of more public rows, this many are drawn at random
 FLOOR_QUANTILE = 0.75  # quantile of the features' standard deviations by which features that vary less are divided
 MAX_DENSE_FEATURES = 4096  # directions of sketches are orthogonal up to this many features, and sparse beyond
-HISTORY_BYTES = 256 * 2**20  # size of all clients' histories in memory; the least recently used are read again
+HISTORY_BYTES = 256 * 2**20  # of all clients' histories in memory; the least recently used are read again
 
 Sketches = NDArray[np.float32]
 
@@ -66,11 +63,11 @@ class Limits:
 class Likeness:
     """Distances between sketches of inputs, and the threshold below which two questions are near-duplicates.
 
-    Inputs are clipped to the range of the public rows, feature by feature, centred, and divided by the larger of each
-    feature's standard deviation and the upper quartile of all deviations. Without this floor, pixels that hardly vary
-    dominate, and tiny changes of them make new maps. Features that are constant among public rows are ignored. A sketch
-    is a projection on random directions, at most 128 and at most half as many as features, in float32. Projections
-    preserve distances (Johnson and Lindenstrauss 1984). A sketch is not secret: it shows roughly where an input lies.
+    Inputs are clipped to the range of the public rows, centred, and divided by the larger of each feature's standard
+    deviation and the upper quartile of all deviations; without this floor, tiny changes of pixels that hardly vary
+    would make new maps. Constant features are ignored. A sketch is a projection on random directions, at most 128 and
+    at most half as many as features, in float32, which preserves distances (Johnson and Lindenstrauss 1984). It is not
+    secret: it shows roughly where an input lies.
 
     Args:
         low, high: (d,) range of the public rows.
@@ -93,8 +90,8 @@ class Likeness:
     def of(cls, public: NDArray[Any], quantile: float, *, seed: str = "", subject: str = "") -> Likeness | None:
         """The likeness of (n, ...) public rows; None for a single feature, which leaves nothing to project.
 
-        The threshold is the quantile of the distances of distinct rows to their nearest neighbours. The seed is that of
-        the directions, the same for all sketches that are compared. Raises InputError for unusable rows.
+        The threshold is the quantile of the distances of distinct rows to their nearest neighbours. The seed draws the
+        directions; only sketches under one seed can be compared. Raises InputError for unusable rows.
         """
         rows = np.asarray(public)
         if rows.ndim < 2 or not len(rows):
@@ -123,7 +120,7 @@ class Likeness:
         return replace(one, threshold=float(np.quantile(nearest, quantile)))
 
     def sketch(self, x: NDArray[Any]) -> Sketches:
-        """(n, k) of inputs (n, ...); InputError unless they are finite numbers with as many features."""
+        """(n, k) of inputs (n, ...); InputError unless they are finite numbers with the right number of features."""
         flat = _flat("x", x)
         if flat.shape[1] != len(self.mean):
             raise InputError(f"x: expected {len(self.mean)} features, as in the public rows, got {flat.shape[1]}")
@@ -152,7 +149,7 @@ def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[NDArray[
 
 @dataclass(frozen=True, eq=False)
 class _History:
-    """A client's questions: their sketches, the first question of each one's group, and the last number."""
+    """A client's questions: their sketches, the first question of each one's group, and the number of the last."""
 
     sketches: Sketches
     first: NDArray[np.int64]
@@ -160,11 +157,9 @@ class _History:
 
     @property
     def size(self) -> int:
-        """Approximate bytes in memory."""
         return 1024 + self.sketches.nbytes + self.first.nbytes
 
     def extended(self, questions: Sequence[Question]) -> _History:
-        """The history with later questions."""
         if not questions:
             return self
         new = np.frombuffer(b"".join(question.sketch for question in questions), np.dtype("<f4"))
@@ -177,11 +172,10 @@ class Budget:
     """Counts the questions of each client of a service, and enforces its limits; usable from threads.
 
     Args:
-        questions: where they are counted, for all services and workers that share it.
+        questions: where they are counted.
         limits: of each client.
         public: (n, ...) public rows; None: near-duplicates are not recognised.
-        most_looks: near-duplicates of one question over all time, the highest patience that the certificate judged;
-            None: no limit.
+        most_looks: near-duplicates of one question over all time; None: no limit.
         subject: of the maps, such as a digest of the model; looks at maps of different subjects count apart.
 
     Raises:
@@ -197,38 +191,32 @@ class Budget:
         most_looks: int | None = None,
         subject: str = "",
     ) -> None:
-        self.limits, self.most_looks = limits, most_looks
-        self.questions = questions
-        self._limit = Limit(limits.questions, limits.period)
+        self.questions, self.limits, self.most_looks = questions, limits, most_looks
         self._look_limits: tuple[Limit, ...] = (Limit(limits.looks, limits.period),)
         if most_looks is not None:
             self._look_limits += (Limit(check_whole("most_looks", most_looks, 1), "lifetime"),)
         self._no_likeness = "no public rows were given" if public is None else "inputs have a single feature"
         self.likeness = None
         if public is not None:
-            self.likeness = Likeness.of(public, limits.quantile, seed=self.questions.identity, subject=subject)
+            self.likeness = Likeness.of(public, limits.quantile, seed=questions.identity, subject=subject)
         self._histories: Any = LRUCache(HISTORY_BYTES, getsizeof=lambda history: history.size)
         self._guard = threading.Lock()
 
     def charge(self, client: str, digests: Sequence[bytes], x: NDArray[Any]) -> None:
-        """Count questions durably, all or none, with errors as `Questions.ask`.
-
-        Args:
-            client: name.
-            digests: of model, certificate and canonical input of each question.
-            x: (n, ...) inputs of the questions.
-        """
-        self.questions.ask(client, digests, self._limit, self._near_duplicates(client, digests, x))
+        """Count questions with these digests and inputs (n, ...), durably, all or none; errors as `Questions.ask`."""
+        limit = Limit(self.limits.questions, self.limits.period)
+        self.questions.ask(client, digests, limit, self._near_duplicates(client, digests, x))
 
     def describe(self) -> dict[str, Any]:
         """The limits and how they are counted, in JSON types, for readiness."""
+        limits, known = self.limits, self.likeness is not None
         missing = f"not recognised, only exact questions are counted: {self._no_likeness}"
         return {
-            "questions": self.limits.questions,
-            "looks": self.limits.looks if self.likeness else None,
-            "most_looks": self.most_looks if self.likeness else None,
-            "period": self.limits.period,
-            "near_duplicates": "recognised" if self.likeness else missing,
+            "questions": limits.questions,
+            "looks": limits.looks if known else None,
+            "most_looks": self.most_looks if known else None,
+            "period": limits.period,
+            "near_duplicates": "recognised" if known else missing,
             "counted": "in the ledger" if self.questions.is_durable else "in this process alone, until it ends",
         }
 
@@ -241,14 +229,13 @@ class Budget:
         if len(x) != len(digests):
             raise InputError(f"x: expected {len(digests)} rows, one for each digest, got {len(x)}")
 
-        def search() -> NearDuplicates:
-            """Compare with the known history, outside the ledger's transaction."""
+        def search() -> NearDuplicates:  # outside the ledger's transaction
             sketches = likeness.sketch(x)
             known = self._history(client, likeness)
             to_known, among = cdist(sketches, known.sketches), cdist(sketches, sketches)
 
             def assign(positions: Sequence[int], number: int, later: Sequence[Question]) -> list[int]:
-                """In the transaction: compare with later questions and with those of this call."""
+                """Compare with later questions and with those of this call."""
                 current = known.extended(later)
                 to_later = cdist(sketches, current.sketches[len(known.first) :])
                 first, start = current.first, len(current.first)
@@ -264,7 +251,6 @@ class Budget:
         return search
 
     def _history(self, client: str, likeness: Likeness) -> _History:
-        """The questions of a client; only new ones are read."""
         with self._guard:
             history: _History | None = self._histories.pop(client, None)
             if history is None:

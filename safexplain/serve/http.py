@@ -45,7 +45,6 @@ from safexplain.serve.protocol import (
     RequestV1,
     RequestV2,
     explain_v1,
-    headers,
     infer_v2,
     metadata_v2,
     predict_v1,
@@ -107,7 +106,7 @@ def router(service: Service) -> APIRouter:
     add_get("/v2/health/ready", is_ready, "V2: can it answer?")
     add_get(f"/v1/models/{name}", lambda: (is_ready(name=name)[0], 200), "V1: can the model answer?")
     add_get(f"/v2/models/{name}", lambda: (metadata_v2(service), 200), "V2: the model's tensors")
-    add_get(f"/v2/models/{name}/ready", lambda: is_ready(name=name), "V2: can it?")
+    add_get(f"/v2/models/{name}/ready", lambda: is_ready(name=name), "V2: can the model answer?")
 
     async def metrics() -> Response:
         text, kind = await to_thread.run_sync(service.metrics.text)
@@ -129,8 +128,7 @@ def app(service: Service) -> FastAPI:
 
     made = FastAPIOffline(
         title="Hardened explanations",
-        description="Explanations of the class that the model predicts, under a certificate. The server decides what is"
-        " explained, and how.",
+        description="Explanations of the predicted class, under a certificate. The server decides what is explained.",
         version=service.digest[:12],
         lifespan=closing,
     )
@@ -172,20 +170,18 @@ class Connection(H11Protocol):  # type: ignore[misc]
     def connection_lost(self, error: Exception | None) -> None:
         """Stop the timer."""
         super().connection_lost(error)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._watch(ends=True)
 
-    def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        elif self._timer is None:
+    def _watch(self, ends: bool = False) -> None:
+        waits = self.conn.their_state is h11.IDLE and not ends
+        if waits and self._timer is None:
             self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        elif self._timer is not None and not waits:
+            self._timer = self._timer.cancel()  # None
 
 
 async def respond(request: Request, intake: Intake, name: str, operation: Operation) -> Response:
-    """The response to a JSON request, with unread body, of any Starlette application; `name` is for the metrics."""
+    """The response to an unread JSON request to any Starlette application; `name` is for the metrics."""
     service, client = intake.service, ""
     try:
         client = _client(request)
@@ -194,21 +190,21 @@ async def respond(request: Request, intake: Intake, name: str, operation: Operat
 
             def ask() -> tuple[bytes, dict[str, str]]:
                 content, answer = operation(service, service.now.bounds.load(body), client)
-                return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers(answer)
+                fields = {"X-Safexplain-Certificate": answer.certificate, "Cache-Control": "no-store"}
+                fields |= {"X-Safexplain-Uncertified": "true"} if answer.uncertified else {}
+                return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), fields
 
             content, fields = await intake.answer(client, ask)
         return Response(content, media_type="application/json", headers=fields)
     except ClientDisconnect:
         return Response(status_code=499)
-    except Exception as error:  # of any kind: the client sees no more than `problem_of` shows
+    except Exception as error:
         return _problem(service.record_problem(name, client, error), request)
 
 
 def _client(request: Request) -> str:
-    """The client of a request: the authenticated user, or else the header.
-
-    Raises RequestError (403) if a page of another site sent it with cookies, or the user has no name.
-    """
+    """The client of a request: the authenticated user, or else the header; RequestError (403) if a page of another site
+    sent it with cookies, or the user has no name."""
     origin = request.headers.get("origin")
     if origin and "cookie" in request.headers:
         own = {request.headers.get(name) for name in ("host", "x-forwarded-host")}
@@ -248,7 +244,7 @@ def _openapi(model: Any, request: Any, response: Any) -> dict[str, Any]:
     kinds = schema.pop("$defs", {})
 
     def inlined(part: Any) -> Any:
-        """The part with definitions in place of references, because the document has no section for them."""
+        """The part with definitions in place of references."""
         if isinstance(part, dict):
             reference = part.get("$ref", "").rpartition("/")[2]
             return inlined(kinds[reference]) if reference else {name: inlined(value) for name, value in part.items()}

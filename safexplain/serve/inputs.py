@@ -20,20 +20,13 @@ USER_PREFIX = "user:"  # of authenticated users, so that a header cannot claim t
 MAX_BODY_BYTES = 32 << 20  # of a request's body, for any shape of an input
 _BYTES_A_NUMBER = 40  # JSON with a sign, 17 digits, an exponent, a comma, and some indentation
 _OTHER_MARKS = 1000  # marks of a body besides those of its numbers: names, the V2 envelope, an `id`
-_DEFAULT_MAXIMA = (1 << 23, 1 << 17)  # numbers and lists of a body, at most, if the shape of an input is unknown
-
+_DEFAULT_MAXIMA = (1 << 23, 1 << 17)  # numbers and lists of a body, if the shape of an input is unknown
 _MAX_DIMENSIONS = 9
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Maxima of a request's body.
-
-    Args:
-        rows: of a request.
-        numbers: of all rows.
-        lists: nested lists of all rows.
-    """
+    """Maxima of a request's body: its rows, their numbers and their nested lists."""
 
     rows: int
     numbers: int
@@ -52,12 +45,11 @@ class Bounds:
         return min(MAX_BODY_BYTES, (self.numbers + self.lists) * _BYTES_A_NUMBER + 16 * _OTHER_MARKS)
 
     def load(self, body: bytes | bytearray) -> Any:
-        """The JSON of a body, whose marks are counted before parsing: 30 MiB of `{}` would parse to a gigabyte."""
+        """The JSON of a body, whose marks are counted first, because 30 MiB of `{}` would parse to a gigabyte."""
         most = {b",": self.numbers, b"[": self.lists, b"{": 0, b":": 0, b'"': 0}
         if any(body.count(mark) > number + _OTHER_MARKS for mark, number in most.items()):
-            raise RequestError(
-                f"expected at most {self.rows:,} rows of {self.numbers // self.rows:,} numbers", status=413
-            )
+            each = self.numbers // self.rows
+            raise RequestError(f"expected at most {self.rows:,} rows of {each:,} numbers", status=413)
         try:
             return orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -69,13 +61,12 @@ def numbers(values: Any, name: str) -> NDArray[np.float32]:
 
     Raises RequestError for text, null, booleans, lists of different lengths, and numbers beyond float64.
     """
+    values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
     if isinstance(values, list | tuple):
         if _shape(values) is None:
             raise RequestError(f"{name}: expected nothing but lists of numbers, all of one length", field=name)
-    else:
-        values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
-        if not hasattr(values, "__array__") or np.asarray(values).dtype.kind not in "iuf":
-            raise RequestError(f"{name}: expected numbers (n, ...), got {type(values).__name__:.40}", field=name)
+    elif not hasattr(values, "__array__") or np.asarray(values).dtype.kind not in "iuf":
+        raise RequestError(f"{name}: expected numbers (n, ...), got {type(values).__name__:.40}", field=name)
     try:
         with np.errstate(over="ignore"):
             return np.asarray(values, None if hasattr(values, "dtype") else np.float64).astype(np.float32)

@@ -24,11 +24,7 @@ with needs_extra("kserve"):
 
 
 class HardenedModel(kserve.Model):  # type: ignore[misc]
-    """A service as a model of KServe, under the service's name; the server does not close it.
-
-    Args:
-        service: that answers.
-    """
+    """A service as a model of KServe, under the service's name; the server does not close it."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service.name)
@@ -36,7 +32,7 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
         self.ready = True
 
     def start(self) -> None:
-        """Register the routes of the service, before KServe registers its own; `ModelServer.start` calls this."""
+        """Register the routes of the service before KServe's own; `ModelServer.start` calls this."""
         super().start()
         routes = router(self.service)
         # KServe's own route for versions logs requests that it cannot read
@@ -54,17 +50,12 @@ class HardenedModel(kserve.Model):  # type: ignore[misc]
     explain = predict = __call__
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a HardenedModel cannot leave its process; serve with --workers 1, and scale by replicas with one ledger"
-        )
+        raise TypeError("a HardenedModel cannot leave its process; serve with --workers 1, and scale by replicas")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve a model with KServe, without gRPC: the command of a container.
-
-    Options are KServe's own and those below; other arguments of `Service.load` come from the environment variable
-    SAFEXPLAIN_SERVE, a JSON object. If the model cannot be served, the process prints one line and exits with 2.
-    """
+    """The command of a container, with KServe's own options and those below; other arguments of `Service.load` come
+    from SAFEXPLAIN_SERVE. If the model cannot be served, the process prints one line and exits with 2."""
     parser = argparse.ArgumentParser(prog="python -m safexplain.serve.kserve", parents=[model_server.parser])
     own = parser.add_argument_group(f"service (other arguments of Service.load: {SETTINGS}, as JSON)")
     own.add_argument("--model", help="the model's file")

@@ -1,6 +1,4 @@
-"""Loading a service: `Options` are the arguments of `Service.load`, and a `Generation` is the model, its certificate
-and everything that depends on them, which a reload replaces together.
-"""
+"""Loading a service: its `Options`, and the `Generation` that a reload replaces as a whole."""
 
 from __future__ import annotations
 
@@ -49,50 +47,41 @@ class Remembered:
 
     @property
     def size(self) -> int:
-        """Approximate bytes in memory."""
+        """Bytes in memory, about."""
         e = self.explanation
         return 500 + (e.nbytes if isinstance(e, np.ndarray) else 0 if e is None else len(json.dumps(e)))
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """A model, its certificate and everything that depends on them.
-
-    Args:
-        release: the explainer and its certificate.
-        budget: counts each client's questions.
-        scope: digest of model and certificate, which enters the digests of questions.
-        shape: of one input; None: unknown.
-        range: least and greatest number of an input; None: any finite number.
-        probabilities: whether answers have probabilities of all classes.
-        bounds: of a request's body.
-    """
+    """A model, its certificate and everything that depends on them."""
 
     release: Release
     budget: Budget
-    scope: bytes
-    shape: tuple[int, ...] | None
-    range: tuple[float, float] | None
-    probabilities: bool
-    bounds: Bounds
+    scope: bytes  # digest of model and certificate
+    shape: tuple[int, ...] | None  # of one input; None: unknown
+    range: tuple[float, float] | None  # least and greatest number of an input; None: any finite number
+    probabilities: bool  # whether answers have probabilities of all classes
+    bounds: Bounds  # of a request's body
 
     def check(self, x: NDArray[np.float32]) -> None:
         """Raise RequestError for too many rows, another shape, numbers that are not finite or out of range."""
+        wrong = ""
         if x.ndim == 0:
-            raise RequestError("expected numbers (n, ...), got a single number", field="input")
-        if len(x) > self.bounds.rows:
-            raise RequestError(f"expected at most {self.bounds.rows} rows a request, got {len(x)}", field="input")
-        if self.shape is not None and len(x) and x.shape[1:] != self.shape:
-            raise RequestError(
-                f"expected inputs of shape {shape_text(self.shape)}, got {shape_text(x.shape[1:])}", field="input"
-            )
-        if not np.isfinite(x).all():
-            raise RequestError("expected finite numbers, got NaN, infinity or a number beyond float32", field="input")
-        if self.range is not None and x.size and (x.min() < self.range[0] or x.max() > self.range[1]):
-            raise RequestError(f"expected numbers from {self.range[0]:g} to {self.range[1]:g}", field="input")
+            wrong = "numbers (n, ...), got a single number"
+        elif len(x) > self.bounds.rows:
+            wrong = f"at most {self.bounds.rows} rows a request, got {len(x)}"
+        elif self.shape is not None and len(x) and x.shape[1:] != self.shape:
+            wrong = f"inputs of shape {_text(self.shape)}, got {_text(x.shape[1:])}"
+        elif not np.isfinite(x).all():
+            wrong = "finite numbers, got NaN, infinity or a number beyond float32"
+        elif self.range is not None and x.size and (x.min() < self.range[0] or x.max() > self.range[1]):
+            wrong = f"numbers from {self.range[0]:g} to {self.range[1]:g}"
+        if wrong:
+            raise RequestError(f"expected {wrong}", field="input")
 
     def question(self, row: NDArray[np.float32]) -> bytes:
-        """Digest of a question: the model, its certificate and the canonical input (the class follows from them)."""
+        """Digest of a question: the model, its certificate and the canonical input."""
         head = hashlib.blake2b(self.scope + repr(row.shape).encode(), digest_size=32, person=b"safexplain ask")
         head.update(np.ascontiguousarray(row).data)
         return head.digest()
@@ -111,21 +100,20 @@ class Generation:
         """(n, ...) inputs -> label and probabilities of each."""
         self.release.check()
         scores = self._scores(x)
-        labels = scores.argmax(1).tolist()
-        return [Remembered(label, None, p) for label, p in zip(labels, self._probabilities(scores), strict=True)]
+        return [Remembered(int(s.argmax()), None, p) for s, p in zip(scores, self._probabilities(scores), strict=True)]
 
     def _scores(self, x: Tensor) -> Tensor:
-        """(n, classes) scores; RequestError if the shape of inputs is unknown, and the model cannot take this one."""
+        """(n, classes); RequestError if the shape of inputs is unknown and the model cannot take this one."""
         try:
             return self.release.predict(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if self.shape is not None or isinstance(error, SafexplainError):
                 raise
-            shape = shape_text(x.shape[1:])
+            shape = _text(x.shape[1:])
             raise RequestError(f"the model cannot take inputs of shape {shape}", field="input") from None
 
     def _probabilities(self, scores: Tensor) -> list[tuple[float, ...] | None]:
-        """Probabilities of each row, or None unless the service returns them."""
+        """Probabilities of each row; None unless the service returns them."""
         if not self.probabilities:
             return [None] * len(scores)
         p = scores if are_probabilities(scores) else scores.softmax(1)
@@ -148,8 +136,8 @@ class Options:
         certificate: its certificate. None: use `uncertified`, `explainer` and `hardening`.
         key: the noise key, as bytes, or the path of its file. None: the environment variable SAFEXPLAIN_NOISE_KEY. Not
             needed if the certified hardening has no noise.
-        public_key: ed25519, PEM: path or bytes. If given, the certificate must be signed with its private key. It is
-            read once, so that nobody can replace the key together with the certificate later.
+        public_key: ed25519, PEM: path or bytes, read once. If given, the certificate must be signed with its private
+            key.
         ledger: URL of the ledger that counts distinct questions, created if there is none; the same for all workers.
             None: counted in this process, until it ends.
         public: (rows, ...) public rows, or a file of them (`load_inputs`). They set the threshold of near-duplicates
@@ -220,7 +208,7 @@ class Options:
             raise InputError(f"cannot read the public key {given.public_key}: {error.strerror or error}") from None
 
     def file_states(self) -> tuple[Any, ...]:
-        """Inode, size and time of the files, which change when they are replaced."""
+        """Inodes, sizes and times of the files."""
         found: list[Any] = []
         for path in (self.model, self.certificate, self.public):
             if isinstance(path, str | Path):
@@ -255,12 +243,12 @@ class Options:
         )  # fmt: skip
         if release.mixes_batch:
             raise RefusedError(
-                f"{release.method} shuffles the rows of a batch, so answers to one client would depend on questions of"
-                " others; serve another method"
+                f"{release.method} shuffles the rows of a batch, so answers would depend on other clients' questions;"
+                " serve another method"
             )
         if release.shape is not None and shape is not None and release.shape != shape:
             raise InputError(
-                f"expected inputs of shape {shape_text(release.shape)}, as in the certificate, got {shape_text(shape)}"
+                f"expected inputs of shape {_text(release.shape)}, as in the certificate, got {_text(shape)}"
                 " from the model file, the public rows or input_shape"
             )
         shape = release.shape or shape
@@ -269,8 +257,8 @@ class Options:
             if released != "explanation+prediction":  # more leaves than the certificate covers
                 if not self.uncertified:
                     raise CertificateError(
-                        f"{self.certificate} covers the release of the {released}, but not of probabilities; audit with"
-                        ' release = "explanation+prediction" in the policy, or serve without them'
+                        f"{self.certificate} covers the {released}, but not probabilities; audit with release ="
+                        ' "explanation+prediction" in the policy, or serve without them'
                     )
                 release = replace(release, uncertified=True)
         judged = () if release.certificate is None else release.certificate.judgement.policy.patience
@@ -302,6 +290,5 @@ def _shape_of(model: nn.Module) -> tuple[int, ...] | None:
     return tuple(shape) if shape is not None and all(isinstance(n, int) for n in shape) else None
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape for a message."""
+def _text(shape: Sequence[int]) -> str:
     return f"({', '.join(map(str, shape))})"

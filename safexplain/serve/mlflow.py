@@ -5,9 +5,8 @@
     loaded.predict(rows)                                        # labels (n,)
     loaded.predict(rows, params={"explain": True})              # hardened maps (n, ...)
 
-The key comes from the environment of the loading process (SAFEXPLAIN_NOISE_KEY). The saved model contains nothing
-pickled. It refuses to load in MLflow's own scoring server, which writes rows and tracebacks into responses, reads
-Parquet (10 KB can expand to 3 GB), and does not tell clients apart; `safexplain serve` serves the saved files.
+The key comes from the environment of the loading process (SAFEXPLAIN_NOISE_KEY). `safexplain serve` serves the saved
+files over HTTP; MLflow's own scoring server is refused.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ with needs_extra("mlflow"):
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import DataType, ParamSchema, ParamSpec
 
+# The saved model: MLflow runs it on loading, and passes the artefacts to `HardenedModel.load_context`.
 CODE = """from mlflow.models import set_model
 from safexplain.serve.mlflow import HardenedModel
 
 set_model(HardenedModel())
 """
-"""The saved model: MLflow runs it on loading, and passes the artefacts to `HardenedModel.load_context`."""
 
 SETTINGS = sorted(
     {field.name for field in fields(Options)}
@@ -60,20 +59,16 @@ SIGNATURE = ModelSignature(
 class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
     """A service behind MLflow's `predict`: labels, or with `params={"explain": True}` hardened maps."""
 
-    service: Service
-    """Created by `load_context`."""
+    service: Service  # created by `load_context`
 
     def load_context(self, context: Any) -> None:
-        """Create the service from the artefacts and `model_config`.
-
-        Raises as `Service.load`, and RefusedError if MLflow's scoring server loads the model.
-        """
+        """Create the service from the artefacts and `model_config`; errors as `Service.load`, and RefusedError if
+        MLflow's scoring server loads the model."""
         settings, files = _settings(context.model_config or {}), context.artifacts
         if "__pyfunc_model_path__" in os.environ or "mlflow.pyfunc.scoring_server.app" in sys.modules:
             raise RefusedError(
-                "MLflow's scoring server writes rows and tracebacks into responses, and does not pass the client's name"
-                f" to a model; serve the same files with `safexplain serve --model {files['model']} --certificate"
-                f" {files['certificate']}`"
+                "MLflow's scoring server writes rows and tracebacks into responses, and passes no clients' names on;"
+                f" use `safexplain serve --model {files['model']} --certificate {files['certificate']}`"
             )
         self.service = Service.load(files["model"], files["certificate"], public=files.get("public"), **settings)
 
@@ -86,7 +81,7 @@ class HardenedModel(pyfunc.PythonModel):  # type: ignore[misc]
         """Labels int64 (n,); with `explain` hardened maps float32 (n, ...), or a list of n dictionaries.
 
         `model_input` is an (n, ...) array, nested lists, or a table with columns in order. `params` has `explain`, and
-        `client`, whose budget is charged. Raises as `Service.explain`.
+        `client`, whose budget is charged. Errors as `Service.explain`.
         """
         params = params or {}
         x, client = numbers(model_input, "inputs"), params.get("client") or ANONYMOUS
@@ -111,8 +106,7 @@ def save_model(
         model_file: Any model file that `Service.load` reads.
         certificate: Its certificate.
         public: File of public rows, for methods that need a background and for near-duplicates.
-        model_config: Values of `SETTINGS`, which can be overridden on loading. It is stored in plain text, so set a
-            ledger's URL with a password on loading.
+        model_config: Values of `SETTINGS`, stored in plain text; loading can override them, and should set passwords.
         options: For `mlflow.pyfunc.save_model`: `pip_requirements`, `code_paths`, `metadata`, ...
 
     Raises:

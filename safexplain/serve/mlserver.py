@@ -20,28 +20,25 @@ with needs_extra("mlserver"):
     from mlserver.parallel.worker import Worker
     from mlserver.utils import get_model_uri, to_absolute_path
 
-REFUSED = {
-    "parallel_workers": "expected 0, because errors in streams and readiness bypass a runtime in a worker process",
-    "debug": "expected false in settings.json, because MLServer writes tracebacks into answers otherwise",
-    "cache_enabled": "expected false, because MLServer's cache keeps headers and answers without counting",
-    "max_batch_size": "expected at most 1, because MLServer's batches merge requests of several clients",
-}
-"""Settings that would bypass the service's protection, and the reasons."""
-
+# Parameters that clients of MLServer and Triton add automatically, with harmless values
 TRANSPORT = {"content_type": ("np",), "binary_data": (True, False), "binary_data_output": (True, False)}
-"""Parameters that clients of MLServer and Triton add automatically, with harmless values."""
 
 
 class HardenedRuntime(MLModel):  # type: ignore[misc]
     """A service as a model of MLServer, under the model's name."""
 
     async def load(self) -> bool:
-        """Load model and certificate; raises as `Service.load`, and ConfigurationError for a setting in `REFUSED`."""
-        settings, worker = self.settings, isinstance(multiprocessing.current_process(), Worker)
-        values = (worker, logger.isEnabledFor(logging.DEBUG), settings.cache_enabled, settings.max_batch_size > 1)
-        for name, is_refused in zip(REFUSED, values, strict=True):
-            if is_refused:
-                raise ConfigurationError(f"{name}: {REFUSED[name]}")
+        """Load model and certificate; errors as `Service.load`, and ConfigurationError for settings of MLServer that
+        would bypass the service's protection."""
+        settings = self.settings
+        if isinstance(multiprocessing.current_process(), Worker):
+            raise ConfigurationError("parallel_workers: expected 0, because worker processes hide errors and readiness")
+        if logger.isEnabledFor(logging.DEBUG):
+            raise ConfigurationError("debug: expected false in settings.json, because answers get tracebacks otherwise")
+        if settings.cache_enabled:
+            raise ConfigurationError("cache_enabled: expected false, because the cache answers without counting")
+        if settings.max_batch_size > 1:
+            raise ConfigurationError("max_batch_size: expected at most 1, because batches merge requests of clients")
         extra = {**((settings.parameters and settings.parameters.extra) or {}), "name": self.name}
         for file in {"certificate", "key", "public_key", "public"} & extra.keys():
             extra[file] = to_absolute_path(settings, extra[file])

@@ -1,7 +1,6 @@
 """Payloads of the V1 and V2 inference protocols, for every platform.
 
-A request contains inputs and nothing else: any other field (a target, steps, baselines, parameters) is refused by name,
-because the server decides. An answer contains explanations and labels, and the digest of the certificate.
+A request contains inputs and nothing else: any other field (a target, steps, baselines, parameters) is refused by name.
 
 V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 V2 (Open Inference Protocol): https://github.com/kserve/open-inference-protocol
@@ -32,14 +31,13 @@ INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "pro
 
 BODY_SECONDS = 30.0  # time limit of a request's body
 MAX_BYTES_IN_FLIGHT = 64 << 20  # of all bodies that are being read or answered
-MAX_THREADS = 128  # for the requests of all clients
-MAX_THREADS_PER_CLIENT = 32  # more requests of one client wait
+MAX_THREADS, MAX_THREADS_PER_CLIENT = 128, 32  # more requests wait
 
 T = TypeVar("T")
 
 
 class Intake:
-    """Requests in progress to a service, of which each client has a limited share."""
+    """Requests in progress to a service, of which each client has a share."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -73,14 +71,11 @@ class Intake:
             self._held += Counter()  # drops clients without bytes
 
     def _check_room(self, client: str, more: int, own: int) -> None:
-        """Raise UnavailableError unless a request with `own` bytes may have more.
-
-        With other requests of its client, it shares a quarter of all bytes; with those of others, all bytes.
-        """
-        mine, total = self._held[client], self._held.total()
-        limit = MAX_BYTES_IN_FLIGHT
-        if (mine > own and mine + more > limit // 4) or (total > own and total + more > limit):
-            raise UnavailableError("overloaded: too many bytes of requests in progress; ask again later")
+        """Raise UnavailableError if a request with `own` bytes may not have more, of a quarter that it shares with its
+        client's other requests, and of the whole that it shares with those of others."""
+        for held, limit in ((self._held[client], MAX_BYTES_IN_FLIGHT // 4), (self._held.total(), MAX_BYTES_IN_FLIGHT)):
+            if held > own and held + more > limit:
+                raise UnavailableError("overloaded: too many bytes of requests in progress; ask again later")
 
     async def answer(self, client: str, ask: Callable[[], T]) -> T:
         """The result of `ask` in a thread; requests beyond the client's share wait."""
@@ -136,7 +131,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validated(model: type[M], payload: Any) -> M:
-    """A payload as an instance of the model; or RequestError, which names the field and quotes no values."""
+    """A payload as an instance of the model; RequestError names the wrong field, and quotes no values."""
     try:
         return model.model_validate(payload)
     except ValidationError as error:
@@ -156,12 +151,6 @@ Operation = Callable[[Service, Any, str], Reply]
 """(service, payload, client) -> the response: `explain_v1`, `predict_v1` or `infer_v2`."""
 
 
-def headers(answer: Answer) -> dict[str, str]:
-    """HTTP headers of an answer: its certificate, whether it is uncertified, and that it must not be stored."""
-    found = {"X-Safexplain-Certificate": answer.certificate, "Cache-Control": "no-store"}
-    return found | ({"X-Safexplain-Uncertified": "true"} if answer.uncertified else {})
-
-
 def explain_v1(service: Service, payload: Any, client: str) -> Reply:
     """{"instances": [...]} -> {"explanations": [...]} of the predicted classes, with `probabilities` if enabled.
 
@@ -172,7 +161,7 @@ def explain_v1(service: Service, payload: Any, client: str) -> Reply:
 
 
 def predict_v1(service: Service, payload: Any, client: str) -> Reply:
-    """{"instances": [...]} -> {"predictions": [...]}: labels alone; arguments and errors as `explain_v1`."""
+    """{"instances": [...]} -> {"predictions": [...]}: labels only; arguments and errors as `explain_v1`."""
     answer = service.predict(_instances(payload), client=client)
     return {"predictions": answer.label, **_extra_members(answer)}, answer
 
@@ -180,11 +169,20 @@ def predict_v1(service: Service, payload: Any, client: str) -> Reply:
 def infer_v2(service: Service, payload: Any, client: str) -> Reply:
     """A V2 inference request with the tensor `input` -> a response with the tensors `explanation` and `label`.
 
-    There is `probabilities` too if enabled. A request may choose among them by `outputs`; without `explanation` nothing
-    is explained. Arguments and errors as `explain_v1`.
+    If enabled, there is `probabilities` too. A request may choose some of them as `outputs`; without `explanation`
+    nothing is explained. Arguments and errors as `explain_v1`.
     """
-    available = (EXPLANATION, LABEL, PROBABILITIES) if service.now.probabilities else (EXPLANATION, LABEL)
-    request, x, wanted = _inference(payload, available)
+    available = [output["name"] for output in metadata_v2(service)["outputs"]]
+    request = validated(RequestV2, payload)
+    wanted: list[str] = [output.name for output in request.outputs or ()] or available
+    if len(set(wanted)) < len(wanted) or not set(wanted) <= set(available):
+        raise RequestError(f"outputs: expected {' or '.join(available)}, each once", field="outputs")
+    (tensor,) = request.inputs
+    array, shape = numbers(tensor.data, "data"), tensor.shape
+    if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
+        got = f"{array.size}" if array.ndim == 1 else f"the shape {list(array.shape)}"
+        raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {got}", field="data")
+    x = array.reshape(shape)
     answer = (service.explain if EXPLANATION in wanted else service.predict)(x, client=client)
     content: dict[str, Any] = {"model_name": service.name, "model_version": answer.certificate[:12]}
     if request.id:
@@ -197,17 +195,14 @@ def infer_v2(service: Service, payload: Any, client: str) -> Reply:
 def metadata_v2(service: Service) -> dict[str, Any]:
     """V2 metadata of the model."""
     now = service.now
-    shape = [-1] if now.shape is None else [-1, *now.shape]
+    outputs: list[tuple[str, str, list[int]]] = [(EXPLANATION, "FP32", [-1]), (LABEL, "INT64", [-1])]
+    outputs += [(PROBABILITIES, "FP32", [-1, -1])] if now.probabilities else []
     return {
         "name": service.name,
         "versions": [service.digest[:12]],
         "platform": "safexplain",
-        "inputs": [{"name": INPUT, "datatype": "FP32", "shape": shape}],
-        "outputs": [
-            {"name": EXPLANATION, "datatype": "FP32", "shape": [-1]},
-            {"name": LABEL, "datatype": "INT64", "shape": [-1]},
-            *([{"name": PROBABILITIES, "datatype": "FP32", "shape": [-1, -1]}] if now.probabilities else []),
-        ],
+        "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *(now.shape or ())]}],
+        "outputs": [dict(zip(("name", "datatype", "shape"), output, strict=True)) for output in outputs],
     }
 
 
@@ -217,20 +212,6 @@ def _instances(payload: Any) -> NDArray[np.float32]:
         name = str(next(iter(instances[0]), "instances"))[:80]
         raise RequestError(f"instances: expected arrays of numbers, got an object with {name!r}", field=name)
     return numbers(instances, "instances")
-
-
-def _inference(payload: Any, available: tuple[str, ...]) -> tuple[RequestV2, NDArray[np.float32], list[str]]:
-    """The request, its inputs, and the names of its outputs; by default all available ones."""
-    request = validated(RequestV2, payload)
-    wanted: list[str] = [output.name for output in request.outputs or ()] or list(available)
-    if len(set(wanted)) < len(wanted) or not set(wanted) <= set(available):
-        raise RequestError(f"outputs: expected {' or '.join(available)}, each once", field="outputs")
-    (tensor,) = request.inputs
-    array, shape = numbers(tensor.data, "data"), tensor.shape
-    if array.size != math.prod(shape) or (array.ndim > 1 and list(array.shape) != shape):
-        got = f"{array.size}" if array.ndim == 1 else f"the shape {list(array.shape)}"
-        raise RequestError(f"data: expected {math.prod(shape)} numbers for the shape {shape}, got {got}", field="data")
-    return request, array.reshape(shape), wanted
 
 
 def _output(answer: Answer, name: str) -> dict[str, Any]:
@@ -244,6 +225,5 @@ def _output(answer: Answer, name: str) -> dict[str, Any]:
 
 
 def _extra_members(answer: Answer) -> dict[str, Any]:
-    """Further members of a V1 answer: probabilities, and whether it is uncertified."""
     given: dict[str, Any] = {} if answer.probabilities is None else {PROBABILITIES: answer.probabilities}
     return given | ({"uncertified": True} if answer.uncertified else {})

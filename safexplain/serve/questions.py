@@ -1,8 +1,4 @@
-"""Distinct questions of each client in a period, counted in the database of a ledger.
-
-A question is a digest, numbered by client without gaps. It may be a near-duplicate of an earlier one: the caller brings
-a sketch of each question and assigns it to the first question of its group (`NearDuplicates`).
-"""
+"""Distinct questions of each client in a period, counted in the database of a ledger, and groups of near-duplicates."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ from safexplain.ledger.storage import (
 )
 
 EVERYBODY = ""  # principal of the grant that holds for every client without its own
-MAX_CACHED_CLIENTS = 100_000  # clients whose last durable question a process remembers
 
 
 @dataclass(frozen=True)
@@ -50,13 +45,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Question:
-    """A recorded question.
-
-    Args:
-        number: position among its client's questions, from 1.
-        first: number of the first question of its group of near-duplicates; its own if it is the first.
-        sketch: for comparison with others.
-    """
+    """A recorded question: its number among its client's questions, from 1, the number of the first question of its
+    group of near-duplicates, and a sketch for comparison with others."""
 
     number: int
     first: int
@@ -104,7 +94,6 @@ class Questions:
         prepare(self._storage)
         self.identity, self._secret = identity_of(self._storage.read)
         self.is_durable = url is not None
-        self._durable: dict[str, int] = {}  # client -> number of a question that is known to be on the disk
 
     def ask(
         self,
@@ -131,25 +120,13 @@ class Questions:
                 asking again is then free.
         """
         name, keyed = principal_name(client), list(map(self.keyed, digests))
-        found = _numbers(self._storage.read, name, keyed)
-        if len(found) == len(set(keyed)):
-            number = max(found.values(), default=0)
-            if number > self._durable.get(name, 0):  # another process may have committed it a moment ago
-                self._storage.sync()
-                self._remember(name, number)
+        if _known(self._storage.read, name, keyed) == set(keyed):
+            self._storage.sync()  # another process may have committed them a moment ago
             return 0
         groups = None if near_duplicates is None else near_duplicates()
         with self._storage.transaction() as execute:
             now = _time(execute, self._storage)
-            numbers = _record(execute, name, now, keyed, _granted(execute, name, limit), groups)
-        if numbers:
-            self._remember(name, numbers[-1])
-        return len(numbers)
-
-    def _remember(self, client: str, number: int) -> None:
-        if len(self._durable) >= MAX_CACHED_CLIENTS:
-            self._durable.clear()  # costs each client one sync
-        self._durable[client] = number
+            return _record(execute, name, now, keyed, _granted(execute, name, limit), groups)
 
     def keyed(self, digest: bytes) -> bytes:
         """HMAC-SHA256 of a digest under the ledger's secret, 32 bytes; see `Ledger.keyed`."""
@@ -181,9 +158,8 @@ class Questions:
     def record_service(self, name: str, limits: Mapping[str, Any]) -> None:
         """Store the limits of a service, in JSON types; `safexplain ledger show` prints them."""
         sql = "INSERT INTO ledger_services VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET limits = excluded.limits"
-        row = (records.text("name", name), records.as_json("limits", limits))
         with self._storage.transaction() as execute:
-            execute(sql, row)
+            execute(sql, (records.text("name", name), records.as_json("limits", limits)))
 
     def services(self) -> dict[str, dict[str, Any]]:
         """Service -> its stored limits."""
@@ -199,9 +175,10 @@ class Questions:
         rows = self._storage.read(sql, ())
         if wrong := [name for name, total, least, most, stray in rows if (least, most) != (1, total) or stray]:
             raise LedgerError(
-                f"the ledger is damaged: the questions of {wrong[0]!r} are not numbered without gaps. Restore it from a"
-                " backup, and check who can write to it"
+                f"the ledger is damaged: the questions of {wrong[0]!r} have gaps; restore a backup, and check who can"
+                " write to it"
             )
+
         return sum(int(row[1]) for row in rows)
 
     def backup(self, path: Path) -> None:
@@ -242,10 +219,10 @@ def _granted(execute: Execute, client: str, limit: Limit) -> Limit:
     return Limit(int(rows[0][0]), limit.period) if rows else limit
 
 
-def _numbers(execute: Execute, client: str, digests: Sequence[bytes]) -> dict[bytes, int]:
-    """Digest -> number, for earlier questions of the client."""
-    query = "SELECT digest, number FROM ledger_questions WHERE principal = ? AND digest IN"
-    return {bytes(digest): number for digest, number in rows_of(execute, query, (client,), digests)}
+def _known(execute: Execute, client: str, digests: Sequence[bytes]) -> set[bytes]:
+    """The digests of earlier questions of the client."""
+    query = "SELECT digest FROM ledger_questions WHERE principal = ? AND digest IN"
+    return {bytes(digest) for (digest,) in rows_of(execute, query, (client,), digests)}
 
 
 def _history(execute: Execute, client: str, space: str, after: int) -> list[Question]:
@@ -267,14 +244,13 @@ def _last_number(execute: Execute, client: str, before: int | None = None) -> in
 
 def _record(
     execute: Execute, client: str, now: int, digests: Sequence[bytes], limit: Limit, groups: NearDuplicates | None
-) -> list[int]:
-    """In a transaction that holds the ledger: record the new questions, and return their numbers."""
-    known, last = _numbers(execute, client, digests), _last_number(execute, client)
-    positions = {digest: i for i, digest in reversed(list(enumerate(digests))) if digest not in known}
-    new = sorted(positions.values())
-    numbers = list(range(last + 1, last + 1 + len(new)))
+) -> int:
+    """In a transaction that holds the ledger: record the new questions, and return how many there are."""
+    known, last = _known(execute, client, digests), _last_number(execute, client)
+    new = sorted({d: i for i, d in reversed(list(enumerate(digests))) if d not in known}.values())
+    numbers = range(last + 1, last + 1 + len(new))
     if not new:
-        return numbers
+        return 0
     start = period_start(limit.period, now)
     asked = last - (_last_number(execute, client, start) if start else 0)
     refusals = [_refusal(client, now, limit, len(new), asked)]
@@ -302,13 +278,13 @@ def _record(
             + ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(part)),
             [value for row in part for value in row],
         )
-    return numbers
+    return len(new)
 
 
 def _refusal(
     client: str, now: int, limit: Limit, new: int, asked: int, which: str = "", about: str = ""
 ) -> BudgetExhausted | None:
-    """The error if the new questions, after those already asked, exceed a limit; None: they fit."""
+    """The error if the new questions exceed a limit, after those already asked; None: they fit."""
     if asked + new <= limit.number:
         return None
     renewal = next_period(limit.period, now)

@@ -1,8 +1,6 @@
-"""The core of a service that explains: it answers questions, whatever the platform.
+"""The core of a service that explains, whatever the platform. A request is answered completely or not at all.
 
-A request is answered completely or not at all: if one row is refused before the model is asked, no row is charged.
-Charged rows are always computed and remembered, even if nobody waits any more; asking again is free. One thread calls
-the explainer. `Metrics` and the audit log hold no input, explanation or label.
+If one row is refused before the model is asked, no row is charged. `Metrics` and the audit log hold no input or answer.
 """
 
 from __future__ import annotations
@@ -45,6 +43,7 @@ from safexplain.errors import (
     SafexplainError,
     UnavailableError,
 )
+from safexplain.explain.served import Release
 from safexplain.hardening.noise import as_hashed
 from safexplain.serve.inputs import ANONYMOUS, numbers, principal
 from safexplain.serve.loading import Generation, Options, Remembered
@@ -58,10 +57,9 @@ audit_log = logging.getLogger("safexplain.serve.audit")
 """One JSON object per line, for the handlers of this logger."""
 
 SETTINGS = "SAFEXPLAIN_SERVE"
-"""Environment variable with the arguments of `Service.load` as JSON, for workers and containers."""
+"""Environment variable with the arguments of `Service.load` as JSON."""
 
 MEMORY_BYTES = 256 * 2**20  # size of all remembered answers; the least recently used are dropped first
-READY = {"ready": 1.0, "degraded": 0.5, "unavailable": 0.0}  # status -> value of the gauge
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -117,7 +115,6 @@ class Service(AbstractContextManager["Service"]):
         self._flights: dict[frozenset[bytes], _Flight] = {}
         self._degraded = False
         self._closing = threading.Event()
-        self.metrics.ready.set(READY["ready"])
         self._announce()
         if options.watch:
             threading.Thread(target=self._watch, name="safexplain watch", daemon=True).start()
@@ -166,7 +163,7 @@ class Service(AbstractContextManager["Service"]):
             BudgetExhausted: the client's budget is spent; `renews` is when it renews.
             UnavailableError, LedgerError: no answer now; asking again is free if it was charged.
             RefusedError: the model is no longer the certified one.
-            InputError: the model's scores of an input are NaN; it was charged.
+            InputError: the model's scores of an input are NaN; it is charged.
         """
         return self._answer("explain", x, client)
 
@@ -207,7 +204,7 @@ class Service(AbstractContextManager["Service"]):
             found["status"], found["ledger"] = "unavailable", "cannot be reached"
         if self._closing.is_set():
             found["status"] = "unavailable"
-        self.metrics.ready.set(READY[found["status"]])
+        self.metrics.ready.set({"ready": 1.0, "degraded": 0.5, "unavailable": 0.0}[found["status"]])
         return found
 
     def reload(self) -> None:
@@ -219,27 +216,27 @@ class Service(AbstractContextManager["Service"]):
         with self._reloading:
             self._loaded_files = self._options.file_states()
             try:
-                new = self._options.generation(self._ledger)
-            except Exception as error:  # of any kind: the old pair stays in use
+                self.now = self._options.generation(self._ledger)
+            except Exception as error:
                 self._degraded = True
                 self.metrics.reloads.labels("refused").inc()
-                self.metrics.ready.set(READY["degraded"])
+                self.ready()
                 _log.error("the new model and certificate are not served: %s", error)
                 raise
-            self.now, self._degraded = new, False
+            self._degraded = False
             self.metrics.reloads.labels("loaded").inc()
-            self.metrics.ready.set(READY["ready"])
-            _log.warning("now serving certificate %s", new.release.digest)
+            _log.warning("now serving certificate %s", self.digest)
             self._announce()
             gc.collect()  # a model is full of cycles
 
     def _announce(self) -> None:
-        """Store the limits in the ledger, and warn about an unchecked signature."""
+        """Store the limits in the ledger, warn about an unchecked signature, and set the gauge of readiness."""
         budget, certificate = self.now.budget.describe(), self.now.release.certificate
         limits = {name: budget[name] for name in ("questions", "period", "looks", "most_looks")}
         self._ledger.record_service(self.name, limits)
         if certificate is not None and certificate.signature != "valid":
             _log.warning("the certificate's checksum detects accidents, not tampering; sign it, and use --public-key")
+        self.ready()
 
     def record_problem(self, operation: str, client: str, error: BaseException) -> Problem:
         """The client's view of an error, which is recorded unless `explain` or `predict` recorded it."""
@@ -247,13 +244,15 @@ class Service(AbstractContextManager["Service"]):
         if not getattr(error, "recorded", False):
             if problem.status == 500:
                 _log.error("%s: %s", operation, type(error).__name__)
-            self._record(operation, client, problem.status, self.now, (), 0, time.perf_counter())
+            self._record(
+                self.now.release, (), time.perf_counter(), operation, client=client, status=problem.status, remembered=0
+            )
         return problem
 
     def close(self) -> None:
         """Finish submitted questions, and refuse new ones."""
         self._closing.set()
-        self.metrics.ready.set(READY["unavailable"])
+        self.ready()
         self._batches.close()
 
     def __exit__(self, *error: object) -> None:
@@ -284,47 +283,29 @@ class Service(AbstractContextManager["Service"]):
                 _log.error("%s: %s%s", operation, type(error).__name__, f": {error}" if ours else "")
             raise
         finally:
-            self._record(
-                operation, client if isinstance(client, str) else "", status, now, digests, remembered, started
-            )
+            client = client if isinstance(client, str) else ""
+            self._record(now.release, digests, started, operation, client=client, status=status, remembered=remembered)
 
     def _record(
-        self,
-        operation: str,
-        client: str,
-        status: int,
-        now: Generation,
-        digests: Sequence[bytes],
-        remembered: int,
-        started: float,
+        self, release: Release, digests: Sequence[bytes], started: float, operation: str, *, status: int, **about: Any
     ) -> None:
         """Count a request in the metrics, and write its line of the audit log."""
         seconds = time.perf_counter() - started
         self.metrics.requests.labels(operation, str(status)).inc()
         self.metrics.seconds.labels(operation).observe(seconds)
-        if not audit_log.isEnabledFor(logging.INFO):
-            return
-        line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "operation": operation,
-            "client": client,
-            "status": status,
-            "certificate": now.release.digest,
-            "remembered": remembered,
-            "rows": len(digests),
-            "seconds": round(seconds, 4),
-            "questions": [self._ledger.keyed(digest).hex() for digest in digests],  # nobody can find inputs by guessing
-        }
-        audit_log.info(json.dumps(line | ({"uncertified": True} if now.release.uncertified else {})))
+        if audit_log.isEnabledFor(logging.INFO):
+            line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "operation": operation}
+            line |= {"status": status, **about, "certificate": release.digest, "rows": len(digests)}
+            line["seconds"] = round(seconds, 4)
+            line["questions"] = [self._ledger.keyed(digest).hex() for digest in digests]  # inputs cannot be guessed
+            audit_log.info(json.dumps(line | ({"uncertified": True} if release.uncertified else {})))
 
     def _find(
         self, operation: str, client: str, now: Generation, x: Tensor, digests: Sequence[bytes]
     ) -> tuple[list[Remembered], int]:
-        """The answer to each row, and the number of remembered ones.
+        """The answer to each row, and the number of those that were remembered for this client."""
+        prefix = f"{operation}\0{client}\0".encode()  # response times reveal nothing about other clients' questions
 
-        Answers are remembered for each client apart, so response times reveal nothing about other clients' questions.
-        """
-        prefix = f"{operation}\0{client}\0".encode()
         keys = [prefix + digest for digest in digests]
         with self._guard:
             found = {key: self._memory[key] for key in keys if key in self._memory}
@@ -372,7 +353,7 @@ class Service(AbstractContextManager["Service"]):
     def _finish(
         self, flight: _Flight, error: BaseException | None, job: Future[list[Remembered]] | None = None
     ) -> None:
-        """Remember the answers, whether or not somebody still waits, and hand them to the waiting requests."""
+        """Remember the answers, even if nobody waits any more, and hand them to the waiting requests."""
         found = dict(zip(flight.keys, job.result(), strict=True)) if job is not None and error is None else {}
         with self._guard:
             del self._flights[frozenset(flight.keys)]
@@ -474,7 +455,7 @@ class _Job:
 class Batches:
     """A queue of questions, and the thread that answers them in batches of at most `rows` rows.
 
-    A batch does not wait to be filled. A request with more rows is its own batch. `on_batch` gets the rows of each.
+    A batch does not wait to be filled. A request with more rows is its own batch. `on_batch` gets the size of each.
     """
 
     def __init__(self, rows: int = 32, on_batch: Callable[[int], None] = lambda rows: None) -> None:
@@ -576,14 +557,8 @@ class Metrics:
 class Problem:
     """A refusal or an error as a client sees it (application/problem+json, RFC 9457).
 
-    Args:
-        status: of HTTP.
-        type: the kind of problem, at the end of a URN.
-        title: the same for all of a type.
-        detail: what was expected, what came and what to do.
-        field: of the request, if one is wrong.
-        renews: of type "budget" only: when the budget renews (RFC 3339); None: never.
-        retry_after: seconds, for the header Retry-After; 0: no header.
+    `renews`, of type "budget" only, is when the budget renews (RFC 3339); None: never. `retry_after` is in seconds, for
+    the header Retry-After; 0: no header.
     """
 
     status: int
@@ -607,12 +582,12 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, RequestError):
         return Problem(error.status, "request", "The request cannot be answered", str(error), error.field)
     if isinstance(error, BudgetExhausted):
-        spent = (429, "budget", "The budget of this client is spent", str(error))
-        if error.renews is None:
-            return Problem(*spent)
-        seconds = math.ceil((error.renews - datetime.now(UTC)).total_seconds())
-        renews = error.renews.isoformat().replace("+00:00", "Z")
-        return Problem(*spent, renews=renews, retry_after=max(1, seconds))
+        renews, seconds = None, 0
+        if error.renews is not None:
+            renews = error.renews.isoformat().replace("+00:00", "Z")
+            seconds = max(1, math.ceil((error.renews - datetime.now(UTC)).total_seconds()))
+        spent = "The budget of this client is spent"
+        return Problem(429, "budget", spent, str(error), renews=renews, retry_after=seconds)
     if isinstance(error, UnavailableError):
         return Problem(503, "unavailable", "The service cannot answer now", str(error), retry_after=1)
     if isinstance(error, LedgerError):

@@ -31,7 +31,7 @@ from safexplain.errors import (
 )
 from safexplain.explain.hardened import HARDENED
 from safexplain.loading import load_model
-from safexplain.serve import Limits, Service, app, budget, http, protocol, questions
+from safexplain.serve import Limits, Service, app, budget, http, protocol
 from safexplain.serve import service as service_module
 from safexplain.serve.loading import Options, Remembered
 from safexplain.serve.questions import Questions
@@ -183,7 +183,7 @@ def test_a_service_has_the_limits_that_its_documentation_names(made):
     assert Remembered(1, {"a": [1]}).size == 510
     assert Remembered(1, None).size == 500
     assert (budget.MAX_PUBLIC_ROWS, budget.MAX_DENSE_FEATURES, budget.HISTORY_BYTES) == (5000, 4096, 256 * 2**20)
-    assert (questions.MAX_CACHED_CLIENTS, Questions(None)._storage.timeout, http.HEAD_SECONDS) == (100_000, 10.0, 10.0)
+    assert (Questions(None)._storage.timeout, http.HEAD_SECONDS) == (10.0, 10.0)
 
 
 def test_an_unsigned_certificate_is_refused_where_a_public_key_is_given(made, tmp_path):

@@ -58,7 +58,7 @@ class AsPublishedLaplace:
     target: float = 0.0  # s
     score_bound: float = 10.0  # public ends of f'
     published_formula: bool = True
-    random_state: Any = None  # as of a mechanism
+    random_state: int = 0
 
     def __post_init__(self) -> None:
         check_number("epsilon", self.epsilon, above=0.0)
