@@ -5,6 +5,8 @@ import json
 import logging
 import random
 import socket
+import subprocess
+import sys
 
 import anyio
 import httpx
@@ -12,16 +14,19 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import InputXGradient
-from request_fuzz import PATHS, malformed
+from memory import peak_of
 from served_digits import KEY
 from servers import EXPLAIN, INFER, PREDICT, ask, listening
 
+from safexplain.errors import RequestError
 from safexplain.loading import load_model
 from safexplain.outputs import Probability
 from safexplain.serve import Limits, Service, app, protocol
+from safexplain.serve.inputs import numbers
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER, PLANTS
 
+PATHS = (EXPLAIN, PREDICT, INFER)
 PLENTY = Limits(questions=10**9, looks=10**9)
 HOSTILE = [
     b"", b"null", b"0", b'""', b"\x00", b"\xff\xfe", b"\xef\xbb\xbf{}", b"1e", b'{"instances":[[NaN]]}',
@@ -37,6 +42,54 @@ HOSTILE = [
     b'{"inputs":[{"name":{"a":1},"shape":[1],"datatype":"FP32","data":[1]}],"outputs":[{"name":["label"]}]}',
 ]  # fmt: skip
 """Each is sent on every path."""
+
+
+def value(draw: random.Random, depth: int = 0) -> object:
+    """Any JSON value, mostly of the kinds that go wrong."""
+    kind = draw.randrange(12 if depth < 6 else 8)
+    if kind < 8:
+        return draw.choice(
+            [None, True, False, 0, -1, 1.5, 1e308, -1e-320, 2**63, 2**64, -(2**63), 10**30, "", "NaN", "1", "\u0000",
+             "\U0001f600" * 9, "input", "x" * 400, draw.random(), draw.randrange(1000), [], {}]
+        )  # fmt: skip
+    if kind < 10:
+        return [value(draw, depth + 1) for _ in range(draw.randrange(5))]
+    names = ["instances", "inputs", "data", "shape", "name", "target", "__class__", "parameters", "outputs", "id", "é"]
+    return {draw.choice(names): value(draw, depth + 1) for _ in range(draw.randrange(5))}
+
+
+def changed(draw: random.Random, good: object) -> object:
+    """A good request in which one thing was replaced."""
+    if isinstance(good, dict) and good and draw.random() < 0.9:
+        name = draw.choice(sorted(good))
+        return {**good, name: changed(draw, good[name])} if draw.random() < 0.8 else {**good, "target": value(draw)}
+    if isinstance(good, list) and good and draw.random() < 0.9:
+        at = draw.randrange(len(good))
+        return [*good[:at], changed(draw, good[at]), *good[at + 1 :]]
+    return value(draw)
+
+
+def malformed(draw: random.Random, row: list[float]) -> tuple[str, str, dict[str, str], bytes]:
+    """Method, path, headers and body of a request that is nearly one."""
+    path = draw.choice(PATHS)
+    tensor = {"name": "input", "shape": [1, len(row)], "datatype": "FP32", "data": row}
+    good: object = {"inputs": [tensor], "outputs": [{"name": "label"}]} if path == INFER else {"instances": [row]}
+    kind = draw.randrange(8)
+    body = json.dumps(value(draw) if kind == 0 else changed(draw, good) if kind < 5 else good).encode()
+    headers, method = {"content-type": "application/json", "x-client-id": "ann"}, "POST"
+    if kind == 5:
+        body = body[: draw.randrange(len(body))] if draw.random() < 0.5 else body.replace(b":", b"", 1)
+    elif kind == 6:
+        at = draw.randrange(len(body))
+        body = body[:at] + bytes(draw.randrange(256) for _ in range(3)) + body[at + 2 :]
+    elif kind == 7:
+        headers |= draw.choice(
+            [{"content-type": "text/plain"}, {"content-type": "\xe9"}, {"content-encoding": "gzip"},
+             {"content-length": "99999999999"}, {"x-client-id": "\x7f"}, {"x-client-id": ""},
+             {"x-client-id": "\xe9" * 300}, {"content-type": "application/json; charset=utf-7"}]
+        )  # fmt: skip
+        method, path = draw.choice(["POST", "POST", "POST", "PUT", "DELETE", "GET"]), draw.choice([path, path + "/x"])
+    return method, path, headers, body
 
 
 def check(response: httpx.Response, sent: object) -> int:
@@ -113,6 +166,28 @@ def test_malformed_requests_never_break_a_real_server(service, made, monkeypatch
                 assert b"Traceback" not in got
                 assert not got.startswith(b"HTTP/1.1 5")
         assert ask(url, made.rows[:2]).status_code == 200
+
+
+def test_texts_of_unequal_length_are_refused_before_numpy_pads_them():
+    texts = ["x" * 15_000, *[""] * 5_000]  # 300 MB as an array
+
+    def refuse():
+        for values in (texts, [texts]):
+            with pytest.raises(RequestError, match="nothing but lists of numbers"):
+                numbers(values, "instances")
+
+    assert peak_of(refuse) < 50e6
+
+
+@pytest.mark.slow
+def test_requests_made_from_the_description_of_the_interface_find_no_fault(service, tmp_path):
+    pytest.importorskip("schemathesis")
+    checks = "not_a_server_error,content_type_conformance,response_schema_conformance"
+    with listening(app(service)) as url:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", checks]
+        command += ["--phases", "examples,coverage,fuzzing", "--max-examples", "5", "--header", "X-Client-Id:ann"]
+        done = subprocess.run([*command, "--seed", "0"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_where_no_shape_is_known_what_the_model_cannot_take_is_the_clients_mistake(caplog):

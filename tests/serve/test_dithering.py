@@ -57,18 +57,6 @@ def test_whoever_goes_just_beyond_the_threshold_is_answered_and_half_as_far_is_n
     assert suite.through(attacker, "just beyond, steepest", 0.01, 2)["mean"] < 10
 
 
-def test_directions_that_keep_the_map_turn_it_less_than_others(digits, attacker):
-    x = digits.pool.x[3].numpy().astype(np.float64)
-    directions, draw = attacker.unmoved(x), np.random.default_rng(0)
-    np.testing.assert_allclose(directions.T @ directions, np.eye(directions.shape[1]), atol=1e-6)
-    size = 1e-4 / attacker.likeness.scale.clip(1.0)
-    along, around = (
-        attacker.kept(np.concatenate([x[None], x + size * (draw.standard_normal((50, d.shape[1])) @ d.T)]))
-        for d in (directions, np.eye(64))
-    )
-    assert 1 - along < 0.2 * (1 - around)
-
-
 def test_a_script_of_small_changes_that_is_answered_is_missed_and_so_are_honest_questions_refused():
     honest = {"asked_before": [0, 99], "taken": 0.0, "refused": 0.02, "quantile": suite.DEFAULT, "questions": 100}
     script = {"script": "faint", "quantile": suite.DEFAULT, "change": 0.5, "mean": 30.0}

@@ -16,23 +16,8 @@ from servers import EXPLAIN, ask, listening
 from safexplain.errors import SafexplainError
 from safexplain.hardening.hardening import Hardening
 from safexplain.serve import Limits, Service, app, http, protocol
-from safexplain.serve.questions import Questions
 
 PLENTY = Limits(questions=1_000_000)
-
-
-def questions(rows, count, seed=0):
-    """Distinct inputs near rows."""
-    draw = np.random.default_rng(seed)
-    picked = rows[draw.integers(len(rows), size=count)]
-    return np.clip(picked + 0.05 * draw.random(picked.shape), 0, 1).astype(np.float32)
-
-
-def is_problem(response, status):
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    assert response.json()["status"] == status
-    return response.json()
 
 
 def head_of(body):
@@ -44,47 +29,6 @@ def head_of(body):
 def maps_in(response):
     """As they were written, in float32."""
     return np.array(response.json()["explanations"], np.float32)
-
-
-def counted(ledger, client):
-    return ledger.counts().get(client, 0)
-
-
-@pytest.fixture
-def postgres(tmp_path):
-    """A server and how to stop it at once."""
-    pytest.importorskip("psycopg", reason="PostgreSQL is not tested: psycopg is not installed")
-    pgserver = pytest.importorskip("pgserver", reason="PostgreSQL is not tested: pgserver is not installed")
-    from pgserver._commands import pg_ctl
-
-    server = pgserver.get_server(tmp_path / "pg", cleanup_mode="stop")
-    yield server, lambda: pg_ctl(["-w", "-m", "immediate", "stop"], pgdata=server.pgdata, user=server.system_user)
-    server.cleanup()
-
-
-@pytest.mark.slow  # a server of its own; the ledger in a file is moved away in test_a_ledger_that_is_away_refuses...
-def test_without_its_ledger_nothing_is_answered_and_with_it_all_is_again(made, postgres):
-    """PostgreSQL goes away and comes back; the service is not restarted."""
-    server, stop = postgres
-    with Questions(server.get_uri(), timeout=2.0) as ledger:
-        service = Service.load(made.model, made.certificate, ledger=server.get_uri())
-        with listening(app(service)) as url:
-            assert ask(url, made.rows[:2]).status_code == 200
-            stop()
-            for rows in (made.rows[2:4], made.rows[1:3]):
-                problem = is_problem(got := ask(url, rows), 503)
-                assert got.headers["retry-after"] == "5"
-                assert "ledger" in problem["detail"]
-                assert "explanations" not in problem
-                assert str(server.pgdata) not in got.text
-            assert httpx.get(url + "/health/ready").status_code == 503
-            assert httpx.get(url + "/health/live").status_code == 200
-            assert ask(url, made.rows[:2]).status_code == 200  # charged before, and remembered
-            server.ensure_postgres_running()
-            assert ask(url, made.rows[1:4]).status_code == 200
-            assert httpx.get(url + "/health/ready").json()["status"] == "ready"
-            assert counted(ledger, "ann") == 4
-            assert ledger.verify()
 
 
 def test_reloading_under_load_fails_no_request_and_mixes_nothing(made, tmp_path):
@@ -179,28 +123,3 @@ def test_a_body_that_trickles_is_cut_off_and_holds_nobody_up(made, monkeypatch):
             assert b"within 0.5 s" in got
             one.close()
         assert b'safexplain_requests_total{operation="explain",status="408"} 150.0' in service.metrics.text()[0]
-
-
-def test_a_client_that_does_not_read_holds_nobody_up(made):
-    """Answers that nobody takes wait in their connections alone."""
-    service = Service.load(made.model, made.certificate, limits=PLENTY)
-    with listening(app(service)) as url:
-        host, _, port = url.removeprefix("http://").partition(":")
-        body = json.dumps({"instances": questions(made.rows, 64).tolist()}).encode()
-        head = head_of(body)
-        stuck = []
-        for _ in range(20):
-            one = socket.socket()
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.connect((host, int(port)))
-            one.setblocking(False)
-            for _ in range(5):
-                try:
-                    one.sendall(head + body)
-                except BlockingIOError:
-                    break
-            stuck.append(one)
-        for i in range(20):
-            assert ask(url, made.rows[i : i + 1]).status_code == 200
-        for one in stuck:
-            one.close()

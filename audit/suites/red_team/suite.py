@@ -3,7 +3,7 @@
 Each row is an attack that a security team made on version 0.1: what it did, what it gained then (a figure that was
 measured at that time and is quoted here), and what the same attack gains with the code as it is, which is measured by
 this script. Rows on verdicts use simulated signals of which the truth is known, rows on noise small networks. Attacks
-on running services are tests (`tests/serve/test_red_team.py`).
+on running services are tests (`tests/serve`).
 
     python -m audit.suites.red_team [--out FILE] [--cache DIR] [--quick]
 """
