@@ -179,7 +179,6 @@ class _Pipe:
 
 
 def _message_and_code(error: BaseException, arguments: list[str]) -> tuple[str, int]:
-    """The message of an error, and its exit code."""
     if _is_interruption(error) or isinstance(error, typer.Abort):
         return "interrupted", INTERRUPTED
     if isinstance(error, SafexplainError):

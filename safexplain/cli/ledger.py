@@ -223,6 +223,5 @@ def _url(ledger: str) -> str:
 
 
 def _account_dict(account: Account) -> dict[str, Any]:
-    """The account in JSON types; None where there is no limit."""
     fields = asdict(account) | {"remaining": account.remaining, "renews": account.renews and account.renews.isoformat()}
     return {name: None if value in (math.inf, -math.inf) else value for name, value in fields.items()}

@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,12 @@ import typer
 
 from safexplain.cli.console import device_of
 from safexplain.cli.options import ARCH, EXPLANATION, MODEL, ON_CPU, RUN, TRUST_PICKLE, TRUST_TYPE, option, with_options
-from safexplain.errors import ConfigurationError, MissingExtraError
+from safexplain.errors import ConfigurationError, needs_extra
 
-LIMITS = "Limits"
-"""Heading of the options that limit questions."""
-
-STARTS_WITHIN = 60
-"""Seconds after which a silent worker is restarted; with uvicorn's 5, one that still imports PyTorch would be."""
-
-CONNECTIONS = 1000
-"""Simultaneous connections; further ones are answered with 503, so that open connections do not fill the memory."""
-
-NOT_SETTINGS = ("questions", "looks", "period", "host", "port", "workers", "audit_log")
-"""Options that `Service.load` does not take, or takes in another form."""
+LIMITS = "Limits"  # heading of the options that limit questions
+STARTS_WITHIN = 60  # seconds until a silent worker is restarted; uvicorn's 5 are too few to import PyTorch
+CONNECTIONS = 1000  # simultaneous ones, so that they do not fill the memory; further ones are answered with 503
+NOT_SETTINGS = ("questions", "looks", "period", "host", "port", "workers", "audit_log")  # not those of `Service.load`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +74,7 @@ class ServeOptions:
         return json.dumps(named, default=lambda path: str(path.absolute()))
 
     def sentence(self, found: dict[str, Any]) -> str:
-        """What is served, whether it is certified, and where, from the description `found` of the service."""
+        """What is served, whether it is certified, and where; `found` is the service's description."""
         status = "UNCERTIFIED" if found.get("uncertified") else "certified"
         signed = {"valid": ", signed", "unchecked": ", signature not checked", "none": ", not signed"}
         return (
@@ -96,11 +87,11 @@ class ServeOptions:
 @with_options
 def serve_command(given: ServeOptions) -> int:
     """Serve hardened explanations over HTTP, with the configuration of a certificate."""
-    _check_extras(given)
-    import uvicorn
+    with needs_extra("serve"):
+        import uvicorn
 
-    from safexplain.serve.http import Connection, app
-    from safexplain.serve.service import SETTINGS, Service
+        from safexplain.serve.http import Connection, app
+        from safexplain.serve.service import SETTINGS, Service
 
     os.environ[SETTINGS] = given.settings()
     service = Service.from_environment()  # raises before anything listens if it cannot be served
@@ -118,36 +109,7 @@ def serve_command(given: ServeOptions) -> int:
     return 0
 
 
-def _check_extras(given: ServeOptions) -> None:
-    """Raise MissingExtraError for all libraries that the options and the certificate's method need and that are not
-    installed, before a model is read."""
-    from safexplain.explain.catalog import CATALOG, EXTRAS
-
-    names = ("cachetools", "fastapi", "fastapi_offline", "orjson", "prometheus_client", "pydantic", "uvicorn")
-    modules = dict.fromkeys(names, "serve")
-    if given.ledger.startswith("postgres"):
-        modules["psycopg"] = "postgres"
-    if given.public_key is not None:
-        modules["securesystemslib"] = "sign"
-    if given.model.suffix == ".skops":
-        modules["skops"] = "tabular"
-    methods = [given.explainer or ""]
-    if given.certificate is not None:  # unreadable ones are reported later
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            methods += json.loads(given.certificate.read_text())["predicate"]["explainer"]["method"].split("+")
-    for row in filter(None, map(CATALOG.get, methods)):
-        if row.library in EXTRAS:
-            modules[row.library] = EXTRAS[row.library]
-    missing = {name: extra for name, extra in modules.items() if find_spec(name) is None}
-    if missing:
-        raise MissingExtraError(
-            f"this service needs {', '.join(missing)}, not installed here; install the extra: pip install"
-            f' "safexplain[{",".join(dict.fromkeys(missing.values()))}]"'
-        )
-
-
 def _logging(audit_log: Path | None) -> dict[str, Any]:
-    """Logging of messages to standard error, and of the audit log as JSON lines to standard error or its file."""
     logging.captureWarnings(True)
     plain: dict[str, Any] = {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "plain"}
     lines = {**plain, "formatter": "bare"}

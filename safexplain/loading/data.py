@@ -68,12 +68,11 @@ class AuditData:
 
 
 def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = True) -> tuple[str, ...]:
-    """Warnings, one sentence each, about classes that occur only among members or only among non-members; data on which
-    an audit would fail or be meaningless are refused. `num_classes`: outputs of the model, if known.
+    """Warnings, one sentence each, about classes on one side only; unless `both_sides`, non-members are not needed.
 
     Raises:
-        InputError: x is not (n, ...); lengths differ; fewer than 10 members or, if `both_sides`, non-members; NaN or
-            infinite values; labels negative, of one class only, or beyond the model's outputs.
+        InputError: an audit would fail or be meaningless: x is not (n, ...), lengths differ, members or non-members are
+            too few, x is not finite, or labels are negative, of one class, or beyond the `num_classes` of the model.
     """
     n = len(data.x)
     if data.x.ndim < 2 or data.x.size == 0:
@@ -86,34 +85,32 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
     for name, column in columns.items():
         if column.ndim != 1 or len(column) != n:
             raise InputError(f"{name}: expected shape ({n},), one entry for each row of x, got {column.shape}")
-    inside, source = int(data.member.sum()), data.source
-    if both_sides and inside in (0, n):
-        lack = "non-members; add rows that the model was" if not inside else "members; add rows that the model was not"
-        raise InputError(f"all {n} rows are {lack} trained on")
+    inside = int(data.member.sum())
     if both_sides and min(inside, n - inside) < MINIMUM_ROWS:
         raise InputError(
-            f"expected at least {MINIMUM_ROWS} members and {MINIMUM_ROWS} non-members, got {inside} and {n - inside};"
-            " add rows"
+            f"expected at least {MINIMUM_ROWS} members, which the model was trained on, and {MINIMUM_ROWS} non-members,"
+            f" got {inside} and {n - inside}; add rows"
         )
     if not inside:
-        raise InputError(f"{source} marks none of its {n} rows as a member; add rows that the model was trained on")
+        raise InputError(
+            f"{data.source} marks none of its {n} rows as a member; add rows that the model was trained on"
+        )
     _check_finite(data)
     _check_labels(data, num_classes)
     return _lopsided_classes(data) if both_sides else ()
 
 
 def _check_finite(data: AuditData) -> None:
-    wrong = ~np.isfinite(data.x)
-    count = int(wrong.sum())
-    if not count:
+    wrong = np.argwhere(~np.isfinite(data.x)).tolist()
+    if not wrong:
         return
-    row, *place = (int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
+    row, *place = wrong[0]
     column = f"position {tuple(place)}"
     if len(place) == 1:
         column = f"column {place[0] if data.feature_names is None else repr(data.feature_names[place[0]])}"
     raise InputError(
-        f"x holds {count} NaN or infinite values, the first in row {row} (counted from 0), {column}; fill or remove"
-        " them as for training"
+        f"x holds {len(wrong)} NaN or infinite values, the first in row {row} (counted from 0), {column}; fill or"
+        " remove them as for training"
     )
 
 
@@ -124,9 +121,8 @@ def _check_labels(data: AuditData, num_classes: int | None) -> None:
     if low == high:
         raise InputError(f"every row has the label {low}; an audit needs examples of at least two classes")
     if num_classes is not None and high >= num_classes:
-        row = int((data.y >= num_classes).argmax())
         outputs = f"labels 0 to {num_classes - 1}, as the model has {num_classes} outputs"
-        raise InputError(f"y: expected {outputs}; got {int(data.y[row])} in row {row}")
+        raise InputError(f"y: expected {outputs}; got {high} in row {int(data.y.argmax())}")
 
 
 def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
@@ -140,29 +136,23 @@ def _lopsided_classes(data: AuditData) -> tuple[str, ...]:
 
 
 def check_model_fits(model: nn.Module, data: AuditData) -> int:
-    """The number of classes k, from outputs (2, k) of two rows, in evaluation mode, on the model's own device.
-    InputError: the model fails on such rows, or does not return finite scores for two or more classes."""
+    """The number of classes k, from outputs (2, k) of two rows, on the model's own device. InputError: the model fails
+    on such rows, or does not return finite scores for two or more classes."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(np.ascontiguousarray(data.x[[0, -1]])).to(device)
     came = f"rows of shape {tuple(x.shape[1:])} from {data.source}"
     remedy = "; give the data the shape of the training data"
     with as_input_error(f"the model fails on {came}", remedy), torch.no_grad():
         scores = model(x)
-    if not isinstance(scores, Tensor):
+    shape = tuple(scores.shape) if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != 2 or scores.shape[1] < 2:
         raise InputError(
-            f"the model: expected a tensor of scores (n, classes), got a {type(scores).__name__}; change its forward"
+            f"the model: expected a tensor of scores of shape (2, classes) for 2 rows, got {shape}; change its forward:"
+            " of two classes and one score, return torch.stack([-score, score], dim=1)"
         )
-    shape = tuple(scores.shape)
-    if shape in ((2,), (2, 1)):
-        raise InputError(
-            f"the model: expected a column of scores for each class, got one score a row (shape {shape} for 2 rows);"
-            " wrap a two-class model so that it returns torch.stack([-score, score], dim=1)"
-        )
-    if scores.ndim != 2 or shape[0] != 2:
-        raise InputError(f"the model: expected scores of shape (2, classes) for 2 rows, got {shape}")
     if not bool(torch.isfinite(scores).all()):
         raise InputError(f"the model returns NaN or infinite scores for {came}; check its weights and the data")
-    return shape[1]
+    return int(scores.shape[1])
 
 
 _LONGEST_NAMES = 256 << 20
@@ -184,8 +174,12 @@ def load_data(
       `feature_names` and the arrays named in `group` and `slices`. Arrays of Python objects, which are pickles, are
       refused. Images become (n, channels, height, width): of four axes, a last one of length 1 or 3 becomes the second,
       if that has another length. 8-bit images are divided by 255; with three axes they get a channel axis.
-    - A folder that holds `members` and `non-members`, with images as `class/image.png`; see `load_images`.
-    - A CSV or Parquet table with a column of labels and a column `member`; see `load_table`.
+    - A folder with images as `members/class/image.png` and `non-members/class/image.png`, all of one size, with 8 bits.
+      They become grey if all are, else RGB, and are divided by 255. Members come first, each side sorted by path.
+    - A CSV or Parquet table with a column of labels and a column `member`: 0/1, true/false, yes/no or in/out.
+      True/false columns become 0/1, text columns one 0/1 column for each value (`column=value`, sorted by value).
+
+    Labels that are names, of classes or of their folders, become numbers in their sorted order.
 
     Args:
         path: The file or folder.
@@ -194,7 +188,7 @@ def load_data(
             an .npz, if present.
         slices: Names of columns or arrays by which results are sliced. Columns of a table stay features.
         drop_slices: Remove these columns from the features.
-        features: How columns of a table become numbers; None: see `load_table`.
+        features: How columns of a table become numbers; None: as above.
 
     Raises:
         InputError: a file is missing, unreadable or damaged, or a column or array is missing or unusable.
@@ -203,22 +197,22 @@ def load_data(
     if Path(path).is_dir():
         if group is not None or slices:
             raise InputError(f"groups and slices need an .npz or a table, got the folder of images {path}")
-        return load_images(Path(path))
+        return _load_images(Path(path))
     return _load_file(path, label, "member", group, tuple(slices), drop_slices, features)
 
 
 def load_records(
     path: str | Path, *, label: str = "label"
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...] | None]:
-    """(n, ...) features, (n,) classes, and class names if the labels were names, without membership, from an `.npz`
-    with `x` and `y`, or a table; errors as for `load_data`."""
+    """(n, ...) features, (n,) classes, and class names if labels are names, from an `.npz` with `x` and `y`, or a
+    table; errors as for `load_data`."""
     data = _load_file(path, label, None)
     return data.x, data.y, data.class_names
 
 
 def load_inputs(path: str | Path) -> NDArray[np.float32]:
-    """(n, ...) inputs without labels, such as public rows, from an `.npz` with `x`, or a table with a column `label`,
-    which is dropped; errors as for `load_data`."""
+    """(n, ...) inputs, from an `.npz` with `x`, or a table, whose column `label` is dropped; errors as for
+    `load_data`."""
     raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":
         return load_records(path)[0]
@@ -226,30 +220,29 @@ def load_inputs(path: str | Path) -> NDArray[np.float32]:
 
 
 def _load_file(path: str | Path, label: str, member_column: str | None, *options: Any) -> AuditData:
-    """Arrays or a table; without a member column, all rows are members."""
     raw, where = read_bytes(path, "data"), str(path)
     if raw[:4] != b"PK\x03\x04":
-        return load_table(raw, where, label, member_column, *options)
+        return _load_table(raw, where, label, member_column, *options)
     group, slices, *_ = options or (None, ())
     wanted = ("x", "y", *(name for name in (member_column, group, *slices) if name))
     arrays = _read_npz(raw, where, tuple(dict.fromkeys(wanted)))
     x = _as_features(arrays["x"], where)
-    y, class_names = as_labels(arrays["y"].reshape(len(arrays["y"])), f"y of {where}")
+    y, class_names = _as_labels(arrays["y"].reshape(len(arrays["y"])), f"y of {where}")
     if "class_names" in arrays:
         class_names = tuple(str(name) for name in arrays["class_names"].ravel())
     columns = tuple(str(name) for name in arrays["feature_names"].ravel()) if "feature_names" in arrays else None
     member = np.ones(len(x), dtype=np.bool_)
     if member_column is not None:
-        member = members_of(arrays[member_column], f"{member_column} of {where}")
+        member = _members_of(arrays[member_column], f"{member_column} of {where}")
     named = arrays.get(group or "groups")
-    groups = None if named is None else names_of(named, f"array {group or 'groups'!r} of {where}")
-    sliced = {name: names_of(arrays[name], f"array {name!r} of {where}") for name in slices}
+    groups = None if named is None else _names_of(named, f"array {group or 'groups'!r} of {where}")
+    sliced = {name: _names_of(arrays[name], f"array {name!r} of {where}") for name in slices}
     scaled = arrays["x"].dtype == np.uint8 and x.ndim == 4
     return AuditData(x, y, member, class_names, columns, sha256(raw), where, groups, sliced, scaled)
 
 
 def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """The named arrays and the optional ones, after a check that their headers fit together."""
+    """The named arrays and the optional ones; before, their headers are checked."""
     with ArrayFile(raw, where) as file:
         if not file.names:
             raise InputError(f"expected an .npz with x, y and member, got a zip archive without arrays: {where}")
@@ -299,14 +292,9 @@ _GREY = frozenset({"1", "L", "LA"})
 _SIDES = ("members", "non-members")
 
 
-def load_images(root: Path) -> AuditData:
-    """Load images as `members/class/image.png` and `non-members/class/image.png`.
-
-    **Members and non-members are treated alike**: the choice between grey and colour (grey only if every image is) is
-    made once for both, and all images must have the same size. Values are divided by 255. Classes are numbered by the
-    sorted names of the class folders of both sides. Members come first, each side sorted by path. InputError: a folder
-    is empty or has no class folders, an image is damaged or has more than 8 bits, or sizes differ.
-    """
+def _load_images(root: Path) -> AuditData:
+    """Load a folder of images; **members and non-members are treated alike**, so the choice of grey is made for
+    both."""
     pillow = require("PIL.Image", "vision")
     for name in _SIDES:
         if not (root / name).is_dir():
@@ -352,7 +340,7 @@ def _list(root: Path) -> list[Path]:
 _MEMBER = dict.fromkeys(("1", "true", "yes", "in"), True) | dict.fromkeys(("0", "false", "no", "out"), False)
 
 
-def load_table(
+def _load_table(
     raw: bytes,
     where: str,
     label: str,
@@ -362,28 +350,23 @@ def load_table(
     drop_slices: bool = False,
     features: Features | None = None,
 ) -> AuditData:
-    """Read CSV or Parquet and encode its columns; arguments and errors as for `load_data`.
-
-    Numeric columns stay as they are. True/false columns become 0/1, and text columns one 0/1 column for each value
-    (`column=value`, sorted by value, over all rows). Columns keep their order. Text labels become class numbers by
-    their sorted names. Membership is 0/1, true/false, yes/no or in/out; without a member column all rows are members.
-    """
-    frame = read_table(raw, where)
+    """Read a table and encode its columns by all rows together, so that codes do not depend on membership."""
+    frame = _read_table(raw, where)
     columns = ", ".join(frame.columns[:8]) + (", ..." if len(frame.columns) > 8 else "")
     wanted = [("label", label), ("member", member_column), ("group", group_column)]
     for kind, name in (*wanted, *(("slice", name) for name in slice_columns)):
         if name is not None and name not in frame.columns:
             raise InputError(f"{where} has no {kind} column {name!r} (its columns: {columns}); pass another name")
     what = f"column {member_column!r} of {where}"
-    member = np.ones(len(frame), dtype=np.bool_) if member_column is None else members_of(frame[member_column], what)
+    member = np.ones(len(frame), dtype=np.bool_) if member_column is None else _members_of(frame[member_column], what)
     y, class_names = _labels(frame[label], where)
-    named = {name: names_of(frame[name].to_numpy(), f"column {name!r} of {where}") for name in slice_columns}
+    named = {name: _names_of(frame[name].to_numpy(), f"column {name!r} of {where}") for name in slice_columns}
     groups = None
     if group_column is not None:
-        groups = names_of(frame[group_column].to_numpy(), f"the group column {group_column!r} of {where}")
+        groups = _names_of(frame[group_column].to_numpy(), f"the group column {group_column!r} of {where}")
     excluded = {label, member_column, group_column, *(slice_columns if drop_slices else ())}
     frame = frame.drop(columns=[name for name in frame.columns if name in excluded])
-    x, names = (features or one_hot_features)(frame, where)
+    x, names = (features or _one_hot_features)(frame, where)
     return AuditData(x, y, member, class_names, names, sha256(raw), where, groups, named)
 
 
@@ -391,8 +374,8 @@ Features = Callable[[Any, str], tuple[NDArray[np.float32], tuple[str, ...]]]
 """(frame of features, path) -> (n, d) numbers, and the names of their columns."""
 
 
-def read_table(raw: bytes, where: str) -> Any:
-    """A frame of CSV or Parquet with at least one row and distinct names of columns; errors as for `load_table`."""
+def _read_table(raw: bytes, where: str) -> Any:
+    """A frame of CSV or Parquet with at least one row and distinct names of columns; InputError: there is none."""
     pandas = require("pandas", "tabular")
     if raw[:4] == b"PAR1":
         require("pyarrow", "tabular")
@@ -412,8 +395,7 @@ def read_table(raw: bytes, where: str) -> Any:
     return frame
 
 
-def members_of(values: Any, what: str) -> NDArray[np.bool_]:
-    """(n,) membership from 0/1, true/false, yes/no or in/out; InputError: anything else."""
+def _members_of(values: Any, what: str) -> NDArray[np.bool_]:
     texts = [str(value).strip().lower().removesuffix(".0") for value in np.ravel(values)]
     if unknown := [text for text in texts if text not in _MEMBER]:
         raise InputError(f"{what}: expected 0/1, true/false, yes/no or in/out, got {unknown[0]!r}")
@@ -425,10 +407,10 @@ def _labels(column: Any, where: str) -> tuple[NDArray[np.int64], tuple[str, ...]
     if column.isna().any():
         raise InputError(f"{what} is empty in row {int(column.isna().to_numpy().argmax())} (counted from 0); fill it")
     numeric = require("pandas", "tabular").api.types.is_numeric_dtype(column)
-    return as_labels(column.to_numpy(dtype=np.float64) if numeric else np.array([*map(str, column)]), what)
+    return _as_labels(column.to_numpy(dtype=np.float64) if numeric else np.array([*map(str, column)]), what)
 
 
-def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
+def _as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
     """Classes (n,) as numbers, and their sorted names if they are names; InputError: neither."""
     if y.dtype.kind in "US":
         names, codes = np.unique(y.astype(str), return_inverse=True)
@@ -441,7 +423,7 @@ def as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str,
     return y.astype(np.int64), None
 
 
-def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
+def _names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
     """(n,) identifiers: whole numbers as int64, all others as text; InputError: a missing one, or not one per row."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -455,7 +437,7 @@ def names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
     return np.array([str(value) for value in values.tolist()])
 
 
-def one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+def _one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Numeric columns as they are, and a 0/1 column for each value of a text column; InputError: empty values."""
     blocks: list[NDArray[np.float32]] = []
     names: list[str] = []
@@ -497,13 +479,11 @@ def load_for_classifier(
     group: str | None = None,
     slices: tuple[str, ...] = (),
 ) -> ClassifierData:
-    """Load the data of an audit, and `public` rows, for a classifier; arguments as for `load_data`.
+    """Load the data of an audit, and `public` rows without labels, for a classifier; arguments as for `load_data`.
 
-    A table is reduced to the columns that the classifier was fitted with, by name and in its order; a classifier fitted
-    without names gets all columns. Slice columns are features if it was fitted with them. Texts and missing numbers
-    become codes (`safexplain.columns`), derived from all rows together. Labels become positions of the classifier's
-    classes. Public rows need no label and no member column. InputError: a file is unreadable, lacks a column, or holds
-    a label that is not a class of the classifier.
+    A table is reduced to the columns that the classifier was fitted with, by name and in its order; one fitted without
+    names gets all. Texts and missing numbers become codes (`safexplain.columns`), derived from all rows together, and
+    labels positions of its classes. InputError: a file is unreadable, lacks a column, or has a label of no class.
     """
     if Path(path).is_dir():
         raise InputError(f"expected an .npz or a table for a classifier, got the folder {path}")
@@ -515,7 +495,7 @@ def load_for_classifier(
         frame = _rename_columns(frame, names)
         _require_columns(names, frame, where)
         if found.names is None and found.width not in (None, len(names)):
-            x, encoded = one_hot_features(frame, where)
+            x, encoded = _one_hot_features(frame, where)
             if x.shape[1] == found.width:
                 seen.append((None, ()))
                 return x, encoded
@@ -549,15 +529,14 @@ def load_for_classifier(
 
 
 def _read_frame(path: str | Path, names: tuple[str, ...]) -> Any:
-    """The frame of a file, with the model's names of columns; None: the file holds arrays."""
     raw = read_bytes(path, "data")
     if raw[:4] == b"PK\x03\x04":
         return None
-    return _rename_columns(read_table(raw, str(path)), names)
+    return _rename_columns(_read_table(raw, str(path)), names)
 
 
 def _rename_columns(frame: Any, names: tuple[str, ...]) -> Any:
-    """The frame with spaces in names of columns as underscores where the model has these, as LightGBM writes them."""
+    """The frame with underscores for spaces in names of columns where the model has these, as LightGBM does."""
     other = {name: str(name).replace(" ", "_") for name in frame.columns if name not in names and " " in str(name)}
     return frame.rename(columns={old: new for old, new in other.items() if new in names and new not in frame.columns})
 
@@ -592,7 +571,7 @@ def _with_accepted_types(found: FittedClassifier, columns: Columns, frame: Any) 
 
 
 def _map_labels(found: FittedClassifier, data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
-    """The data with labels as positions of the classifier's classes; InputError: a label is not among them."""
+    """The data with labels as positions of the classifier's classes, and notes."""
     classes, names = found.classes, data.class_names
     numbers = are_places(classes)
     if numbers:

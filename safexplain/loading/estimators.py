@@ -153,7 +153,7 @@ def load_estimator(
         with _check_versions(where, notes):
             held = _skops(raw, where, trusted) if kind == "skops" else _pickle(raw, where, trust_pickle)
         found, template = _unwrap_search(held, where, notes)
-    check_classifier(found, where)
+    _check_classifier(found, where)
     unrecorded = _UNRECORDED if kind == "xgboost" else ()
     return FittedClassifier(found, template, sha256(raw), unrecorded, tuple(notes), trusted)
 
@@ -183,7 +183,7 @@ def _skops(raw: bytes, where: str, trusted: tuple[str, ...] = ()) -> Any:
     remedy = "; save it again with this version"
     with as_input_error(what, remedy), current_directory_importable(), checked_boosters(where):
         estimator = skops.loads(raw, trusted=unknown)
-    check_trees(estimator, where)
+    _check_trees(estimator, where)
     return estimator
 
 
@@ -342,7 +342,7 @@ def _check_objective(library: str, objective: str, where: str) -> None:
         )
 
 
-def check_classifier(estimator: Any, where: str) -> None:
+def _check_classifier(estimator: Any, where: str) -> None:
     """Refuse an estimator without class probabilities: a regressor, unfitted, multi-label, or of one class."""
     from sklearn.base import is_classifier, is_regressor
     from sklearn.utils.validation import check_is_fitted
@@ -366,7 +366,7 @@ def check_classifier(estimator: Any, where: str) -> None:
         raise InputError(f"{where}: expected a classifier of at least two classes, got a {name} of fewer")
 
 
-def check_trees(estimator: Any, where: str) -> None:
+def _check_trees(estimator: Any, where: str) -> None:
     """Raise InputError for trees whose nodes point outside the tree, as C code follows them without a check, or that
     split on a column beyond those of their forest, which passes rows to them without a check."""
     fits = True

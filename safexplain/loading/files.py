@@ -1,18 +1,22 @@
-"""Read untrusted files with one-sentence errors; import optional libraries."""
+"""What loaders share: errors in one sentence, imports of libraries and of functions of the user, seeds, prefixes."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
+
+import torch
+from torch import Tensor
 
 from safexplain.errors import InputError, MissingExtraError, needs_extra
 
@@ -109,3 +113,29 @@ def importable_in_workers() -> Iterator[None]:
     path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     with patch.dict(os.environ, PYTHONPATH=path), current_directory_importable():
         yield
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed PyTorch's CPU generator, and restore its state afterwards.
+
+    The seed is hashed, so that no reference model starts as the audited one may have, at `torch.manual_seed(0)`.
+    """
+    digest = hashlib.sha256(b"safexplain fresh weights" + str(seed).encode()).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        yield
+
+
+_PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
+
+
+def without_prefix(state: Mapping[str, Tensor], expected: set[str]) -> dict[str, Tensor]:
+    """The tensors without a known prefix that all names share and the network lacks."""
+    found = dict(state)
+    while found and not expected & set(found):
+        prefix = next((p for p in _PREFIXES if all(name.startswith(p) for name in found)), None)
+        if prefix is None:
+            break
+        found = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    return found

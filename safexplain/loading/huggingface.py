@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from safexplain._digest import weight_files
 from safexplain.errors import InputError
 from safexplain.loading.data import AuditData
-from safexplain.loading.files import as_input_error, read_bytes, require, without_logs
-from safexplain.loading.weights import seeded, without_prefix
+from safexplain.loading.files import as_input_error, read_bytes, require, seeded, without_logs, without_prefix
 from safexplain.outputs import Logits
 
 _CONFIG = "config.json"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
+import math
 import pickle
 import re
 import warnings
@@ -21,7 +23,14 @@ from safexplain._digest import file_sha256, sha256
 from safexplain.columns import Columns
 from safexplain.errors import InputError, did_you_mean
 from safexplain.loading.estimators import FILES, FittedClassifier, identify_estimator, load_estimator
-from safexplain.loading.exported import HOW_TO_EXPORT, is_exported, load_exported
+from safexplain.loading.exported import (
+    HOW_TO_EXPORT,
+    embeddings,
+    frozen_operation,
+    is_exported,
+    load_exported,
+    with_layers,
+)
 from safexplain.loading.files import (
     as_input_error,
     current_directory_importable,
@@ -30,9 +39,10 @@ from safexplain.loading.files import (
     one_line,
     read_bytes,
     require,
+    seeded,
+    without_prefix,
 )
 from safexplain.loading.huggingface import Network, Preprocessing, is_transformers_folder
-from safexplain.loading.weights import channels_of, classes_of, load_weights, reinitialise, seeded
 from safexplain.outputs import EstimatorModule
 
 _FORMATS = f"a torch.export archive, a state_dict (torch.save or safetensors), a pickled model; {FILES}"
@@ -349,3 +359,128 @@ def _function(arch: str, num_classes: int | None) -> Callable[[], Any]:
             return function(**given)
 
     return construct
+
+
+_PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function to say how it is built"
+
+
+def reinitialise(module: nn.Module, seed: int) -> nn.Module:
+    """A deep copy of `module` with fresh weights.
+
+    A submodule with `reset_parameters` calls it (children before their parents, as constructors do). Parameters of any
+    other module, as in `torch.export` graphs, get the default of the layer that their name suggests:
+
+    - `weight` of two or more dimensions: uniform +-1/sqrt(fan_in), the rule of `nn.Linear` and `nn.ConvNd`
+      (`kaiming_uniform_(a=sqrt(5))`); its `bias`: uniform +-1/sqrt(fan_in). A table that a graph looks up
+      as an embedding: standard normal.
+    - `weight` of one dimension (a normalisation): 1; its `bias`: 0; `in_proj_weight` (attention): Xavier
+      uniform; `in_proj_bias`: 0.
+    - `running_mean`, `running_var`, `num_batches_tracked`: 0, 1, 0.
+    - any other parameter (a class token, position embeddings, a layer scale): normal with the mean and the
+      standard deviation of the trained tensor, the only clue to its scale; a single number is kept.
+
+    All parameters of the copy require gradients. Other buffers are kept. The copy is in training mode, on the device of
+    the original's first parameter. The trained network and the global random state do not change.
+
+    Raises:
+        InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form, so
+            that it would train differently from the original; a layer cannot be reset; or a trained tensor survives.
+    """
+    if frozen_operation(module, training=False) == "batch_norm":
+        module = with_layers(module, batch_norm=True)
+    if (operation := frozen_operation(module, training=False)) is not None:
+        raise InputError(
+            f"the exported graph holds {operation} frozen in inference mode, so that it cannot be trained; {_PASS_ARCH}"
+        )
+    with as_input_error("the network cannot be copied", f"; {_PASS_ARCH}"):
+        fresh = copy.deepcopy(module)
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    fresh.cpu()
+    with seeded(seed), torch.no_grad():
+        _redraw(fresh)
+    _refuse_survivors(module, fresh)
+    for parameter in fresh.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(True)
+    return fresh.to(device).train()
+
+
+def _redraw(fresh: nn.Module) -> None:
+    tables = embeddings(fresh)
+    for owner in reversed(list(fresh.modules())):  # children before their parents
+        attention = isinstance(owner, nn.MultiheadAttention | nn.Transformer)
+        reset = getattr(owner, "reset_parameters", owner._reset_parameters if attention else None)
+        if callable(reset):
+            with as_input_error(f"{type(owner).__name__}.reset_parameters() failed", f"; {_PASS_ARCH}"):
+                reset()
+        else:
+            _default_rule(owner, tables)
+
+
+def _default_rule(owner: nn.Module, tables: set[int]) -> None:
+    own = dict(owner.named_parameters(recurse=False))
+    for name, parameter in own.items():
+        if not parameter.is_floating_point():
+            continue
+        if name == "weight" and parameter.ndim < 2:
+            parameter.fill_(1.0)
+        elif name == "weight" and id(parameter) in tables:
+            parameter.normal_()
+        elif name == "weight":
+            nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
+        elif name == "bias":
+            of_layer = "weight" in own and own["weight"].ndim >= 2
+            bound = 1.0 / math.sqrt(max(1, own["weight"][0].numel())) if of_layer else 0.0
+            parameter.uniform_(-bound, bound)
+        elif name == "in_proj_weight" and parameter.ndim >= 2:
+            nn.init.xavier_uniform_(parameter)
+        elif name == "in_proj_bias":
+            parameter.zero_()
+        elif parameter.numel() > 1:
+            known = parameter.nan_to_num()
+            parameter.normal_(float(known.mean()), float(known.std()))
+    constants = {"running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
+    for name, buffer in owner.named_buffers(recurse=False):
+        if name in constants:
+            buffer.fill_(constants[name])
+
+
+def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
+    """Refuse a copy that still holds a trained tensor other than single numbers and constants."""
+    redrawn = dict(fresh.named_parameters())
+    for name, trained in module.named_parameters():
+        varies = trained.numel() > 1 and not bool((trained == trained.flatten()[0]).all())
+        if varies and torch.equal(trained.detach().cpu(), redrawn[name]):
+            raise InputError(f"the layer's reset_parameters() leaves its weights {name} trained; {_PASS_ARCH}")
+
+
+def classes_of(state: Mapping[str, Tensor]) -> int | None:
+    """Number of outputs of the last 2-D weight of a state_dict, else of its last convolution."""
+    weights = [tensor for name, tensor in state.items() if name.endswith("weight")]
+    last = [*(t for t in weights if t.ndim == 4), *(t for t in weights if t.ndim == 2)][-1:]
+    return int(last[0].shape[0]) if last else None
+
+
+def channels_of(state: Mapping[str, Tensor]) -> int | None:
+    """Input channels of the first convolution; None: the usual three."""
+    first = next((t for name, t in state.items() if name.endswith("weight") and t.ndim == 4), None)
+    return None if first is None or first.shape[1] == 3 else int(first.shape[1])
+
+
+def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, where: str) -> nn.Module:
+    """Load a state_dict into a network, without a prefix common to all names; `num_batches_tracked`, which old files
+    lack, may be missing. InputError: names or shapes differ, or the constructor already gives these weights."""
+    own = network.state_dict()
+    state = without_prefix(state, set(own))
+    trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
+    if trained and all(n in own and torch.equal(own[n].to(tensor.dtype), tensor) for n, tensor in trained.items()):
+        raise InputError(f"--arch must build an untrained network, but {arch} already has the weights in {where}")
+    try:
+        network.load_state_dict(dict(state))
+    except Exception as error:  # PyTorch lists the mismatches; hooks of the network may raise anything
+        listed = one_line(" ".join(str(error).split()), 500)
+        raise InputError(
+            f"the weights in {where} do not fit {arch}: {listed} Pass the --arch of the training; to set the number of"
+            " classes or other options of the constructor, use --arch package.module:function"
+        ) from None
+    return network

@@ -1,4 +1,4 @@
-"""A contract test's subject: how to make the explainer, a query, the native explainer, and the state to restore."""
+"""The subject of a contract test: the explainer, its queries, the native explainer, and the state to restore."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ KEY = b"the key of contract tests, fixed"
 
 
 class Skip(Exception):
-    """Raised by a clause that does not apply, with the reason."""
+    """The reason why a clause does not apply."""
 
 
 class Untried(str):
-    """Yielded by a clause: a part that could not be tried, with the reason."""
+    """A part that a clause could not try, with the reason."""
 
 
 class Query(NamedTuple):
-    """A query to an explainer: inputs as its entry takes them, a target or None, and more keyword arguments."""
+    """Inputs as the explainer takes them, a target or None, and more keyword arguments."""
 
     inputs: Any
     target: Any
@@ -101,14 +101,8 @@ def take(value: Any, index: list[int], batch: int) -> Any:
 def difference(
     a: Any, b: Any, atol: float = 0.0, *, path: str = "result", within: frozenset[int] = frozenset()
 ) -> str | None:
-    """The first difference of two results as a sentence, or None.
-
-    Args:
-        a: the expected result: tensors, arrays, numbers, text, or containers and other objects of such.
-        b: the actual result.
-        atol: absolute tolerance of numbers. NaN equals NaN.
-        path: name of the results in the sentence.
-        within: ids of the containing objects, to end cycles.
+    """The first difference of the expected result `a` and `b`, objects of any kind, as a sentence; None: there is none.
+    Numbers have an absolute tolerance, and NaN equals NaN; `within` are ids of the containing objects, to end cycles.
 
     >>> difference({"anchor": np.ones(3)}, {"anchor": np.ones(3)}), difference((1.0, "a"), [1.0, "a"])
     (None, 'result: expected tuple, got list')
@@ -140,10 +134,8 @@ def difference(
 class Case:
     """An explainer under test; the arguments are those of `check_explainer`.
 
-    `prepare` creates and queries it, and sets the attributes that clauses read.
-
-    `plain` and `hardened` are the explainer without hardening and with `noisy`, noise alone; `answer` is the latter's
-    to the full `query`. `scale` is a power of two near the size of the native numbers; 1 for no tensors or all zero.
+    `prepare` sets `plain` and `hardened`, the explainer without hardening and with `noisy`; `answer`, the latter's to
+    the full `query`; and `scale`, a power of two near the size of the native numbers, or 1.
     """
 
     factory: Callable[..., Any]
@@ -177,10 +169,8 @@ class Case:
         self.hardened = self.make(self.noisy)
         self.answer = self.ask(self.hardened)
 
-    # Creating and querying explainers.
-
     def make(self, hardening: Hardening) -> Any:
-        """A new explainer, from any kind of factory."""
+        """A new explainer."""
         if accepts(self.factory, "hardening"):
             return self.factory(self.model, hardening=hardening)
         if len(inspect.signature(self.factory).parameters) > 1:
@@ -200,23 +190,23 @@ class Case:
         native.__dict__.update(fresh_state(state))
         return native
 
-    def ask(self, explainer: Any, query: Query | None = None, *, seed: int = 0, **more: Any) -> Any:
-        """An explainer's answer, with all global generators seeded during the call."""
-        with seeded(seed):
-            return self.ask_unseeded(explainer, query, **more)
-
-    def ask_unseeded(
-        self, explainer: Any, query: Query | None = None, *, entry: Callable[..., Any] | None = None, **more: Any
+    def ask(
+        self,
+        explainer: Any,
+        query: Query | None = None,
+        *,
+        seed: int | None = 0,
+        entry: Callable[..., Any] | None = None,
+        **more: Any,
     ) -> Any:
-        """An explainer's answer without seeding, for threads, which share the global generators.
-
-        `entry` replaces the method that explains.
-        """
+        """An explainer's answer. `seed` is that of the global generators (None: as they are, for threads, which share
+        them), and `entry` replaces the method that explains."""
+        if seed is not None:
+            with seeded(seed):
+                return self.ask(explainer, query, seed=None, entry=entry, **more)
         query, entry = query or self.query, entry or getattr(explainer, self.entry)
         target = {"target": query.target} if query.target is not None and accepts(entry, "target") else {}
         return entry(query.inputs, **{**target, **query.options, **more})
-
-    # Queries.
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The inputs as a tuple; raises `Skip` if they are no tensors."""
@@ -244,8 +234,6 @@ class Case:
             return {name: of(value) if of else value for name, value in self.options.items()}
         row = getattr(self.plain, "_row", None)
         return row.options(inputs) if row is not None and isinstance(inputs, Tensor) else {}
-
-    # Answers.
 
     @functools.cached_property
     def native_answer(self) -> Any:
@@ -279,11 +267,8 @@ class Case:
 
 
 class Snapshot:
-    """The state of a model and some values at creation.
-
-    It holds the attributes, hooks and training mode of each submodule (`safexplain._digest.modules_of`); values,
-    `requires_grad` and `.grad` of parameters, buffers and the tensors and arrays in the values.
-    """
+    """Attributes, hooks and mode of each submodule of a model at creation, and values, `requires_grad` and `.grad` of
+    its parameters and buffers, and of the tensors and arrays in other values."""
 
     def __init__(self, model: object, values: Mapping[str, Any] | None = None) -> None:
         parts = [(f"{type(r).__name__}.{n}".rstrip("."), p) for r in modules_of(model) for n, p in r.named_modules()]

@@ -45,11 +45,7 @@ from safexplain.testing.case import (
 from safexplain.testing.markers import MARKER_NUMBER, PLANTS, VALUES, Plant, as_tuple, find_markers, planted
 
 THREADS = 8
-LONGEST_WAIT = 1.0
-"""Seconds that an explanation waits for a query in its middle."""
-
-
-# --- numbers and types -----------------------------------------------------------------------------------------------
+LONGEST_WAIT = 1.0  # seconds that an explanation waits for a query in its middle
 
 
 def answers(case: Case) -> Iterator[str]:
@@ -91,9 +87,6 @@ def works_in_any_gradient_mode(case: Case) -> Iterator[str]:
             yield f"torch.{mode.__name__}(): expected the same answer, got {type(released).__name__}: {released!s:.120}"
         elif found := difference(case.answer, released, case.scale * 1e-5):
             yield f"torch.{mode.__name__}(): {found}"
-
-
-# --- noise -----------------------------------------------------------------------------------------------------------
 
 
 def asking_again_gives_the_same_answer(case: Case) -> Iterator[str]:
@@ -193,8 +186,7 @@ def _noise_of_another_model(case: Case) -> Tensor | None:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two noises are equal or correlated (six standard errors, for the number of distinct values: methods that
-    explain groups of features have one noise for each group)."""
+    """Whether two noises are equal, or correlated by six standard errors (of distinct values: groups share a noise)."""
     if a.shape != b.shape:
         return False
     a, b = a.flatten(), b.flatten()
@@ -203,9 +195,6 @@ def _alike(a: Tensor, b: Tensor) -> bool:
         return True
     n = min(len(set((noise / size * 1e3).round().tolist())) for noise in (a, b))
     return n >= 50 and abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) > 6 / math.sqrt(n)
-
-
-# --- what leaves besides the numbers ---------------------------------------------------------------------------------
 
 
 def only_listed_arrays_leave(case: Case) -> Iterator[str]:
@@ -238,8 +227,7 @@ def only_listed_arrays_leave(case: Case) -> Iterator[str]:
             yield f"markers in {where} can be read at {', '.join(found[:4])}{' ...' if found[4:] else ''}"
 
 
-_LOUD = Hardening(noise=GaussianNoise(MARKER_NUMBER / 2, key=KEY))
-"""Noise as large as the marker, so that a marker in the attribution itself leaves as another number."""
+_LOUD = Hardening(noise=GaussianNoise(MARKER_NUMBER / 2, key=KEY))  # makes another number of a marker in the map
 
 
 def released_arrays_are_detached(case: Case) -> Iterator[str]:
@@ -299,9 +287,6 @@ def _succeeds(run: Callable[[], Any]) -> bool:
     return not isinstance(attempt(run), Exception)
 
 
-# --- what stays behind, and other threads ----------------------------------------------------------------------------
-
-
 def leaves_nothing_behind(case: Case) -> Iterator[str]:
     """Model, inputs and global generators are unchanged, also in training mode and after a call that fails."""
     explainer, roots = case.make(case.noisy), modules_of(case.model)
@@ -323,7 +308,7 @@ def _left_behind(case: Case, explainer: Any, when: str) -> Iterator[str]:
     with seeded(0):
         before = _global_state(case)
     with seeded(0):
-        attempt(partial(case.ask_unseeded, explainer))
+        attempt(partial(case.ask, explainer, seed=None))
         after = _global_state(case)
     yield from (f"{when}{sentence}" for sentence in snapshot.differences())
     if before != after:
@@ -353,7 +338,7 @@ def threads_get_right_answers(case: Case) -> Iterator[str]:
         queries = [case.query]
         with suppress(Skip):
             queries.append(case.part([0]))
-        explanations = [partial(case.ask_unseeded, explainer, query) for query in queries]
+        explanations = [partial(case.ask, explainer, query, seed=None) for query in queries]
         questions += [question for question in explanations if _succeeds(question)]
         expected = [question() for question in questions]
         with ThreadPoolExecutor(THREADS) as pool:
@@ -377,7 +362,7 @@ def _during_explanation(case: Case, explainer: Any, question: Callable[[], Any])
     with ExitStack() as stack, seeded(0), ThreadPoolExecutor(1) as pool:
         for root in modules_of(case.model):
             stack.callback(root.register_forward_hook(gate).remove)
-        running = pool.submit(attempt, partial(case.ask_unseeded, explainer))
+        running = pool.submit(attempt, partial(case.ask, explainer, seed=None))
         while not entered.wait(0.005) and not running.done():
             pass
         answer = attempt(question)
@@ -391,14 +376,14 @@ def _during_explanation(case: Case, explainer: Any, question: Callable[[], Any])
 
 
 def _prediction(case: Case) -> Callable[[], Any] | None:
-    """The model's outputs; None: it needs other arguments, or does not repeat its answer."""
+    """A call of the model; None: it needs other arguments, or does not repeat its answer."""
     given = (*as_tuple(case.inputs), *as_tuple(case.query.options.get("additional_forward_args", ())))
     predict = torch.no_grad()(partial(case.model, *given))
     return predict if _succeeds(predict) and not difference(predict(), predict()) else None
 
 
 def _fault(expected: Any, got: Any) -> str | None:
-    """The difference of an answer to the expected one, beyond rounding; None: there is none."""
+    """The difference of an answer to the expected one, beyond rounding."""
     if isinstance(got, Exception):
         return f"{type(got).__name__}: {got!s:.120}"
     arrays = [torch.as_tensor(array).detach() for _, array in tensors_in(expected) if array.dtype != object]
@@ -410,7 +395,7 @@ State = Literal["passed", "skipped", "broken"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one clause: its name and promise, and what was found."""
+    """The result of one clause."""
 
     clause: str
     promise: str
@@ -439,7 +424,7 @@ class ContractReport:
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """What no clause can check, a sentence each. Parts that could not be tried are in the outcomes."""
+        """What no clause can check: an explainer that keeps the contract may still leak this way."""
         return UNCHECKED
 
     @property
@@ -449,7 +434,7 @@ class ContractReport:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Names of the clauses that do not apply or could not be tried; the outcome gives the reason."""
+        """Names of the clauses that do not apply."""
         return self._in_state("skipped")
 
     @property
@@ -488,8 +473,7 @@ CLAUSES: Mapping[Callable[[Case], Iterable[str]], tuple[str, ...]] = {
     threads_get_right_answers: _NOISE[1:],
     works_in_any_gradient_mode: _NOISE[1:],
 }
-"""Clause -> clauses that must hold for it to be checked, in the order of checking. The first line of a clause's
-docstring is its promise."""
+"""Clause -> clauses that must hold for it to be checked, in the order of checking."""
 
 UNCHECKED: tuple[str, ...] = (
     "whether the noise is large enough: `safexplain audit` measures what an attacker finds",
@@ -501,7 +485,6 @@ UNCHECKED: tuple[str, ...] = (
     "behaviour after a certain time, for certain inputs, or after more calls than are made here",
     "an explainer that recognises this test",
 )
-"""What no clause can check: an explainer that keeps the contract may still leak this way."""
 
 
 def check_explainer(
@@ -521,24 +504,23 @@ def check_explainer(
     """Check a hardened explainer against every clause of the contract; the report has the outcome of each.
 
     It makes a few hundred calls, and temporarily changes the model (hooks, training mode, parameters), the native class
-    and the global generators. Nothing else should use them meanwhile.
+    and the global generators, which nothing else should use meanwhile.
 
     Args:
         explainer_factory: (model, hardening=...) -> explainer, like a hardened class; or (model, hardening); or
             (model), whose attribute `hardening` is then set.
         model: a small model is enough; dropout or batch normalisation tests more.
-        inputs: as the explainer takes them: a tensor (batch, ...), a tuple of such, or any type of its library. With
-            fewer than two different examples, the clauses about batches are skipped.
+        inputs: a tensor (batch, ...), a tuple of such, or any type of its library. Without two different examples, the
+            clauses about batches are skipped.
         target: None if the explainer takes none.
-        options: more keyword arguments for each call, or a function from inputs to them. None: those that the catalog
-            lists for the method, if any.
+        options: more keyword arguments for each call, or a function from inputs to them. None: those in the catalog.
         native: the native class; None: the explainer's `_native`.
-        native_factory: model -> the native explainer to compare with. None: rebuilt from the attributes of a hardened
-            Captum explainer; for others, the clauses that compare are skipped.
+        native_factory: model -> the native explainer to compare with. None: rebuilt from a hardened Captum explainer;
+            for others, the clauses that compare are skipped.
         entry: name of the method that explains; None: the explainer's `_entry`, or "attribute".
         plant: (native result, native explainer) -> the result with `MARKER_TEXT` and `MARKER_NUMBER` in place of
             secrets. Needed if results are no tensors.
-        hardening: the hardening of most  None: noise alone, as large as the native numbers, with a fixed key.
+        hardening: of most clauses. None: noise alone, as large as the native numbers, with a fixed key.
         skip: names of clauses to skip.
 
     Raises:
@@ -572,7 +554,6 @@ def check_explainer(
 
 
 def _result(clause: Callable[[Case], Iterable[str]], case: Case) -> tuple[State, tuple[str, ...]]:
-    """State and details of a clause."""
     details: list[str] = []
     try:
         for sentence in clause(case):

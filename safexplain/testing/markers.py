@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,19 +18,15 @@ from torch import Tensor
 from safexplain.errors import ConfigurationError
 
 MARKER_TEXT = "marker-that-must-not-leave-6f1d"
-"""The marker for text."""
-
-MARKER_NUMBER = 7391.4658203125
-"""The marker for numbers; float32 holds it exactly, and it stays unique with 2 decimals."""
+MARKER_NUMBER = 7391.4658203125  # float32 holds it exactly, and it stays unique with 2 decimals
 
 _TEXT = re.compile(rf"{MARKER_TEXT}|(?<![\d.])7391\.[45]|(?<![\d.])7\.39\d*[eE]\+?0*3")
 _PACKED = tuple(np.array(MARKER_NUMBER, kind).tobytes() for kind in ("<f4", ">f4", "<f8", ">f8"))
 
 
 def find_markers(obj: object, *, name: str = "released") -> list[str]:
-    """The places where `MARKER_TEXT` or `MARKER_NUMBER` can be read in an answer, outside of its functions and classes.
-
-    Places are Python-like expressions that start with `name`.
+    """The places where `MARKER_TEXT` or `MARKER_NUMBER` can be read in an answer, outside of its functions and classes,
+    as Python-like expressions that start with `name`.
 
     >>> find_markers({"scores": np.array([1.0, MARKER_NUMBER]), "note": "2 scores"})
     ["released['scores']"]
@@ -100,32 +95,18 @@ Plant = Callable[[Any, Any], Any]
 """(native result, native explainer) -> the result with something planted in it."""
 
 
-@dataclass
-class Planting:
-    """Number of calls of a planted entry, without nested ones."""
-
-    calls: int = 0
-
-
 @contextmanager
-def planted(native: type, entry: str, transform: Plant) -> Iterator[Planting]:
-    """A context in which results of `native.entry` pass through `transform`, in all threads.
+def planted(native: type, entry: str, transform: Plant) -> Iterator[SimpleNamespace]:
+    """A context in which results of the method `entry` of a class pass through `transform`, in all threads, also those
+    of its `__wrapped__` (as Captum's, which NoiseTunnel and the layer wrappers call).
 
-    If the entry has a `__wrapped__` (as Captum's, which NoiseTunnel and the layer wrappers call), it is planted too.
-
-    Args:
-        native: the native explainer's class.
-        entry: name of its method.
-        transform: (result, native explainer) -> result.
-
-    Raises:
-        ConfigurationError: the class has no such method.
+    It gives an object whose `calls` counts calls, without nested ones. ConfigurationError: there is no such method.
     """
     method = getattr(native, entry, None)
     if not inspect.isfunction(method):
         raise ConfigurationError(f"expected the name of a method of {native.__name__}, got {entry!r}")
     inherited = entry not in vars(native)
-    planting, inside = Planting(), threading.local()
+    planting, inside = SimpleNamespace(calls=0), threading.local()
 
     def around(function: Any) -> Any:
         @functools.wraps(function)
@@ -170,7 +151,6 @@ def _appended(extra: Callable[[Tensor], Any]) -> Plant:
 
 
 def _mark(result: Any, explainer: Any) -> Any:
-    """Put markers into the attributes of the second argument, the native explainer or another object."""
     explainer.secret, explainer.raw = MARKER_TEXT, torch.full((8,), MARKER_NUMBER)
     return result
 
@@ -185,4 +165,4 @@ PLANTS: Mapping[str, Plant] = MappingProxyType(
         "attributes of the native explainer": _mark,
     }
 )
-"""Place -> how the contract puts markers there, for Captum's explainers."""
+"""Place -> how the contract puts markers there."""

@@ -37,8 +37,7 @@ from safexplain.verdict.evidence import is_judged
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc
 
-MOST_KEPT = 1 << 30
-"""Most bytes of native maps in memory; beyond, the least recently used set of options is computed again."""
+MOST_KEPT = 1 << 30  # bytes of native maps in memory; beyond, the least recently used ones are computed again
 
 AFTER = ("interpolate_mode",)  # options that only enlarge maps after hardening; maps are compared before
 
@@ -59,7 +58,7 @@ def with_options(methods: Sequence[Method], options: Mapping[str, Any]) -> list[
 
 @dataclass(eq=False)
 class Natives:
-    """Computes native maps of m models for the predicted classes of n examples, by the explainers of a question."""
+    """Native maps of m models for the predicted classes of n examples, by the explainers of a question."""
 
     question: Question
     models: Sequence[nn.Module]  # the audited one first
@@ -79,11 +78,7 @@ class Natives:
         self._key = hashlib.blake2b(f"tune {self.question.seed}".encode(), digest_size=32).digest()
 
     def maps(self, options: Mapping[str, Any]) -> tuple[Maps, ...]:
-        """Native maps of every explainer, with the options of a point.
-
-        Raises:
-            InputError: an explanation fails, or is not finite.
-        """
+        """Native maps of every explainer, with the options of a point. InputError: one fails, or is not finite."""
         name = json.dumps(options, sort_keys=True, default=repr)
         if name in self._kept:
             self._kept[name] = self._kept.pop(name)  # most recently used
@@ -163,8 +158,8 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Leakage:
-    """What the best attack adds to the label, among those that `Stacked` finds to add something on held-out models, and
-    the stack of all scores, so that small leaks are measured."""
+    """What the best attack adds to the label, among those that add something on held-out models, and the stack of all
+    scores, so that small leaks are measured."""
 
     excess: float  # mean over targets and `FPRS` of its TPR minus the label's, at least 0
     error: float  # standard error, by resampling examples and targets together; also where the excess is 0
@@ -178,10 +173,8 @@ class LeakMeter:
     Fast enough for a hundred trials: one query, and neither boosted trees nor attacks that learn from maps. Stacks of
     the suite are fitted to some models that play the target; each other model is scored with all others as references.
     `known` are signals without an explanation: "label" (m, n), and "loss" and "margin" if the policy releases
-    predictions. Examples of one of the (n,) `groups` are resampled together.
-
-    Raises:
-        InputError: too few models, or examples on one side only.
+    predictions. Examples of one of the (n,) `groups` are resampled together. InputError: too few models, or examples of
+    one kind.
     """
 
     def __init__(
@@ -201,8 +194,8 @@ class LeakMeter:
         sides = membership.any(1) & ~membership.all(1)
         if not sides.all():
             raise InputError(
-                f"expected members and non-members among the {n} examples of the selection split, got one kind only for"
-                f" models {np.flatnonzero(~sides).tolist()}; give more examples, or a larger share (Policy.selection)"
+                f"expected members and non-members among the {n} examples to choose by, got one kind only for models"
+                f" {np.flatnonzero(~sides).tolist()}; give more examples, or a larger share (Policy.selection)"
             )
         self.membership, self.policy = membership, replace(policy, patience=(1,), suite=())
         self._known = dict(known)
@@ -267,7 +260,6 @@ class LeakMeter:
         return np.stack([kept[read] for read in reads])
 
     def _error(self, scores: Array, baseline: Array, members: Bools) -> float:
-        """Standard error of the mean excess of (targets, n) scores: examples and targets are drawn again."""
         drawn = [
             resampled_rates(attack, member, self._weights) - resampled_rates(base, member, self._weights)
             for attack, base, member in zip(scores, baseline, members, strict=True)
@@ -311,7 +303,7 @@ ROWS = 2000  # most explanations for measuring utility: those of the audited mod
 
 @dataclass(frozen=True, eq=False)
 class Objectives:
-    """Measures releases of some models for some examples."""
+    """Measures releases."""
 
     natives: Natives
     meter: LeakMeter
@@ -324,11 +316,8 @@ class Objectives:
         options: dict[str, Any],
         beaten: Callable[[float, float], bool],
     ) -> Point | float:
-        """The point of a release, or only its utility if `beaten(utility, 0)`; the larger leak, with and without noise.
-
-        Raises:
-            InputError: the explainer refuses the options, or returns maps of another shape than the native ones.
-        """
+        """The point of a release, with the larger of its leaks with and without noise, or only its utility if
+        `beaten(utility, 0)`. InputError: the explainer refuses the options, or maps have another shape."""
         natives = self.natives.maps(options)
         kept = self.kept(self.natives.release(natives, hardening, self.few))
         if beaten(kept["utility"], 0.0):
@@ -350,10 +339,8 @@ class Objectives:
         for native, maps in zip(self.natives.maps({}), released, strict=True):
             values = native.values[: len(maps)]
             if values.shape != maps.shape:
-                raise InputError(
-                    f"expected maps of the native shape {tuple(values.shape[2:])}, got {tuple(maps.shape[2:])} with"
-                    " these options"
-                )
+                shapes = f"{tuple(values.shape[2:])}, got {tuple(maps.shape[2:])} with these options"
+                raise InputError(f"expected maps of the native shape {shapes}")
             u = utility(values.flatten(0, 1).numpy(), maps.flatten(0, 1).numpy())
             found.append((u.top_overlap, u.rank_correlation, u.cosine, u.sign_errors))
         overlap, ranks, cosine, errors = np.mean(found, axis=0).tolist()
@@ -363,7 +350,7 @@ class Objectives:
         }  # fmt: skip
 
     def leak(self, views: Sequence[Sequence[Tensor]], beaten: Callable[[float], bool]) -> Leakage:
-        """The largest leak of several views of the same release, on few targets if their lower bound is `beaten`."""
+        """The largest leak of several views of a release, on few targets if their lower bound is `beaten`."""
         signals = [self._signals(maps) for maps in views]
         few, many = self.meter.targets[:FEW], self.meter.targets[:MANY]
         worst = max((self.meter.excess(*one, few) for one in signals), key=lambda one: one.excess)
@@ -399,7 +386,7 @@ class Objectives:
         )
 
     def _signals(self, released: Sequence[Tensor]) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
-        """Inputs of `LeakMeter.excess`: summaries of each map, and the concatenated maps."""
+        """Summaries of each map, and the concatenated maps."""
         rows = [maps.flatten(2) for maps in released]
         each = [summarise(maps.flatten(0, 1)) for maps in rows]
         values = {}

@@ -57,7 +57,6 @@ def as_python(point: Point) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """The value with fractions rounded to four significant digits."""
     if isinstance(value, Mapping):
         return {name: _rounded(v) for name, v in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""The measurements of a search: points, their front, the choice, and examples for pictures; none has a key."""
+"""What a search measured: points, their front, the choice, and examples for pictures; none has a key."""
 
 from __future__ import annotations
 
@@ -70,11 +70,7 @@ class Point:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Read the output of `to_dict`; lists among the options become tuples again.
-
-        Raises:
-            InputError, ConfigurationError: a field is missing or unknown, or the hardening cannot be read.
-        """
+        """Read the output of `to_dict`. InputError, ConfigurationError: it is something else."""
         try:
             hardening = Hardening.from_json(content["hardening"])
             return cls(**{**content, "hardening": hardening, "options": _tuples(content["options"])})
@@ -83,7 +79,6 @@ class Point:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as tuples, the form of explainers' arguments."""
     if isinstance(value, Mapping):
         return {name: _tuples(v) for name, v in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
@@ -100,11 +95,7 @@ def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
 
 def choose(front: Iterable[Point], allowance: float) -> tuple[Point, bool]:
     """The most useful point whose `upper` is within the allowance (largest tolerated excess), and True; if there is
-    none, the least leaking point, and False.
-
-    Raises:
-        InputError: there are no points.
-    """
+    none, the least leaking point, and False. InputError: there are no points."""
     points = list(front)
     if not points:
         raise InputError("front: expected at least one point, got none")
@@ -163,7 +154,7 @@ class Study:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A few examples of the selection split with their released maps under each point, for pictures."""
+    """Examples for pictures, with their released maps under each point."""
 
     inputs: NDArray[np.float32]  # (k, ...)
     labels: NDArray[np.int64]  # (k,), the explained classes

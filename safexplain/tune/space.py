@@ -91,7 +91,6 @@ _KINDS: Mapping[str, Mapping[str, Kind]] = {
 
 
 def _with_defaults(step: Callable[[], Any]) -> Kind:
-    """A kind of step that is only tried with its default numbers."""
     return Kind({}, lambda v, space, clip: step())
 
 
@@ -217,5 +216,4 @@ def _listed(values: tuple[Any, ...] | list[Any]) -> tuple[Any, ...]:
 
 
 def _fits(window: tuple[Any, ...], x: Tensor) -> bool:
-    """Whether a window fits inputs of this shape."""
     return len(window) == x.dim() - 1 and all(0 < w <= size for w, size in zip(window, x.shape[1:], strict=True))

@@ -1,6 +1,4 @@
-"""The search: trials in sequence, stored on disk, and the confirmation of the choice.
-
-    reference models --> native maps on the selection split --trials--> points --front--> chosen --audit--> confirmed
+"""The search: trials in sequence, stored on disk, and the audit of the choice.
 
 Samplers are seeded with the study's seed and the trial's number, so a resumed study draws the same trials again.
 """
@@ -63,11 +61,10 @@ class Tuned:
 
     Args:
         front: points that no other point dominates in leak and utility, the least leaking first.
-        chosen: the most useful point whose leak's upper bound is within the policy's allowance; if there is none, the
-            least leaking one (then `within` is False).
-        confirmed: the audit of the chosen point, on the certification split; None: the search was interrupted.
+        chosen: the point that `choose` takes from them.
+        confirmed: its audit, on the certification split; None: the search was interrupted.
         study: the record of the search.
-        within: whether the chosen point's upper bound is within the allowance.
+        within: whether the upper bound of its leak is within the policy's allowance.
         examples: for pictures, if any.
     """
 
@@ -101,14 +98,8 @@ class Tuned:
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write front.json, front.html, hardening.json and, for a confirmed choice, the files of `AuditRun.save`.
-
-        Returns:
-            The folder, created if it is missing.
-
-        Raises:
-            InputError: a file cannot be written.
-        """
+        """Write front.json, front.html, hardening.json and, for a confirmed choice, the files of `AuditRun.save`, and
+        return the folder, created if missing. InputError: a file cannot be written."""
         folder = make_folder(folder)
         if self.confirmed is not None:
             self.confirmed.save(folder)
@@ -142,13 +133,12 @@ def tune(
 
     A trial hardens native maps that were computed once. It is measured by their agreement with the native maps
     (`Point.utility`) and by how much the best attack adds to the label at one query; slow attacks, more queries and
-    explanations of further classes are left to the confirmation. A trial that is less useful than a point without a
-    leak cannot be on the front and is not attacked. The search uses only the examples that the policy sets aside for
-    choosing (`Policy.selection`). The chosen point is audited once, with a key, on the certification split, and the
-    certificate records the search.
+    further classes are left to the audit. A trial that is less useful than a point without a leak is not attacked. The
+    search uses only the examples that the policy sets aside (`Policy.selection`, else 30 %); the chosen point is
+    audited once, on the certification split, and the certificate records the search.
 
     With a folder, the study is saved there after each trial and resumes from it, even after a crash. Ctrl-C ends the
-    search, chooses among the points found so far and skips the confirmation.
+    search, chooses among the points found so far and skips the audit.
 
     Args:
         model: the target; see `safexplain.audit.Question`.
@@ -159,8 +149,7 @@ def tune(
         public_models: trained on public data only; their explanations of the predicted class are for comparison.
         references: reference models, at least 4.
         question: `member`, `explainer` and further arguments of `Question`, except `hardening`. Options in the catalog
-            of the explainer are searched too, except those in `arguments`. If the policy sets no examples aside for
-            choosing, 30 % are.
+            of the explainer are searched too, except those in `arguments`.
 
     Raises:
         ConfigurationError: fewer than one trial, or a policy that releases no explanation.
@@ -175,7 +164,7 @@ def tune(
 def searched(question: Question, trials: int, folder: str | Path | None, public_models: Sequence[nn.Module]) -> Tuned:
     """`tune` for a question, whose hardening is ignored."""
     check_whole("trials", trials, 1)
-    question, place = to_search(question), None if folder is None else make_folder(folder)
+    question, place = _to_search(question), None if folder is None else make_folder(folder)
     if place is not None:
         question = replace(question, cache=question.cache or place / "models")
     models = trained(question)
@@ -232,9 +221,9 @@ def searched(question: Question, trials: int, folder: str | Path | None, public_
 
 
 def plan_tune(question: Question, *, trials: int = 100, budget: float = BUDGET) -> Plan:
-    """The cost of `searched` for the same question, and what the audit of the chosen release can decide; takes about
-    `budget` seconds. The first trials are timed with copies of the model as reference models."""
-    question = to_search(question)
+    """The cost of `searched` for the same question, and what its audit can decide, in about `budget` seconds; trials
+    are timed with copies of the model as reference models."""
+    question = _to_search(question)
     found = planned(replace(question, hardening=Hardening.recommended()), budget=0.6 * budget)
     policy, population, number = question.policy, question.population, found.references
     rng = np.random.default_rng([question.seed, 0x7E57])
@@ -256,7 +245,7 @@ def plan_tune(question: Question, *, trials: int = 100, budget: float = BUDGET) 
     )
 
 
-def to_search(question: Question) -> Question:
+def _to_search(question: Question) -> Question:
     """The question with examples set aside for choosing; raises the errors of `tune`."""
     try:
         import optuna  # noqa: F401
@@ -267,11 +256,11 @@ def to_search(question: Question) -> Question:
     check_whole("seed", question.seed, 0)
     policy, given, number = question.policy, question.shadows, question.references
     number = len(given.models) if given is not None else number if isinstance(number, int) else number[0]
-    if number < MIN_REFERENCES or (given is None and question.recipe is None):
+    number = 0 if given is None and question.recipe is None else number
+    if number < MIN_REFERENCES:
         raise InputError(
-            f"references: expected at least {MIN_REFERENCES} reference models for a search, got"
-            f" {0 if given is None and question.recipe is None else number}; give references={MIN_REFERENCES} or more"
-            " (16 are usual) and a recipe to train them"
+            f"references: expected at least {MIN_REFERENCES} reference models for a search (16 are usual), and a recipe"
+            f" to train them, got {number}"
         )
     if not question.explains:
         raise ConfigurationError(
@@ -282,11 +271,8 @@ def to_search(question: Question) -> Question:
 
 
 class Search:
-    """Trials about one question of the target and its references, kept in the folder (None: in memory).
-
-    Raises:
-        InputError: too few examples for choosing, or the folder holds another study.
-    """
+    """Trials about one question, kept in the folder (None: in memory). InputError: too few examples, or the folder
+    holds another study."""
 
     def __init__(self, question: Question, models: Models, folder: Path | None) -> None:
         import optuna
@@ -297,8 +283,8 @@ class Search:
         self.question, self.examples = question, len(rows)
         if self.examples < MIN_EXAMPLES:
             raise InputError(
-                f"expected at least {MIN_EXAMPLES} examples to choose by, got {self.examples} (Policy.selection ="
-                f" {policy.selection:g} of {len(signals)}); give more examples"
+                f"expected at least {MIN_EXAMPLES} examples to choose by, got {self.examples}: Policy.selection ="
+                f" {policy.selection:g} of {len(signals)}"
             )
         some, membership = models.population.part(rows), shadows.membership[:, rows]
         self.member = membership[0]
@@ -331,7 +317,7 @@ class Search:
 
     @property
     def content(self) -> bytes:
-        """Content of the file: each trial with its figures, its utility if it was pruned, or its error if it failed."""
+        """Content of the file: each trial with its figures, its utility if pruned, or its error."""
         return canonical({"setting": self.setting, "trials": self.trials})
 
     def save(self) -> None:
@@ -374,7 +360,6 @@ class Search:
         self.trials.append(kept)
 
     def _measured(self, number: int, name: str, hardening: Hardening, options: dict[str, Any]) -> dict[str, Any]:
-        """The entry of a trial in the file, without the release."""
         for point in self.points:
             if (point.hardening, point.options) == (hardening, options):
                 return replace(point, number=number, name=name).to_dict()
@@ -392,8 +377,7 @@ class Search:
         return any(p.utility >= utility and p.leak <= max(leak, 0.0) for p in self.points)
 
     def of_public(self, models: Sequence[nn.Module]) -> tuple[Point, Tensor]:
-        """The point of public models, which explain the class that each model predicts, and their maps (n, ...) for the
-        audited model's class."""
+        """The point of public models, and their maps (n, ...) for the class that the audited model predicts."""
         natives, objectives, released = self.natives, self.objectives, []
         examples = torch.arange(len(natives.x)).expand(natives.labels.shape)
         pairs, at = torch.unique(torch.stack([examples, natives.labels]).flatten(1), dim=1, return_inverse=True)
@@ -414,7 +398,7 @@ class Search:
         return objectives.point(-1, PUBLIC, Hardening.none(), {}, kept, leak, released), released[0][0]
 
     def pictured(self, points: Mapping[int, Point], public: Tensor | None) -> Examples:
-        """A few examples, members and non-members in turn, with their released maps under each point."""
+        """A few examples, members and non-members in turn, with their maps."""
         natives = self.natives
         sides = [np.flatnonzero(side)[: PICTURED // 2].tolist() for side in (self.member, ~self.member)]
         at = [i for pair in zip(*sides, strict=False) for i in pair]
@@ -427,7 +411,6 @@ class Search:
 def _setting(
     question: Question, models: Sequence[nn.Module], some: Population, membership: NDArray[np.bool_]
 ) -> dict[str, str]:
-    """Digests of everything that a trial's figures depend on, by name."""
     policy, options = question.policy, question.options
     methods = [[m.name, sorted((k, repr(v)) for k, v in m.arguments.items())] for m in question.methods]
     return {
@@ -443,7 +426,7 @@ def _setting(
 
 
 def _kept_trials(file: Path | None, setting: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The stored trials of this setting, none if the file is missing; InputError if it has another setting."""
+    """The stored trials; InputError: they have another setting."""
     if file is None or not file.exists():
         return []
     try:
@@ -452,8 +435,5 @@ def _kept_trials(file: Path | None, setting: Mapping[str, str]) -> list[dict[str
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"{file}: expected a study to resume, got {error!r:.160}; name another folder") from None
     if other := [name for name in {**setting, **before} if before.get(name) != setting.get(name)]:
-        raise InputError(
-            f"{file.parent} holds a study of something else ({', '.join(other)} differ): resume it with the same data,"
-            " models and settings, or name another folder"
-        )
+        raise InputError(f"{file.parent} holds another study ({', '.join(other)} differ); name another folder")
     return trials

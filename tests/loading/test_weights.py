@@ -12,7 +12,8 @@ from torch.export import Dim
 
 from safexplain.errors import InputError
 from safexplain.loading.exported import ExportedModel
-from safexplain.loading.weights import reinitialise, seeded
+from safexplain.loading.files import seeded
+from safexplain.loading.models import reinitialise
 
 
 def exported(model, x):

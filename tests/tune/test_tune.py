@@ -17,7 +17,7 @@ from safexplain import HardenedInputXGradient, HardenedSaliency, Hardening
 from safexplain.audit import AuditOptions, Dither, Population
 from safexplain.audit.controls.splits import Splits
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
-from safexplain.tune import Tuned, natives, study
+from safexplain.tune import Tuned, objectives, study
 from safexplain.tune.objectives import Leakage
 from safexplain.tune.result import front_of
 from safexplain.verdict.certificate.read import load_certificate
@@ -144,17 +144,15 @@ def test_points_that_keep_less_than_one_that_adds_nothing_are_not_attacked() -> 
 
 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
-def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for_each() -> None:
-    asked = []
-    before = natives.explanations_of
-    patch = pytest.MonkeyPatch()
-    patch.setattr(
-        natives,
-        "explanations_of",
-        lambda *a, **k: asked.append(str(a[3][0].release.methods[0].arguments)) or before(*a, **k),
-    )
+def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for_each(monkeypatch) -> None:
+    asked, before = [], objectives.explanations_of
+
+    def counted(*args, **options):
+        asked.append(str(args[3][0].release.methods[0].arguments))
+        return before(*args, **options)
+
+    monkeypatch.setattr(objectives, "explanations_of", counted)
     tuned = search(HardenedSaliency, trials=13)
-    patch.undo()
     assert len(asked) == len(set(asked)) == 3  # as given, and with each value of the one option
     assert all(p.options.keys() <= {"abs"} for p in tuned.study.points)
 
@@ -204,7 +202,7 @@ def test_a_release_is_searched_for_pre_training_data_whose_labels_are_of_another
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
 def test_a_folder_with_another_study_is_refused_and_says_what_differs(tmp_path: Path) -> None:
     search(HardenedInputXGradient, trials=1, folder=tmp_path)
-    with pytest.raises(InputError, match=r"a study of something else \(the explainer, the seed differ\)"):
+    with pytest.raises(InputError, match=r"another study \(the explainer, the seed differ\)"):
         search(HardenedSaliency, trials=1, folder=tmp_path, seed=2)
     assert search(HardenedInputXGradient, trials=2, folder=tmp_path).study.trials == 2
     (tmp_path / "bad").mkdir()

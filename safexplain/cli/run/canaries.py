@@ -85,7 +85,6 @@ def _of_setting(
 
 
 def _of_function(config: CanaryConfig, o: CanaryOptions, folder: Path, progress: Progress) -> Plan | Found:
-    """Plan or findings for a training function of the user's own."""
     if o.every:
         raise ConfigurationError("--every: a training function only returns its last model; leave --every out")
     what = imported(config.training.function, "[training] function"), (config.x, config.y)
@@ -150,7 +149,6 @@ def _target(o: CanaryOptions) -> int | Literal["classes"] | None:
 
 
 def _own_canary(o: CanaryOptions) -> tuple[Any, Any] | None:
-    """The user's own canary, (x, y)."""
     if o.canary is None:
         return None
     with ArrayFile(o.canary) as file:
@@ -166,7 +164,6 @@ def _confidence_each(o: CanaryOptions, names: Sequence[str]) -> float:
 
 
 def _named_progress(name: str, progress: Progress) -> Progress:
-    """Progress with the name of the canary in front of its stages."""
     return lambda stage, done, total, note="": progress(f"{name}: {stage}", done, total, note)
 
 

@@ -95,10 +95,10 @@ def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
     machine = {"memory_bytes": memory, "free_disk_bytes": disk}
     content = {**plan.to_dict(), "machine": machine, "warnings": lacking}
     if console := console_for(content, duration_text(plan.seconds), json_, quiet):
-        console.print(plan_table(plan))
+        console.print(_plan_table(plan))
         console.print(f"Memory: about {decimal(plan.memory_bytes)} of {decimal(memory)}", highlight=False)
         console.print(f"Disk: about {decimal(plan.disk_bytes)} of {decimal(disk)} free", highlight=False)
-        console.print(best_verdict(plan), highlight=False, markup=False)
+        console.print(_best_verdict(plan), highlight=False, markup=False)
         for sentence in plan.obstacles:
             console.print(f"  - {sentence}", highlight=False, markup=False)
         for note in plan.notes:
@@ -108,8 +108,7 @@ def show_plan(plan: Plan, folder: Path, json_: bool, quiet: bool) -> int:
     return 0
 
 
-def plan_table(plan: Plan) -> Table:
-    """One row for each stage, and the total."""
+def _plan_table(plan: Plan) -> Table:
     table = result_table("What this audit will take", ("stage", "work"), ("time", "share"))
     for stage in plan.stages:
         what = f"{stage.count:,} {stage.unit}" + (f" ({stage.says})" if stage.says else "")
@@ -121,8 +120,7 @@ def plan_table(plan: Plan) -> Table:
     return table
 
 
-def best_verdict(plan: Plan) -> str:
-    """The best possible verdict, in one or two sentences."""
+def _best_verdict(plan: Plan) -> str:
     if plan.claim == "epsilon":
         return (
             f"Best verdict: if {plan.members:,} runs on D and {plan.non_members:,} on D' are distinguished without an"
@@ -186,7 +184,7 @@ class StrongestAttack:
         return f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
 
 
-def strongest_attacks(found: AuditRun) -> tuple[list[StrongestAttack], StrongestAttack | None]:
+def _strongest_attacks(found: AuditRun) -> tuple[list[StrongestAttack], StrongestAttack | None]:
     """The strongest attack on the label, the native and the released explanation, strongest first; and that on the
     losses, which shows whether the model memorised its members and is listed only if predictions are released."""
     groups: dict[str, list[AttackResult]] = {}
@@ -208,7 +206,7 @@ def strongest_attacks(found: AuditRun) -> tuple[list[StrongestAttack], Strongest
 
 def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet: bool) -> int:
     """Print what a first look found, and the command and time of the full audit; return the exit code."""
-    (seen, losses), result = strongest_attacks(found), found.result
+    (seen, losses), result = _strongest_attacks(found), found.result
     fpr = f"{100 * result.policy.fpr:g} % false positives"
     if seen[0].beats_guessing:
         sentence = f"A leak is likely: {seen[0].share} of members found at {fpr}, from {seen[0].what}."

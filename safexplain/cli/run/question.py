@@ -32,16 +32,18 @@ from safexplain.audit.references.shadows import Build
 from safexplain.audit.signals import hash_examples
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import Options, policy_of
-from safexplain.cli.run.classifiers import COLUMNS, Tabular, is_classifier_file
 from safexplain.cli.run.recipes import (
+    COLUMNS,
     STARTED_ELSEWHERE,
     WEAKER,
     RecipeFile,
     Stages,
+    Tabular,
     TrainingFunction,
     TwoStages,
     dp_builder,
     dp_notes,
+    is_classifier_file,
     no_recipe,
 )
 from safexplain.columns import Columns
@@ -94,7 +96,6 @@ class Service:
 
 
 def _perceptron(features: int, classes: int, seed: int) -> nn.Module:
-    """A network with one hidden layer."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         hidden, out = nn.Linear(features, HIDDEN), nn.Linear(HIDDEN, classes)
@@ -217,7 +218,6 @@ def prepared_run(request: Request, kept: str = "finished models") -> Iterator[Pr
 
 
 def _read_tabular(request: Request, file: RecipeFile, statement: PrivacyStatement | None) -> Inputs:
-    """Inputs of an audit of a classifier of tables."""
     given, tabular = request.given, Tabular.of(request.given, request.public)
     recipe = tabular.training(file)
     notes = tabular.notes(recipe if request.looks[0] else None)
@@ -232,7 +232,6 @@ def _read_tabular(request: Request, file: RecipeFile, statement: PrivacyStatemen
 
 
 def _read_network(request: Request, file: RecipeFile, statement: PrivacyStatement | None) -> Inputs:
-    """Inputs of an audit of a network, or of a service."""
     data, loaded, outputs, notes = _data_and_model(request)
     recipe, stages, caveats = file.training(request.pool, request.given.seed, statement if request.looks[0] else None)
     build, no_build_reason = loaded.fresh, loaded.fresh_unavailable
@@ -272,7 +271,6 @@ def _data_and_model(request: Request, drop_slices: bool = False) -> tuple[AuditD
 def _prepare(
     request: Request, inputs: Inputs, folder: Path, progress: ProgressDisplay, endpoints: ExitStack
 ) -> PreparedRun:
-    """The run, with its question for the plan."""
     given, loaded, stages = request.given, inputs.loaded, inputs.stages
     place, references = device_of(given.device), request.looks[0] if inputs.trains else 0
     data, dropped = _audited_data(request, inputs)

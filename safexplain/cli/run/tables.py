@@ -40,7 +40,7 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
     """Print the result of an audit and the paths of its files, and return its exit code."""
     content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
     if console := console_for(content, WORDS[found.verdict], json_, quiet):
-        show_verdict(console, found.result, verdict_table(found.configurations))
+        show_verdict(console, found.result, _verdict_table(found.configurations))
         if found.report.subject_data:
             console.print(SUBJECT_DATA[found.report.subject_data], highlight=False, markup=False)
         if found.judged.says:
@@ -62,7 +62,7 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
 def show_attacks(result: AuditResult, json_: bool, quiet: bool) -> int:
     """Print the result of the attacks on signals in the same way, and return the exit code of the verdict."""
     if console := console_for(result.to_dict(), WORDS[result.verdict], json_, quiet):
-        show_verdict(console, result, attack_table(result))
+        show_verdict(console, result, _attack_table(result))
     return result.exit_code
 
 
@@ -79,16 +79,16 @@ def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
     """Print the verdict in one sentence, its limits in three, then tables, details and controls."""
     console.print(result.sentence, style=STYLES[result.verdict], highlight=False, markup=False)
     console.print(" ".join(words.says(result)), highlight=False, markup=False)
-    for table in (*tables, *([target_table(result)] if result.others else []), level_table(result)):
+    for table in (*tables, *([_target_table(result)] if result.others else []), _level_table(result)):
         console.print()
         console.print(table)
     console.print()
     for text in words.details(result):
         console.print(text, highlight=False, markup=False)
-    console.print(controls_line(result), style="dim", highlight=False, markup=False)
+    console.print(_controls_line(result), style="dim", highlight=False, markup=False)
 
 
-def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
+def _verdict_table(configurations: tuple[Configuration, ...]) -> Table:
     """One row for each released configuration: its verdict, its strongest attack, and what that finds."""
     excess = any(c.result.claim == "excess" for c in configurations)
     title = f"Members found at a false-positive rate of at most {percent(configurations[-1].result.policy.fpr, 3)}"
@@ -104,7 +104,7 @@ def verdict_table(configurations: tuple[Configuration, ...]) -> Table:
     return table
 
 
-def level_table(result: AuditResult) -> Table:
+def _level_table(result: AuditResult) -> Table:
     """Members found from labels, added by explanations, and found from both, by number of queries."""
     alone = result.policy.release == "prediction"
     compared = () if alone else (f"{result.anyway} alone", "explanations add")
@@ -118,8 +118,7 @@ def level_table(result: AuditResult) -> Table:
     return table
 
 
-def target_table(result: AuditResult) -> Table:
-    """One row for each target, judged on its own."""
+def _target_table(result: AuditResult) -> Table:
     title = f"{result.targets} models, each judged on its own"
     number = "found" if result.claim == "whole" else "adds"
     table = result_table(title, ("model", "verdict", "strongest judged attack"), (number,))
@@ -129,7 +128,7 @@ def target_table(result: AuditResult) -> Table:
     return table
 
 
-def attack_table(result: AuditResult) -> Table:
+def _attack_table(result: AuditResult) -> Table:
     """One row for each attack, by number of queries; dim if the verdict does not rest on it."""
     compares = any(a.pair is not None for a in result.attacks)
     more = (f"more than\n{result.anyway}",) if compares else ()
@@ -150,8 +149,7 @@ def attack_table(result: AuditResult) -> Table:
     return table
 
 
-def controls_line(result: AuditResult) -> str:
-    """The controls that passed, those that failed, and why others were not run."""
+def _controls_line(result: AuditResult) -> str:
     kinds = {
         "passed": [c.name for c in result.controls if c.failed is False],
         "FAILED": [c.name for c in result.controls if c.failed],

@@ -41,18 +41,18 @@ def run_tune(given: Options, trials: int, public: Path | None) -> int:
         if given.plan:
             return show_plan(plan_tune(run.question, trials=trials), run.folder, given.json_, given.quiet)
         question = run.ready()
-        others = () if public is None else public_models(public, question)
+        others = () if public is None else _public_models(public, question)
         found = searched(question, trials, run.folder, others)
         found.save(run.folder)
     if found.study.interrupted and given.json_:
         raise Interrupted(run.folder, KEPT, {**found.to_dict(), "files": found.files})
-    code = show_tuned(found, run.folder, given.json_, given.quiet)
+    code = _show_tuned(found, run.folder, given.json_, given.quiet)
     if found.study.interrupted:
         raise Interrupted(run.folder, KEPT)
     return code
 
 
-def public_models(path: Path, question: Question) -> list[nn.Module]:
+def _public_models(path: Path, question: Question) -> list[nn.Module]:
     """Models trained on the public examples by the recipe of the audit."""
     x, y, _ = load_records(path)
     population, build, recipe, progress = question.population, question.build, question.recipe, question.progress
@@ -75,12 +75,11 @@ def public_models(path: Path, question: Question) -> list[nn.Module]:
     return trained
 
 
-def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print the result of a search and the paths of its files, and return its exit code."""
+def _show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
     verdict = "inconclusive" if found.confirmed is None else found.confirmed.verdict
     content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
     if console := console_for(content, WORDS[verdict], json_, quiet):
-        console.print(release_table(found))
+        console.print(_release_table(found))
         console.print()
         for sentence in chosen_words(found.study, found.chosen, found.within):
             console.print(sentence, highlight=False, markup=False)
@@ -97,7 +96,7 @@ def show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
     return found.exit_code
 
 
-def release_table(found: Tuned) -> Table:
+def _release_table(found: Tuned) -> Table:
     """The chosen release, those it is compared with, and some of the front."""
     title = f"{found.study.trials} releases tried; no other beats those on the front"
     changes = ("dele-\ntion", "inser-\ntion", "wrong\nsigns")

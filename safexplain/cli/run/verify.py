@@ -56,7 +56,6 @@ def verify(given: VerifyOptions) -> int:
 
 
 def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
-    """The printed lines and the JSON object of a certificate; CertificateError if it does not hold."""
     path, found = given.certificate, load_any(given.certificate, public_key=given.public_key)
     if given.model is not None:
         _check_file(found, given.model, path)
@@ -101,7 +100,6 @@ def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, pa
 
 
 def _lines(certificate: Certificate) -> Lines:
-    """The printed lines of a certificate by audit."""
     judgement, policy, made_in = certificate.judgement, certificate.judgement.policy, certificate.environment
     try:
         hardening = Hardening.from_json(certificate.hardening)
@@ -144,7 +142,6 @@ def _lines(certificate: Certificate) -> Lines:
 
 
 def _endpoint(certificate: Certificate) -> Lines:
-    """The endpoint, in place of the model."""
     (digests,) = certificate.subject.values()
     return {
         "endpoint": f"{certificate.endpoint}, answers with SHA-256 {digests[ANSWERS_DIGEST][:16]}...",
@@ -153,7 +150,6 @@ def _endpoint(certificate: Certificate) -> Lines:
 
 
 def _lines_of_guarantee(certificate: GuaranteeCertificate) -> Lines:
-    """The printed lines of a certificate by construction."""
     stated, measured = certificate.guarantee, certificate.measured
     return {
         "kind": BY_CONSTRUCTION,
