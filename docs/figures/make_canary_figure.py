@@ -17,7 +17,7 @@ import matplotlib as mpl
 from make_figures import SCHEMES, style
 from matplotlib.figure import Figure
 
-from safexplain.verdict.canaries.claim import SCENARIOS
+from safexplain.verdict.canaries.result import SCENARIOS
 
 RESULT = Path(__file__).parents[2] / "audit" / "results" / "canary_figure3.json"
 

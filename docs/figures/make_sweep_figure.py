@@ -19,7 +19,7 @@ from make_figures import SCHEMES, style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from safexplain.verdict.canaries.claim import SCENARIOS
+from safexplain.verdict.canaries.result import SCENARIOS
 
 RESULT = Path(__file__).parents[2] / "audit" / "results" / "frozen" / "canary_sweep.json"
 VARIED = {"A2": ("clip bound C, q = 1", "C ="), "A4": ("learning rate, q = 1", "learning rate")}

@@ -28,7 +28,7 @@ from safexplain.audit.report.model import ENDPOINT, NATIVE
 from safexplain.audit.store import Store
 from safexplain.errors import ConfigurationError, InputError, SafexplainError, did_you_mean
 from safexplain.outputs import Probability, are_probabilities, as_module
-from safexplain.verdict.canaries.claim import Finding
+from safexplain.verdict.canaries.result import Finding
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import examples_needed
 from safexplain.verdict.privacy_statement import PrivacyStatement

@@ -352,13 +352,11 @@ class Balances:
 
 
 def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
-    """The training of a privacy statement under an adjacency, with all bounds that an account can use.
+    """The training of a privacy statement under an adjacency; RefusedError as `Ledger.charge_training`.
 
     Steps of full batches with Gaussian noise are together mu-GDP, where mu^2 is the sum of (distance / noise
-    multiplier)^2 over the steps, with a distance of 2 clip bounds under substitution and 1 otherwise (Dong, Roth and Su
-    2019, arXiv 1905.02383, Corollary 3.3). Poisson and fixed-size batches have a Renyi curve (`Renyi.of_steps`).
-
-    Raises RefusedError as `Ledger.charge_training`, and ConfigurationTypeError for another type.
+    multiplier)^2, with a distance of 2 clip bounds under substitution and 1 otherwise (Dong, Roth and Su 2019, arXiv
+    1905.02383, Corollary 3.3). Other batches have a Renyi curve.
     """
     if not isinstance(statement, PrivacyStatement):
         raise ConfigurationTypeError(

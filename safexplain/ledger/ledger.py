@@ -36,21 +36,21 @@ class Ledger:
     """Records the answers of each principal, and refuses any that would exceed a privacy budget.
 
     Every principal has a budget (epsilon, delta) for each period; all principals together may have one without
-    renewal. Both hold for adaptively chosen questions, see `safexplain.ledger.composition`. A principal's guarantee
-    covers what the ledger returned to it; if several may collude, the total protects against them. Threads may share a
-    ledger; it works after fork and can be pickled: each process opens its own connection when it needs one. Its time
-    never goes back: setting a clock back renews no budget, setting it forward renews each budget early, but only once.
-    Every method raises LedgerError if the database cannot be read or written.
+    renewal. Both hold for adaptively chosen questions (`safexplain.ledger.composition`). A principal's guarantee covers
+    what the ledger returned to it; against principals who collude, the total protects. Threads may share a ledger; it
+    works after fork and can be pickled. Its time never goes back: setting a clock back renews no budget, setting it
+    forward renews each early, but only once. Every method raises LedgerError if the database cannot be read or written.
 
     Args:
         url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`).
-        epsilon: budget of each principal and period, stored in a new ledger; None: as stored.
+        epsilon: budget of each principal and period. This and the other settings are stored in a new ledger; None: as
+            stored.
         delta: the same; 0 by default. Gaussian releases need it above 0.
         period: "lifetime" (default), "day", "week" (from Monday) or "month", by the calendar in UTC.
-        total_epsilon: budget of all principals together, without renewal; None: as stored, in a new ledger no limit.
+        total_epsilon: budget of all principals together, without renewal; no limit by default.
         total_delta: the same; by default as `delta`.
-        adjacency: of all releases: "substitute" (default), "add_remove" or "zero_out". Stored in a new ledger; None: as
-            stored. Releases that state another adjacency are refused.
+        adjacency: of all releases: "substitute" (default), "add_remove" or "zero_out". Releases that state another one
+            are refused.
         timeout: seconds to wait for other writers.
         clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
 
@@ -119,12 +119,7 @@ class Ledger:
         ]
 
     def charges(self, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
-        """Recorded releases, oldest first.
-
-        Args:
-            principal: only of this one.
-            since: only from this time on; UTC without a time zone.
-        """
+        """Recorded releases, oldest first: of one principal, or from a time on (UTC without a time zone)."""
         return records.charges(self._storage.read, None if principal is None else principal_name(principal), since)
 
     def grants(self) -> list[Grant]:
@@ -211,7 +206,7 @@ class Ledger:
             statement: of the training, with the digest of its weights: `model.privacy_`.
 
         Returns:
-            Its charge, of the principal "", recorded now or before; it is durable.
+            Its charge, of the principal "", recorded now or before.
 
         Raises:
             BudgetExhausted: it does not fit into the total, the account that the error names, or that of a new
@@ -320,7 +315,7 @@ class Ledger:
         A grant must not depend on the principal's answers. A budget below what is spent refuses further releases.
 
         Args:
-            principal: name; None for all principals together.
+            principal: name; None for all together.
             epsilon: the new budget.
             delta: the same; None: unchanged.
             note: reason, for the record.

@@ -1,7 +1,6 @@
-"""What one answer reveals, as a bound that the ledger can add up.
+"""Bounds on what one answer reveals: how far apart its distributions on neighbouring data sets can be, either way.
 
-A release bounds, for every pair of neighbouring data sets and in both directions, how far apart the distributions of
-the answer can be. All releases of a ledger must use the same adjacency.
+All releases of a ledger must use the same adjacency.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, Ledger
 Array = NDArray[np.float64]
 
 NEGLIGIBLE = 1e-12  # least epsilon or mu of a release; no budget would notice less
-
 NEGLIGIBLE_DIVERGENCE = 1e-24
-
 CONVERSION_DELTA = 1e-9  # default delta at which a curve becomes an (epsilon, delta)
 
 TRAINING_ORDERS: tuple[float, ...] = (

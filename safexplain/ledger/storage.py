@@ -118,15 +118,10 @@ class Storage(ABC):
         address: URL that is valid from any working directory.
         timeout: seconds to wait for other writers.
         clock: microseconds since 1970; None: the default of the database.
-
-    Attributes:
-        identity: SQL type of a column that numbers its rows.
-        ledger: identity that every connection must find; None before it is known.
-        guard: lock under which threads use the connection.
-        files: on this machine, written by nothing else.
     """
 
     identity: ClassVar[str]
+    """SQL type of a column that numbers its rows."""
     _has_tables: ClassVar[str]
     """Query that returns a row if there is a ledger."""
     _errors: tuple[type[Exception], ...]
@@ -135,13 +130,13 @@ class Storage(ABC):
 
     def __init__(self, name: str, address: str, timeout: float, clock: Callable[[], int] | None) -> None:
         self.name, self.address, self.timeout, self._clock = name, address, timeout, clock
-        self.ledger: str | None = None
-        self.files: tuple[Path, ...] = ()
+        self.ledger: str | None = None  # identity that every connection must find, once it is known
+        self.files: tuple[Path, ...] = ()  # on this machine, written by nothing else
         self._start()
         _OPEN.add(self)
 
     def _start(self) -> None:
-        self.guard = threading.RLock()
+        self.guard = threading.RLock()  # held by the thread that uses the connection
         self._connection: Any = None
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:

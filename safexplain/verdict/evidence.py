@@ -67,11 +67,8 @@ class Control:
 
 
 def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
-    """Whether the verdict rests on attacks of this role: those that the stated attacker can run.
-
-    Under the claim "excess" these are the attacks on the explanation together with what is released anyway. `claim`
-    replaces the policy's: "whole" if there is nothing to compare with.
-    """
+    """Whether the verdict rests on attacks of this role: those that the stated attacker can run, under the claim
+    "excess" those on the explanation together with what is released anyway. `claim` replaces the policy's."""
     if policy.release == "prediction":
         return role in ("label", "loss")
     predictions = policy.release == "explanation+prediction"

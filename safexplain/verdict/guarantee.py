@@ -19,8 +19,6 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.privacy_statement import TOLERANCE, PrivacyStatement
 from safexplain.verdict.stats.roc import check_confidence, clopper_pearson
 
-__all__ = ["SOURCES", "Estimate", "Guarantee", "Implied", "Measured", "RocBound", "tpr_bound"]
-
 Source = Literal["public models", "student"]
 SOURCES = get_args(Source)
 
@@ -246,11 +244,8 @@ class Measured:
 
 Array = NDArray[np.float64]
 
-DELTAS = 24
-"""Number of small deltas, and of large ones, at which epsilon is computed: each is a valid bound by itself."""
-
-CELLS = 20_000
-"""Cells of the midpoint rule for the area, which is never below that of a concave curve."""
+DELTAS = 24  # small deltas, and large ones, at which epsilon is computed: each is a valid bound by itself
+CELLS = 20_000  # of the midpoint rule for the area, which is never below that of a concave curve
 
 
 def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
@@ -305,10 +300,9 @@ class RocBound:
 class Implied:
     """What a training's privacy statement implies at a policy's false-positive rate, under the statement's assumptions.
 
-    Rates are expectations over the training and the attacked record, with members drawn by independent coins.
-
-    Epsilon and delta are for one record added or removed. No attack has a true-positive rate above `by_epsilon`, which
-    follows from these alone, nor above `tpr`, by the mechanism's whole trade-off curve, nor an AUC above `auc`.
+    Rates are expectations over the training and the attacked record, with members drawn by independent coins. Epsilon
+    and delta are for one record added or removed. No attack has a true-positive rate above `by_epsilon`, which follows
+    from these alone, nor above `tpr`, by the mechanism's whole trade-off curve, nor an AUC above `auc`.
     """
 
     epsilon: float

@@ -82,9 +82,7 @@ def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """A differential privacy guarantee: mechanism, parameters, and what follows from them.
-
-    Epsilons are always computed from the parameters, so that they cannot disagree.
+    """A differential privacy guarantee: mechanism and parameters, from which the epsilons are always computed.
 
     Args:
         mechanism: its name and source.
@@ -96,15 +94,15 @@ class PrivacyStatement:
         clipping: how one record's share of a sum was bounded.
         expected_batch_size: the public constant that sums were divided by; sample rates must be this over `records`.
         trained: which parameters were trained.
-        pretrained: whether training started from weights that had seen other data.
-        seeded: whether batches and noise came from a user's seed.
-        count_noised: whether `records` is n with noise that the epsilons account for, and nothing else depends on n, so
-            that even a record's presence is hidden. False: n is public.
+        pretrained: training started from weights that had seen other data.
+        seeded: batches and noise came from a user's seed.
+        count_noised: `records` is n with noise that the epsilons account for, and nothing else depends on n, so that
+            even a record's presence is hidden. False: n is public.
         weights: `safexplain._digest.trained_digest` of the trained model; "" before training.
         unit: neighbouring data sets differ in one "record", or in one "person" with all of their rows. Batches are then
             batches of persons, and `clipping` bounds the sum over all rows of a person.
         rows_per_person: largest number of rows of a person; with unit "person" only.
-        own_loop: whether the loop was the user's own, known only from the accountant's history.
+        own_loop: the loop was the user's own, known only from the accountant's history.
         generator: the cryptographic generator of noise and batches, in words; "" for any other, or a seed.
 
     Raises:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["as_written", "in_words", "utility_in_words"]
-
 _SLOTS = ("clip", "mask", "noise")
 
 

@@ -14,16 +14,9 @@ from typing import Any, NoReturn
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
 
-__all__ = ["LARGEST", "canonical", "inside", "load", "parse", "read_limited"]
-
-LARGEST = 8 << 20
-"""Largest file in bytes; certificates of large audits have a few hundred kilobytes."""
-
+LARGEST = 8 << 20  # bytes of a file; certificates of large audits have a few hundred kilobytes
 DEEPEST = 32
-
-MOST_VALUES = 500_000
-"""Largest number of values, counted before parsing; a certificate of 17 targets has a tenth of it."""
-
+MOST_VALUES = 500_000  # counted before parsing; a certificate of 17 targets has a tenth of it
 LARGEST_INTEGER = 2**53
 
 

@@ -19,7 +19,7 @@ import safexplain
 from safexplain.audit.canaries.run import PRESETS
 from safexplain.cli import options
 from safexplain.errors import did_you_mean
-from safexplain.verdict.canaries.claim import SCENARIOS
+from safexplain.verdict.canaries.result import SCENARIOS
 from safexplain.verdict.stats.lower_bounds import BoundMethod
 
 Cli = Callable[..., tuple[int, str, str]]

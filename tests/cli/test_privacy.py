@@ -16,8 +16,7 @@ from torch import nn
 from safexplain.audit import Recipe
 from safexplain.cli import _run
 from safexplain.dp import DPFineTuner, PrivacyStatement, Steps
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, Errors
+from safexplain.verdict.canaries.result import CanaryResult, Claim, Errors
 
 
 @pytest.fixture(scope="module")

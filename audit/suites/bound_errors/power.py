@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from safexplain._privacy_loss import Adjacency, Steps
 from safexplain.dp.accounting import noise_multiplier
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
+from safexplain.verdict.canaries.result import CanaryResult, Claim, Scores, judge
 from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.stats.detectable import OFTEN
 from safexplain.verdict.stats.lower_bounds import BoundMethod

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from safexplain.verdict.canaries.claim import Claim, ScenarioName
-from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
+from safexplain.verdict.canaries.result import CanaryResult, Claim, ScenarioName, Scores, judge
 from safexplain.verdict.stats import epsilon_from_errors
 
 from ...shared.run import Parts, Run, Unusable

@@ -22,8 +22,7 @@ from safexplain.audit.canaries.run import Setting
 from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
-from safexplain.verdict.canaries.claim import Claim, ScenarioName
-from safexplain.verdict.canaries.result import Scores
+from safexplain.verdict.canaries.result import Claim, ScenarioName, Scores
 
 from ...shared.run import Progress, code_of, write_arrays
 from .mlp import MLPSetting

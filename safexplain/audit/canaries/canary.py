@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from safexplain.errors import InputError
-from safexplain.verdict.canaries.claim import ScenarioName
+from safexplain.verdict.canaries.result import ScenarioName
 
 RecordScenario = Literal["crafted", "mislabelled", "natural", "outlier"]
 """Scenarios in which z' is a record: S3 to S5, and the outlier."""

@@ -60,8 +60,17 @@ from safexplain.dp.sgd.finetune import DPFineTuner
 from safexplain.dp.sgd.opacus_engine import without_hooks
 from safexplain.dp.sgd.records import InMemory
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, Scores, WhiteBoxResult, check_method, decisive, judge
+from safexplain.verdict.canaries.result import (
+    CanaryResult,
+    Claim,
+    ScenarioName,
+    Scores,
+    WhiteBoxResult,
+    check_method,
+    decisive,
+    judge,
+    scenario_of,
+)
 from safexplain.verdict.stats.lower_bounds import BoundMethod
 
 SOME = 1024  # records that are read from a map-style data set for an outlier

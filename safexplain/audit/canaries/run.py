@@ -32,8 +32,15 @@ from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.claim import Claim, ScenarioName, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, Scores, check_method, judge
+from safexplain.verdict.canaries.result import (
+    CanaryResult,
+    Claim,
+    ScenarioName,
+    Scores,
+    check_method,
+    judge,
+    scenario_of,
+)
 from safexplain.verdict.stats.lower_bounds import BoundMethod
 
 
@@ -204,7 +211,7 @@ def run_canaries(
 
     Args:
         setting: the data, the training and its claim.
-        scenario: name or number of `safexplain.verdict.canaries.claim.SCENARIOS`.
+        scenario: name or number of `safexplain.verdict.canaries.result.SCENARIOS`.
         runs: models on D and D' together, half on each.
         every: also audit after every so many steps; None: the released model only.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.

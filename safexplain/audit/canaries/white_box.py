@@ -42,10 +42,10 @@ from safexplain.audit.canaries.trainer import (
     watched_optimizers,
 )
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.verdict.canaries.claim import Claim
 from safexplain.verdict.canaries.result import (
     SLACK,
     Check,
+    Claim,
     WhiteBoxResult,
     batches_drawn,
     noise_distribution,

@@ -13,8 +13,7 @@ from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.probe import CanaryProbe, runs_within, stages_of
 from safexplain.audit.canaries.run import Setting, Threshold, scores_of
 from safexplain.audit.planning.plan import Plan, Stage, resident
-from safexplain.verdict.canaries.claim import Claim, ScenarioName
-from safexplain.verdict.canaries.result import CanaryResult, Errors
+from safexplain.verdict.canaries.result import CanaryResult, Claim, Errors, ScenarioName
 from safexplain.verdict.stats.lower_bounds import CHOOSING, BoundMethod
 
 WARM, TIMED = 1, 6  # steps of the two timed runs, whose difference leaves out fixed costs

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from safexplain.audit.report.root_cause import Ablation
 from safexplain.audit.usefulness import Utility
-from safexplain.verdict.canaries.claim import Finding
+from safexplain.verdict.canaries.result import Finding
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.words import limits

@@ -32,8 +32,7 @@ from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.loading.data import load_records
 from safexplain.loading.files import importable_in_workers, imported
-from safexplain.verdict.canaries.claim import Claim, Finding, ScenarioName, scenario_of
-from safexplain.verdict.canaries.result import CanaryResult, decisive
+from safexplain.verdict.canaries.result import CanaryResult, Claim, Finding, ScenarioName, decisive, scenario_of
 from safexplain.verdict.certificate.write import write_json
 
 RUNS = 1000

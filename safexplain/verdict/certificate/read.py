@@ -1,7 +1,6 @@
 """Reading a certificate and checking everything in it that can be checked. No torch.
 
-The verdict and every bound must follow from counts, policy and controls. Without a signature this finds damage and
-careless edits, but not a forger, who can compute everything too.
+Without a signature this finds damage and careless edits, but not a forger, who can compute everything too.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from safexplain._validate import check_follows, from_table
 from safexplain._versions import VERSION
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict import strict_json, words
-from safexplain.verdict.canaries.claim import Finding
-from safexplain.verdict.canaries.result import finding_of
+from safexplain.verdict.canaries.result import Finding, finding_of
 from safexplain.verdict.certificate.sign import Key, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
     ANSWERS_DIGEST,
@@ -35,18 +33,13 @@ from safexplain.verdict.guarantee import Guarantee, Measured
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-__all__ = ["Certificate", "GuaranteeCertificate", "load_any", "load_certificate", "load_guarantee", "recount"]
-
 SECRETS = frozenset({"key", "noise_key", "private_key", "secret"})
 """Names that no certificate may contain, because certificates are public."""
 
 _HEX = re.compile(r"[0-9a-f]{32,128}")
 
-MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000
-"""Larger audits are refused: a few digits in a file could keep its reader busy for hours."""
-
-LONGEST_TEXT = 65_536
-"""Largest number of characters of one text."""
+MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000  # a few digits in a file could keep its reader busy for hours
+LONGEST_TEXT = 65_536  # characters
 
 Signature = Literal["valid", "unchecked", "none"]
 """Valid for the given public key; signed, but no key was given; not signed."""
@@ -102,22 +95,20 @@ class Certificate(_Read, _Explainer, _AsWritten):
         output: "probability" or "logit".
         softmax: whether the model was wrapped in `Probability`.
         options: arguments of the explanation, as given on the command line.
-        shape: of one input; None: not stated.
+        shape: of one input, or None.
         hardening: as `Hardening.to_dict`.
-        noise_stream: name of the noise generation; None: no noise, or not stated.
+        noise_stream: name of the noise generation, or None.
         judgement: policy, counts and controls, from which verdict and bounds follow.
         utility: agreement with the native explanation, or None.
         materials: name -> digest of data, signals, recipe and configuration.
         environment: versions, seed, device.
         notes: caveats.
-        native: verdict about the explanation without hardening, as recorded; None: that is what was audited.
+        native: recorded verdict about the explanation without hardening; None: that is what was audited.
         limits: what the audit does not show, each a headline and a sentence.
-        privacy: the guarantee of the model's training as stated by those who trained it, which no audit can check; or
-            None.
+        privacy: the guarantee of the model's training, as stated by those who trained it, or None.
         canaries: finding of canaries about a training like the model's, or None.
         search: `trials` and `digest` of the search that chose the configuration, or None.
-        subject_data: data whose membership was attacked, "pre-training" or "fine-tuning", if the model was trained in
-            two stages; else None.
+        subject_data: "pre-training" or "fine-tuning" data were attacked, if the model was trained in two stages.
         signature: "valid" (for the given public key), "unchecked" (signed, no key given), or "none".
         statement: the in-toto statement itself.
     """

@@ -17,8 +17,6 @@ from safexplain.errors import CertificateError, InputError, MissingExtraError
 from safexplain.verdict.certificate.write import as_json
 from safexplain.verdict.strict_json import read_limited
 
-__all__ = ["PAYLOAD_TYPE", "payload_of", "sign_certificate", "verify_envelope"]
-
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 Key = str | Path | bytes

@@ -127,7 +127,7 @@ def configuration_digest(explainer: Any, hardening: Any, policy: Any) -> str:
 
 
 def checksum(content: Mapping[str, Any]) -> str:
-    """SHA-256 of a statement without its checksum: finds damage and careless edits, but not a forger."""
+    """SHA-256 of a statement without its checksum."""
     predicate = {name: value for name, value in content["predicate"].items() if name != "checksum"}
     return "sha256:" + sha256(canonical({**content, "predicate": predicate}))
 

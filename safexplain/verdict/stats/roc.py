@@ -20,8 +20,7 @@ from safexplain.errors import InputError
 def clopper_pearson(successes: float, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact two-sided interval of a binomial proportion (Clopper & Pearson, Biometrika 1934).
 
-    Its coverage is at least `confidence` for every true proportion, because each tail is inverted separately. For
-    fractional successes (sums of shares), the limits come from the same beta distributions.
+    Its coverage is at least `confidence` for every true proportion. Successes may be fractional (sums of shares).
 
     Raises:
         InputError: not 0 <= successes <= trials with trials >= 1, or confidence outside of (0, 1).

@@ -7,8 +7,7 @@ import torch
 from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries.canary import FAR, OUTLIER_SCORES, far_record, outlier_scores, probe_rows, record_scores
 from safexplain.errors import InputError
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import Scores, judge
+from safexplain.verdict.canaries.result import Claim, Scores, judge
 
 
 def records(n=30, shape=(4,), seed=0):

@@ -13,7 +13,7 @@ from safexplain.audit.canaries.run import PRESETS, Setting, preset, run_canaries
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import Claim
 
 STEPS = Steps(3.6, 1.0, 20, "full-batch")
 """Epsilon 13.1 under substitution, 5.6 under add/remove; full batches need no composition."""

@@ -9,8 +9,7 @@ from scipy import stats
 from safexplain.audit.canaries.run import worst_case_scores
 from safexplain.dp import Steps
 from safexplain.errors import ConfigurationError
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import judge
+from safexplain.verdict.canaries.result import Claim, judge
 
 MECHANISM = Steps(5.5728, 0.25, 500)
 

@@ -12,10 +12,11 @@ import pytest
 
 from safexplain.dp import PrivacyStatement, Steps, epsilons
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.claim import SCENARIOS, Claim, scenario_of
 from safexplain.verdict.canaries.result import (
+    SCENARIOS,
     CanaryResult,
     Check,
+    Claim,
     Errors,
     Scores,
     WhiteBoxResult,
@@ -23,6 +24,7 @@ from safexplain.verdict.canaries.result import (
     finding_of,
     judge,
     load_finding,
+    scenario_of,
 )
 from safexplain.verdict.stats import epsilon_lower_bound
 

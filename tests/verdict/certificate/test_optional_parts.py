@@ -12,8 +12,7 @@ from certificates import SCHEMA, made, read_back, sealed
 from safexplain.audit.question import SubjectData
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import CertificateError
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, Check, Errors, WhiteBoxResult
+from safexplain.verdict.canaries.result import CanaryResult, Check, Claim, Errors, WhiteBoxResult
 from safexplain.verdict.certificate.write import SUBJECT_DATA
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from safexplain._privacy_loss import Steps
-from safexplain.verdict.canaries.claim import Claim
-from safexplain.verdict.canaries.result import CanaryResult, Scores, judge
+from safexplain.verdict.canaries.result import CanaryResult, Claim, Scores, judge
 from safexplain.verdict.stats.detectable import _CanarySums, _refuted, detectable, promise_of
 from safexplain.verdict.stats.lower_bounds import ErrorCounts, Family
 

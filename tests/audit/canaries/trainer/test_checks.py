@@ -11,7 +11,7 @@ from safexplain._progress import silent
 from safexplain.audit.canaries.probe import CanaryProbe
 from safexplain.audit.canaries.trainer import NeighbouringData, records
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import Claim
 
 N, D = 12, 3
 CLAIM = Claim(Steps(6.0, 0.5, 10), 1e-5)

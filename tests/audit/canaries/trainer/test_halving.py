@@ -9,7 +9,7 @@ from safexplain._privacy_loss import Steps
 from safexplain.audit.canaries import probe as module
 from safexplain.audit.canaries.probe import CanaryProbe, audit_within, runs_within, stages_of
 from safexplain.errors import ConfigurationError
-from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import Claim
 
 SIGMA = 2.0
 DATA = torch.tensor([[1.0], [0.0], [0.0], [0.0]]), torch.tensor([0, 1, 0, 1])

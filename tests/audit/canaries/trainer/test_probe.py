@@ -14,7 +14,7 @@ from safexplain._progress import silent
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import Claim
 
 BUG = "refuted"
 N, D, STEPS = 40, 5, 10

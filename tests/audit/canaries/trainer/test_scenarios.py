@@ -12,7 +12,7 @@ from safexplain._progress import silent
 from safexplain.audit.canaries.canary import OUTLIER_SCORES
 from safexplain.audit.canaries.probe import CanaryProbe
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.claim import Claim
+from safexplain.verdict.canaries.result import Claim
 
 BUG = "refuted"
 N, D, CLASSES, STEPS, Q, SIGMA, C = 40, 6, 3, 8, 0.5, 4.0, 1.0
