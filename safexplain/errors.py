@@ -1,8 +1,4 @@
-"""Errors and warnings of safexplain.
-
-Messages say what was expected, what came, and what to do. Each error also derives from the built-in that Python users
-would catch (`ValueError`, `TypeError`, ...), so that existing `except` clauses keep working.
-"""
+"""Errors and warnings of safexplain. Each error also derives from the built-in that Python users would catch."""
 
 from __future__ import annotations
 
@@ -54,11 +50,7 @@ class MissingExtraError(SafexplainError, ImportError):
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Run imports that need an extra of this package.
-
-    Raises:
-        MissingExtraError: one of the modules is not installed.
-    """
+    """Run imports that need an extra of this package; MissingExtraError: a module is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -84,8 +76,7 @@ class InfeasibleError(SafexplainError, ValueError):
 
     def __init__(self, message: str, *, result: Any = None, rows: Any = ()) -> None:
         super().__init__(message)
-        self.result = result
-        self.rows = rows
+        self.result, self.rows = result, rows
 
 
 class BudgetExhausted(SafexplainError, RuntimeError):
@@ -110,11 +101,8 @@ class BudgetExhausted(SafexplainError, RuntimeError):
         renews: datetime | None = None,
     ) -> None:
         super().__init__(message)
-        self.principal = principal
-        self.requested = requested
-        self.spent = spent
-        self.budget = budget
-        self.renews = renews
+        self.principal, self.renews = principal, renews
+        self.requested, self.spent, self.budget = requested, spent, budget
 
 
 class RequestError(InputError):
@@ -127,8 +115,7 @@ class RequestError(InputError):
 
     def __init__(self, message: str, *, field: str = "", status: int = 422) -> None:
         super().__init__(message)
-        self.field = field
-        self.status = status
+        self.field, self.status = field, status
 
 
 class UnavailableError(SafexplainError, RuntimeError):

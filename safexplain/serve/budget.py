@@ -28,6 +28,7 @@ FLOOR_QUANTILE = 0.75  # quantile of the features' standard deviations by which 
 MAX_DENSE_FEATURES = 4096  # directions of sketches are orthogonal up to this many features, and sparse beyond
 HISTORY_BYTES = 256 * 2**20  # of all clients' histories in memory; the least recently used are read again
 
+Floats = NDArray[np.float64]
 Sketches = NDArray[np.float32]
 
 
@@ -69,22 +70,16 @@ class Likeness:
     at most half as many as features, in float32, which preserves distances (Johnson and Lindenstrauss 1984). It is not
     secret: it shows roughly where an input lies.
 
-    Args:
-        low, high: (d,) range of the public rows.
-        mean: (d,) of the public rows.
-        scale: (d,) one over their standard deviation or its floor; 0 if they are constant.
-        project: (n, d) -> (n, k).
-        threshold: Euclidean distance.
-        space: digest of all this; only sketches of one space are compared.
+    All arrays are (d,), of the public rows.
     """
 
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    scale: NDArray[np.float64]
-    project: Callable[[NDArray[np.float64]], NDArray[np.float64]]
-    threshold: float
-    space: str
+    low: Floats
+    high: Floats
+    mean: Floats
+    scale: Floats  # one over the standard deviation or its floor; 0 if constant
+    project: Callable[[Floats], Floats]  # (n, d) -> (n, k)
+    threshold: float  # Euclidean distance
+    space: str  # digest of all this; only sketches of one space are compared
 
     @classmethod
     def of(cls, public: NDArray[Any], quantile: float, *, seed: str = "", subject: str = "") -> Likeness | None:
@@ -127,7 +122,7 @@ class Likeness:
         return self.project((np.clip(flat, self.low, self.high) - self.mean) * self.scale).astype(np.float32)
 
 
-def _flat(name: str, x: NDArray[Any]) -> NDArray[np.float64]:
+def _flat(name: str, x: NDArray[Any]) -> Floats:
     found = real_numbers(x, name)
     flat = found.reshape(len(found), -1)
     if not np.isfinite(flat).all():
@@ -135,7 +130,7 @@ def _flat(name: str, x: NDArray[Any]) -> NDArray[np.float64]:
     return flat
 
 
-def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[Floats], Floats]:
     """A projection from d on k random directions: orthogonal ones err less, sparse ones are quick for large d."""
     if d > MAX_DENSE_FEATURES:
         from sklearn.random_projection import SparseRandomProjection

@@ -131,26 +131,21 @@ class Options:
     """The arguments of `Service.load`.
 
     Args:
-        model: the model's file, of any kind that `safexplain audit` reads; or the model itself, a module in evaluation
-            mode or a fitted estimator of scikit-learn.
-        certificate: its certificate. None: use `uncertified`, `explainer` and `hardening`.
-        key: the noise key, as bytes, or the path of its file. None: the environment variable SAFEXPLAIN_NOISE_KEY. Not
-            needed if the certified hardening has no noise.
+        model: the model's file, of any kind that `safexplain audit` reads; or a module in evaluation mode or a fitted
+            estimator of scikit-learn.
+        certificate: its certificate. None: with `uncertified`, `explainer` and `hardening`.
+        key: the noise key, as bytes, or the path of its file. None: the environment variable SAFEXPLAIN_NOISE_KEY.
         public_key: ed25519, PEM: path or bytes, read once. If given, the certificate must be signed with its private
             key.
-        ledger: URL of the ledger that counts distinct questions, created if there is none; the same for all workers.
-            None: counted in this process, until it ends.
-        public: (rows, ...) public rows, or a file of them (`load_inputs`). They set the threshold of near-duplicates
-            and the range of inputs, and are the background of methods that need one.
+        ledger: URL of the ledger that counts questions, the same for all workers. None: counted in this process.
+        public: (rows, ...) public rows or their file: for near-duplicates, and the background of some methods.
         limits: of each client, as `Limits` or a mapping.
         uncertified: serve without a valid certificate; every answer and readiness report it.
-        probabilities: return the probabilities of all classes too; the certificate must cover them
+        probabilities: return those of all classes too; the certificate must cover them
             (`Policy(release="explanation+prediction")`).
         explainer: without a certificate, the method's name in the catalog.
         hardening: without a certificate, the hardening; None: the recommended one.
-        arch: how to build the network of a state_dict, see `load_model`.
-        trust_pickle: unpickle the model's file, which can run any code in it.
-        trust_types: names of types in a skops file to accept although skops does not trust them.
+        arch, trust_pickle, trust_types: see `load_model`.
         columns: for a classifier of texts or missing numbers, the file columns.json of its audit; requests then contain
             its codes.
         input_shape: of one input, if neither certificate nor model file has it.
@@ -158,9 +153,9 @@ class Options:
             either side; without public rows, any finite number.
         name: of the model, in URLs.
         device: of the model.
-        most_rows: of one request, at most.
-        batch_rows: of several requests that are computed together, at most.
-        timeout: seconds that a request waits for its answer, at most.
+        most_rows: of one request.
+        batch_rows: of requests that are computed together.
+        timeout: seconds that a request waits for its answer.
         watch: seconds between checks of the files, which are loaded again when they change; 0: never.
     """
 
@@ -195,8 +190,8 @@ class Options:
             given = cls(model, certificate, **options)
             torch.empty(0, device=given.device)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
             raise ConfigurationError(f"options of a service: {where}: {first['msg']}") from None
         except (RuntimeError, AssertionError, TypeError):
             raise ConfigurationError(f"device: expected cpu, or a GPU of this machine, got {given.device!r}") from None

@@ -53,11 +53,6 @@ class Question:
     sketch: bytes
 
 
-Assign = Callable[[Sequence[int], int, Sequence[Question]], Sequence[int]]
-"""assign(positions, number, later) -> for the new questions at these positions, numbered from `number` on, the number
-of the first question of each one's group, or its own; `later` are the questions after `NearDuplicates.after`."""
-
-
 @dataclass(frozen=True)
 class NearDuplicates:
     """Groups of near-duplicate questions, and the limits of each group.
@@ -66,14 +61,16 @@ class NearDuplicates:
         space: only sketches of the same space are compared.
         sketches: one for each digest.
         after: number of the last question that `assign` knows.
-        assign: see `Assign`. It runs in the transaction: it must be quick and must not use the ledger.
+        assign: (positions, number, later) -> for the new questions at these positions, numbered from `number` on, the
+            number of the first question of each one's group, or its own; `later` are the questions after `after`. It
+            runs in the transaction: it must be quick and must not use the ledger.
         limits: on questions of one group, its first included; all must hold.
     """
 
     space: str
     sketches: Sequence[bytes]
     after: int
-    assign: Assign
+    assign: Callable[[Sequence[int], int, Sequence[Question]], Sequence[int]]
     limits: tuple[Limit, ...]
 
 
@@ -102,7 +99,7 @@ class Questions:
         limit: Limit,
         near_duplicates: Callable[[], NearDuplicates] | None = None,
     ) -> int:
-        """Count questions, all or none. Earlier questions of this client, of any period, are free.
+        """Count questions durably, all or none, and return how many are new; earlier ones of this client are free.
 
         Args:
             client: name.
@@ -110,14 +107,10 @@ class Questions:
             limit: on new questions; a grant to this client, or to everybody, replaces its number.
             near_duplicates: finds groups of near-duplicates; called before the transaction if a question is new.
 
-        Returns:
-            Number of new questions. They are durable.
-
         Raises:
             BudgetExhausted: the new questions do not all fit; none was counted. The error is about the limit that
                 renews last.
-            LedgerError: the database cannot be written. After a failed commit the questions may have been counted;
-                asking again is then free.
+            LedgerError: the database cannot be written. The questions may have been counted, and are then free.
         """
         name, keyed = principal_name(client), list(map(self.keyed, digests))
         if _known(self._storage.read, name, keyed) == set(keyed):
@@ -129,12 +122,12 @@ class Questions:
             return _record(execute, name, now, keyed, _granted(execute, name, limit), groups)
 
     def keyed(self, digest: bytes) -> bytes:
-        """HMAC-SHA256 of a digest under the ledger's secret, 32 bytes; see `Ledger.keyed`."""
+        """HMAC-SHA256 of a digest under the ledger's secret, 32 bytes."""
         return keyed_digest(self._secret, digest)
 
     def history(self, client: str, space: str, after: int = 0) -> list[Question]:
         """Questions of a client with sketches of one space and numbers above `after`, in their order."""
-        return _history(self._storage.read, principal_name(client), records.text("space", space), after)
+        return _history(self._storage.read, principal_name(client), space, after)
 
     def counts(self) -> dict[str, int]:
         """Client -> distinct questions over all time, by name."""

@@ -10,7 +10,6 @@ from evidence import ROOT, twice
 
 from audit.suites.bound_errors import power, suite
 from audit.suites.bound_errors.credible import credible_bound
-from safexplain.verdict.stats import epsilon_from_errors
 from safexplain.verdict.stats.lower_bounds import ErrorCounts
 
 
@@ -19,15 +18,6 @@ def test_the_sum_alone_is_as_private_as_all_steps_only_for_full_batches():
     assert full.epsilon_of_sum == pytest.approx(full.epsilon, abs=1e-3) == pytest.approx(10, abs=1e-2)
     assert few.epsilon_of_sum == pytest.approx(5.76, abs=0.01)
     assert few.epsilon > 9
-
-
-def test_the_best_of_all_thresholds_is_the_highest_bound_of_any():
-    rng = np.random.default_rng(1)
-    a, b = rng.normal(1, 1, 60), rng.normal(-1, 1, 50)
-    one_by_one = [
-        epsilon_from_errors(int((b >= t).sum()), 50, int((a < t).sum()), 60, suite.DELTA, "gdp") for t in (*a, *b)
-    ]
-    assert suite.best_of_all(a, b) == pytest.approx(max(one_by_one))
 
 
 def test_the_credible_bound_is_the_quantile_of_simulated_posteriors():

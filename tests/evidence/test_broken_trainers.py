@@ -94,15 +94,6 @@ def test_noise_has_the_scale_that_the_bug_gives_it():
     assert found == pytest.approx(scales, rel=0.05)
 
 
-def test_every_trainer_says_in_a_line_what_is_wrong_with_it_and_trains():
-    for case in (*battery.BROKEN, *battery.RIGHT):
-        assert 10 < len(case.bug) < 150
-        assert 2 < case.claim.substitute < 21 or case.times > 1
-    for case in (case for name, case in BY_HAND.items() if name != "by_hand:Functional"):
-        assert len(case.trainer.train(TensorDataset(*battery.records()), seeded())(battery.records()[0])) == 24
-    assert len({case.name for case in battery.BROKEN}) >= 25
-
-
 def test_the_committed_battery_is_complete_every_bug_found_and_no_right_trainer_refuted():
     report = json.loads((ROOT / "audit" / "results" / "broken_trainers.json").read_text())
     assert not report["quick"]

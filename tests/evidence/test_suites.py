@@ -32,15 +32,6 @@ def test_swapped_axes_report_the_non_members_found_while_few_members_are_lost(sc
         assert found[lost <= rate][-1] == pytest.approx((low_is_member[~member] > cut).mean(), abs=2e-3)
 
 
-def test_a_position_in_one_array_is_another_rate_in_the_interpolated_one():
-    called_fpr = np.array([0.0, 0.0005, 0.001, 0.5, 1.0])
-    called_tpr = np.array([0.0, 0.2, 0.3, 0.9, 1.0])
-    value, at = paper_a.misread(called_fpr, called_tpr, 0.001)
-    assert at == pytest.approx(2 / 9999)
-    assert value == pytest.approx(np.interp(2 / 9999, called_fpr, called_tpr))
-    assert value < 0.3, "read correctly, it is .3"
-
-
 def test_the_committed_table_3_is_the_published_one_and_the_corrected_one():
     means = json.loads((ROOT / "audit" / "results" / "paper_a.json").read_text())["figures"]["means"]
     assert np.round(means["l1"]["published"], 4).tolist() == [0.0922, 0.1562, 0.6380]
@@ -71,15 +62,6 @@ def test_missing_data_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys)
     assert "paper_a_ixg_signals.npz" in said
     assert "--data" in said
     assert not (tmp_path / "out.json").exists()
-
-
-def test_results_are_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "deep" / "result.json"
-    common.write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        common.write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert [p.name for p in path.parent.iterdir()] == ["result.json"]
 
 
 def test_a_finished_part_is_not_made_again_unless_its_parameters_change(tmp_path):

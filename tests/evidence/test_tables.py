@@ -48,16 +48,3 @@ def test_every_committed_result_has_a_cell_a_line():
     texts = {path.name: path.read_text() for path in RESULTS.rglob("*.json")}
     other = [name for name, text in texts.items() if json_text(json.loads(text)) != text]
     assert other == [], "write them with audit.shared.run.write_json"
-
-
-def test_results_are_plain_json_of_few_lines():
-    content = {
-        "suite": "some", "none": [], "size": {"n": 1, "of": [1, 2.5]},
-        "cells": {"a": {"auc": 0.5, "attacks": [{"tpr": [{"fpr": 0.1}]}, {"tpr": []}]}, "b": {}},
-        "rows": [[1, [2]], [3, []]],
-    }  # fmt: skip
-    lines = json_text(content).splitlines()
-    assert json.loads("".join(lines)) == content
-    assert '  "size": {"n": 1, "of": [1, 2.5]},' in lines
-    assert '        {"tpr": [{"fpr": 0.1}]},' in lines
-    assert lines[-4:] == ["    [1, [2]],", "    [3, []]", "  ]", "}"]

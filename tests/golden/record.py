@@ -372,10 +372,7 @@ def audits() -> dict[str, Any]:
         return explain
 
     found: dict[str, Any] = {}
-    for name, made, policy in (
-        ("native", Hardening.none(), STRICT),
-        ("hardened", Hardening.recommended(), LENIENT),
-    ):
+    for name, made, policy in (("native", Hardening.none(), STRICT), ("hardened", Hardening.recommended(), LENIENT)):
         signals = audit.collect_signals(
             shadows,
             population,

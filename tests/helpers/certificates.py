@@ -13,13 +13,7 @@ import numpy as np
 
 from safexplain._versions import versions
 from safexplain.verdict.certificate.read import Certificate, load_certificate
-from safexplain.verdict.certificate.write import (
-    CONFIGURATION,
-    as_json,
-    checksum,
-    configuration_digest,
-    statement,
-)
+from safexplain.verdict.certificate.write import CONFIGURATION, as_json, checksum, configuration_digest, statement
 from safexplain.verdict.evidence import Control, Evidence, Role, at_level
 from safexplain.verdict.judgement import Judgement
 from safexplain.verdict.policy import Policy

@@ -9,7 +9,6 @@ import yaml
 from typer.main import get_command
 
 from safexplain.cli import app as cli
-from safexplain.hardening.noise import KEY_VARIABLE
 from safexplain.serve import Service
 from safexplain.serve.http import app
 
@@ -42,15 +41,6 @@ def test_every_option_of_the_files_is_one_of_the_command(services):
     assert json.loads(given["ENTRYPOINT"]) == ["safexplain", "serve"]
 
 
-def test_every_variable_of_the_service_is_known(services):
-    """The noise key is ours, the password that of PostgreSQL's own library, and neither stands in a file."""
-    assert set(services["explain"]["environment"]) == {KEY_VARIABLE, "PGPASSWORD"}
-    for service in services.values():
-        for text in service.get("environment", {}).values():
-            assert text.startswith("${") or text == "safexplain"
-    assert "PGPASSWORD" not in " ".join(services["explain"]["command"])
-
-
 def test_the_image_runs_as_nobody_in_particular_and_looks_after_itself(made, services):
     steps = dockerfile()
     names = [name for name, _ in steps]
@@ -72,13 +62,3 @@ def test_the_image_runs_as_nobody_in_particular_and_looks_after_itself(made, ser
     with Service.load(made.model, made.certificate) as service:
         path = re.search(r"127\.0\.0\.1:8000(/[a-z/]+)", given["HEALTHCHECK"])[1]
         assert path in app(service).openapi()["paths"]
-
-
-def test_commands_of_the_readme_have_these_options():
-    text = (FOLDER / "README.md").read_text()
-    for command in re.findall(r"\$ safexplain (.*)", text):
-        name, *words = command.split()
-        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options_of(name)
-    for path in re.findall(r"localhost:8000(/[a-z/]+)`", text):
-        assert path in ("/health/ready", "/metrics")
-    assert "has not been built" in text

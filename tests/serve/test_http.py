@@ -168,10 +168,7 @@ def test_a_question_that_came_before_is_answered_alike(made):
     tensor = {"name": "input", "shape": [2, 64], "datatype": "FP32", "data": made.rows[:2].ravel().tolist()}
     v2 = {"inputs": [tensor], "outputs": [{"name": "label"}], "id": "seven"}
     asked = [(EXPLAIN, v1), (PREDICT, v1), (INFER, v2)]
-    with (
-        listening(app(service)) as url,
-        httpx.Client(base_url=url, headers={"X-Client-Id": "ann"}) as client,
-    ):
+    with listening(app(service)) as url, httpx.Client(base_url=url, headers={"X-Client-Id": "ann"}) as client:
         first = [client.post(path, json=body) for path, body in asked]
         assert {response.status_code for response in first} == {200}
         for (path, body), response in zip(asked, first, strict=True):

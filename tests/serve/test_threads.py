@@ -32,10 +32,7 @@ def loaded(model, folder, method, hardening):
 
 
 @quiet
-@pytest.mark.parametrize(
-    ("method", "hardening"),
-    [("DeepLift", "ranks with noise"), ("InputXGradient", "noise alone")],
-)
+@pytest.mark.parametrize(("method", "hardening"), [("DeepLift", "ranks with noise"), ("InputXGradient", "noise alone")])
 def test_sixty_four_threads_get_the_answers_of_one(made, tmp_path, method, hardening):
     """Requests of one to four rows, explanations and labels mixed, some of them equal at the same time."""
     model = trained(3, epochs=20)

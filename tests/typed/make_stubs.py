@@ -242,10 +242,7 @@ def package_stub() -> str:
     return "\n".join(head) + "\n\n" + "\n\n".join(own)
 
 
-_SAME = {
-    "aix360": {"HardenedProtoDash": "ProtodashExplainer"},
-    "shap": {f"Hardened{name}": name for name in SHAP},
-}
+_SAME = {"aix360": {"HardenedProtoDash": "ProtodashExplainer"}, "shap": {f"Hardened{name}": name for name in SHAP}}
 """Library -> our name -> its name."""
 
 

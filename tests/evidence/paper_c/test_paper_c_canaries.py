@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("dp_accounting")
 pytest.importorskip("opacus")
@@ -15,7 +14,7 @@ from scipy.special import ndtri
 
 from audit.shared.run import RESULTS
 from audit.suites.bound_errors.suite import best_of_all
-from audit.suites.paper_c_canaries import images, runs, tasks
+from audit.suites.paper_c_canaries import images, runs
 from safexplain.verdict.canaries.result import _from_counts
 from safexplain.verdict.stats import clopper_pearson
 
@@ -50,16 +49,6 @@ def test_the_threshold_of_records_is_fixed_by_runs_that_do_not_count():
     a[:, 20:] += 100
     again = runs.centred(runs.Scores((1, 2), a, b), share=0.25)
     assert np.array_equal(again.d_prime, found.d_prime)  # what is counted has no say in where
-
-
-def test_a_setting_spends_the_epsilon_of_the_paper():
-    rate = 0.25
-    given = tasks.Training(2, 20, lr=0.01, clip=2.0, bias=False, one_logit=True)
-    x, y = torch.randn(40, 5), torch.arange(40) % 2
-    setting = given.setting("some", x, y, rate)
-    assert setting.claim.substitute == pytest.approx(tasks.EPSILON, abs=0.01)
-    assert setting.recipe.expected_batch_size == 40 * rate
-    assert setting.network.parameters == 5
 
 
 @pytest.mark.slow

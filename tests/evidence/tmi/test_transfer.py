@@ -49,22 +49,7 @@ def test_scores_are_added_up_over_the_queries(attack):
     parts = [attack(target[:, s], shadows[:, :, s], membership) for s in (slice(0, 4), slice(4, 8), slice(8, 12))]
     found = OverQueries(attack, 3)(target, shadows, membership)
     assert np.allclose(found, parts[0] + parts[1] + parts[2], rtol=1e-12)
-    assert np.array_equal(
-        OverQueries(attack, 1)(target[:, :4], shadows[:, :, :4], membership),
-        parts[0],
-    )
-
-
-def auc_of(attack, case):
-    return roc(attack(*case[:3]), case[3]).auc
-
-
-def test_a_leak_is_found_and_more_queries_find_more():
-    case = predictions(2000, 24, queries=4)
-    one = auc_of(AtTargetLabel(), (case[0][:, :4], case[1][:, :, :4], *case[2:]))
-    many = auc_of(OverQueries(AtTargetLabel(), 4), case)
-    assert one > 0.7
-    assert many > one + 0.01
+    assert np.array_equal(OverQueries(attack, 1)(target[:, :4], shadows[:, :, :4], membership), parts[0])
 
 
 @pytest.mark.parametrize("attack", [AtTargetLabel(), OverQueries(AtTargetLabel(), 2)], ids=repr)
