@@ -126,9 +126,6 @@ def test_a_look_never_raises():
     assert found("no map") == {}
 
 
-# ------------------------------------------------------------------------------------------------------ the log
-
-
 @pytest.fixture
 def log(caplog):
     caplog.set_level(logging.DEBUG, logger="safexplain")

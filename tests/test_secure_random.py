@@ -138,9 +138,6 @@ def test_a_choice_is_a_uniformly_random_subset():
         SecureGenerator().integers(0, [3, 0])
 
 
-# Where the bits come from
-
-
 def test_many_bytes_are_the_keystream_of_a_standard_cipher_under_a_key_for_this_request(monkeypatch):
     keys = []
 

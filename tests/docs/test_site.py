@@ -10,8 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -19,6 +17,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import numpy as np
 import pytest
 from browser import LOOK, Chromium, find_chromium, serving
+from html_page import Page
 from PIL import Image
 
 pytest.importorskip("mkdocs")
@@ -47,34 +46,20 @@ LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "vide
 """Tags that fetch something by themselves, and the attribute that says what; `link` is one, too."""
 
 
-@dataclass
-class Html(HTMLParser):
+class Html(Page):
     """What a page links to, what it loads, and what can be linked to in it."""
 
-    text: str
-    links: list[str] = field(default_factory=list)
-    loads: list[str] = field(default_factory=list)
-    anchors: set[str] = field(default_factory=set)
-    described: list[str] = field(default_factory=list)
-    unnamed: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-        self.feed(self.text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {name: value or "" for name, value in attrs}
-        self.anchors |= {values[name] for name in ("id", "name") if values.get(name)}
-        if tag == "a" and "href" in values:
-            self.links.append(values["href"])
-        if tag in LOADED and LOADED[tag] in values:
-            self.loads.append(values[LOADED[tag]])
-        if tag == "link" and values.get("rel") not in ("prev", "next", "canonical"):
-            self.loads.append(values["href"])
-        if tag == "meta" and values.get("name") == "description":
-            self.described.append(values.get("content", ""))
-        if tag == "img" and not values.get("alt"):
-            self.unnamed.append(values.get("src", ""))
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
+        named = [(tag, {name: value or "" for name, value in given.items()}) for tag, given in self.tags]
+        self.links = [a["href"] for tag, a in named if tag == "a" and "href" in a]
+        self.loads = [a[LOADED[tag]] for tag, a in named if LOADED.get(tag) in a]
+        elsewhere = ("prev", "next", "canonical")
+        self.loads += [a["href"] for tag, a in named if tag == "link" and a.get("rel") not in elsewhere]
+        self.anchors = {a[name] for _, a in named for name in ("id", "name") if a.get(name)}
+        self.described = [a.get("content", "") for tag, a in named if tag == "meta" and a.get("name") == "description"]
+        self.unnamed = [a.get("src", "") for tag, a in named if tag == "img" and not a.get("alt")]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +121,7 @@ def test_no_page_loads_anything_from_another_server(site: Path, pages: dict[str,
 @pytest.mark.slow
 def test_every_page_has_a_title_and_a_description_of_its_own(pages: dict[str, Html]) -> None:
     named = {page: html for page, html in pages.items() if page != "/404.html"}
-    assert [page for page, html in named.items() if not re.search(r"<title>[^<]+</title>", html.text)] == []
+    assert [page for page, html in named.items() if not re.search(r"<title>[^<]+</title>", html.source)] == []
     assert [page for page, html in named.items() if len(html.described) != 1 or len(html.described[0]) < 20] == []
 
 

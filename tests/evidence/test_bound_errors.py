@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from evidence import ROOT, twice
+from evidence import ROOT
 
 from audit.suites.bound_errors import power, suite
 from audit.suites.bound_errors.credible import credible_bound
@@ -40,13 +40,6 @@ def test_the_committed_results_are_complete_and_keep_what_is_promised():
     assert min(b["of"] for cell in report["two_worlds"] for b in cell["bounds"].values()) >= 1000
     few = [c["bounds"] for c in report["two_worlds"] if c["mechanism"]["steps"] < 500 and c["runs"] == 25_000]
     assert max(b["gdp fixed"]["low"] for b in few) > 0.5
-
-
-@pytest.mark.slow
-def test_bound_errors_runs_quickly_and_resumes(tmp_path):
-    first, again = twice("audit.suites.bound_errors", tmp_path)
-    assert first["quick"]
-    assert first["two_worlds"] == again["two_worlds"]
 
 
 def test_what_canaries_say_that_they_would_find_is_found():

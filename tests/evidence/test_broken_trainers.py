@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from evidence import twice
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -100,10 +99,3 @@ def test_the_committed_battery_is_complete_every_bug_found_and_no_right_trainer_
     assert [row["trainer"] for row in report["broken"]] == [case.name for case in battery.BROKEN]
     assert battery.problems(report["broken"], report["right"]) == []
     assert sum(len(row["white_box"]) for row in report["right"]) >= 50
-
-
-@pytest.mark.slow
-def test_the_suite_runs_and_resumes(tmp_path):
-    found = twice("audit.suites.broken_trainers", tmp_path)[1]
-    assert [battery.found_by(row) for row in found["broken"]] == [["white_box", "canaries"]] * 2
-    assert found["run"]["command"].startswith("python -m audit.suites.broken_trainers")

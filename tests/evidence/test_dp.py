@@ -12,10 +12,10 @@ from torch import nn
 pytest.importorskip("opacus")
 pytest.importorskip("dp_accounting")
 
-from evidence import ROOT, needs, twice
+from evidence import ROOT
 
 from audit.suites.attack_table import tasks as attack_table
-from audit.suites.dp_attacks import attacks, plan, tables
+from audit.suites.dp_attacks import attacks, plan
 from audit.suites.dp_attacks import heads as dp_heads
 from audit.suites.dp_attacks import released as dp_released
 from audit.suites.dp_defaults import suite as dp_defaults
@@ -99,19 +99,6 @@ def test_what_is_allowed_is_what_the_best_test_finds():
         assert found["by the curve"][str(rate)] <= found["by epsilon"][str(rate)]
     assert found["auc"] == pytest.approx(float(ndtr(1 / budget.sigma / math.sqrt(2))), abs=0.003)
     assert attacks.allowed(plan.Budget.of(math.inf, size), size)["auc"] == 1
-
-
-@pytest.mark.slow
-@needs("gtsrb.npz", f"weights/{dp_heads.QUICK.net}.npz")
-def test_the_suite_runs_quickly_resumes_and_its_tables_can_be_made(tmp_path):
-    first, again = twice("audit.suites.dp_attacks", tmp_path, "--on", "gtsrb")
-    one, other = (found["results"]["heads gtsrb"] for found in (first, again))
-    assert {k: v for k, v in one.items() if k != "run"} == {k: v for k, v in other.items() if k != "run"}
-    assert len(one["cells"]) == 3 * len(plan.EPSILONS)
-    assert one["budgets"].keys() == one["accuracy"].keys()
-    assert one["faithfulness"].keys() == {"0.5", "1", "2", "8", "inf"}
-    for name, make in tables.TABLES.items():
-        assert "GTSRB" in make(first), name
 
 
 def test_the_search_chooses_by_validation_and_its_best_by_the_reported_records():

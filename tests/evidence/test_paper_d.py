@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import InputXGradient, Saliency
-from evidence import needs, twice
 
 from audit.suites.paper_d import suite as paper_d
 from safexplain.verdict.stats import tpr_at_fpr
@@ -57,13 +56,3 @@ def test_reshuffled_rates_are_those_that_the_library_reads():
         chosen = rng.permutation(examples)[: 2 * n]
         slow = [tpr_at_fpr(s[chosen], np.arange(2 * n) < n, fpr=0.001).tpr for s in scores]
         assert row.tolist() == pytest.approx(slow)
-
-
-@pytest.mark.slow
-@needs("cifar10.npz")
-def test_the_evaluation_runs_and_resumes(tmp_path):
-    first, again = twice("audit.suites.paper_d", tmp_path)
-    assert first["quick"]
-    ran = first["results"]["evaluation"]
-    assert ran["run"]["command"].startswith("python -m audit.suites.paper_d")
-    assert again["results"]["evaluation"]["untrained_networks"] == ran["untrained_networks"]

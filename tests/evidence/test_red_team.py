@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from evidence import ROOT, twice
+from evidence import ROOT
 
 from audit.suites.red_team import suite
 from safexplain.audit import certify
@@ -34,10 +34,3 @@ def test_weak_attacks_beside_labels_certify_nothing_and_name_what_they_find():
     assert weak.verdict == "leak"  # what is named is stacked with the labels, and judged
     assert {a.attack for a in weak.judged} == {"Stacked"}
     assert {a.attack for a in weak.attacks} >= {"Threshold"}
-
-
-@pytest.mark.slow
-def test_the_red_team_runs_quickly_and_resumes(tmp_path):
-    first, again = twice("audit.suites.red_team", tmp_path)
-    assert first["quick"]
-    assert first["results"] == again["results"]

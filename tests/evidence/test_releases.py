@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from evidence import ROOT, twice
+from evidence import ROOT
 from torch import nn
 
 from audit.shared import resampling
@@ -126,11 +126,3 @@ def test_the_committed_verdicts_follow_from_the_committed_figures():
             said = again[f"{task} {explainer}"][name]
             assert row["judged"]["passes"] == said["passes"], (task, explainer, name)
         assert cell["releases"]["random map"]["judged"]["auc"]["upper"] <= 0.02, "attacks find something in random maps"
-
-
-@pytest.mark.slow
-def test_a_quick_run_judges_and_resumes(tmp_path):
-    both = twice("audit.suites.releases", tmp_path, "--task", "digits")
-    first, again = (found["results"]["digits"]["cells"] for found in both)
-    assert first == again
-    assert {"native", "random map", suite.PUBLIC, suite.STUDENT} <= first["InputXGradient"]["releases"].keys()

@@ -5,12 +5,14 @@ import sys
 
 import numpy as np
 import pytest
-from evidence import ROOT, run
+from evidence import ROOT, needs, run, twice
 
 from audit.benchmarks import harness
 from audit.shared import resampling
 from audit.shared import run as common
+from audit.suites.dp_attacks import heads
 from audit.suites.paper_a import suite as paper_a
+from audit.suites.paper_c_canaries import images
 from safexplain.verdict.stats import roc, tpr_at_fpr
 
 
@@ -149,3 +151,26 @@ def test_benchmarks_run(tmp_path, name):
     done, report = run(f"audit.benchmarks.{name}", "--quick", out=tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
     assert report.keys() >= {"targets", "seconds", "hardware", "versions", "revision"}
+
+
+QUICK = {
+    "red_team": (),
+    "bound_errors": (),
+    "broken_trainers": (),
+    "paper_b_recourse.evidence": (),
+    "releases --task digits": (),
+    "paper_d": ("cifar10.npz",),
+    "paper_c_canaries.figure3": ("cifar10.npz", f"weights/{images.NETS['quick']}.npz"),
+    "dp_attacks --on gtsrb": ("gtsrb.npz", f"weights/{heads.QUICK.net}.npz"),
+    "paper_e_tmi": ("tinyimagenet32_100.npz", "cifar10.npz", "gtsrb.npz"),
+}
+"""Command of a suite -> the files that it needs."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [pytest.param(name, marks=needs(*files)) for name, files in QUICK.items()])
+def test_a_suite_runs_quickly_and_resumes(command, tmp_path):
+    suite, *arguments = command.split()
+    first, again = twice(f"audit.suites.{suite}", tmp_path, *arguments)
+    assert first["quick"]
+    assert first.keys() == again.keys()

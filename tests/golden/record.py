@@ -80,9 +80,6 @@ def environment(**variables: str) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-# --- what subjects start from -----------------------------------------------------------------------------------------
-
-
 @cache
 def kept_arrays() -> dict[str, np.ndarray]:
     """Every committed array: those under `given/`, and for each subject one vector of each type."""
@@ -117,8 +114,6 @@ def digest(array: np.ndarray) -> str:
     header = f"{array.dtype.str}{array.shape}".encode()
     return hashlib.sha256(header + np.ascontiguousarray(array).tobytes()).hexdigest()[:32]
 
-
-# --- 1. hardening -----------------------------------------------------------------------------------------------------
 
 NOISE, TENTH = GaussianNoise(0.05, key=KEY), GaussianNoise(Relative(0.1), key=KEY)
 HARDENINGS: dict[str, Hardening] = {
@@ -193,9 +188,6 @@ def hardening_json() -> dict[str, Any]:
     }
 
 
-# --- 2. explainers ----------------------------------------------------------------------------------------------------
-
-
 def explainers() -> dict[str, Any]:
     """What hardened explainers release about a network with committed weights: unhardened and with noise."""
     with warnings.catch_warnings():
@@ -250,8 +242,6 @@ def _explained() -> dict[str, Any]:
         found[f"{name} of a table"] = {"noised": explainer.attribute(table, target=1).numpy()}
     return found
 
-
-# --- 4. accounting ----------------------------------------------------------------------------------------------------
 
 SETTINGS: tuple[tuple[float, float, int, float, str], ...] = (
     (1.0, 0.01, 100, 1e-5, "poisson"),
@@ -311,8 +301,6 @@ def accounting() -> dict[str, Any]:
         "sentence": str(dp.epsilons(3.6, 1.0, 20, 1e-5, sampling="full-batch")),
     }
 
-
-# --- 3. an audit ------------------------------------------------------------------------------------------------------
 
 MODELS, TARGETS, EXAMPLES = 11, 3, 200
 
@@ -425,9 +413,6 @@ def unnumbered(content: Any) -> Any:
     return content
 
 
-# --- 5. canaries and bounds -------------------------------------------------------------------------------------------
-
-
 def bounds() -> dict[str, Any]:
     """Lower bounds on epsilon from fixed counts and fixed scores, by each method."""
     a, b = np.linspace(-1, 4, 300), np.linspace(-4, 1, 300)
@@ -462,9 +447,6 @@ def canary_runs() -> dict[str, Any]:
         "preset": dict(large.describe()),
         "runs": {name: unnumbered({k: v for k, v in run.items() if k not in timed}) for name, run in runs.items()},
     }
-
-
-# --- 6. recourse ------------------------------------------------------------------------------------------------------
 
 
 def people() -> tuple[np.ndarray, np.ndarray]:
@@ -530,9 +512,6 @@ def geometry() -> dict[str, Any]:
     return found
 
 
-# --- 7. a ledger ------------------------------------------------------------------------------------------------------
-
-
 def ledgers() -> dict[str, Any]:
     """Charges of every kind to several principals, the sums of their accounts, and what is refused."""
     now = [1_700_000_000_000_000]
@@ -579,9 +558,6 @@ def ledgers() -> dict[str, Any]:
                 "grants": [json.loads(json.dumps(asdict(g), default=str)) for g in book.grants()],
                 "verified": book.verify(),
             }
-
-
-# --- 8. training with differential privacy ----------------------------------------------------------------------------
 
 
 def private_training() -> dict[str, Any]:
@@ -632,8 +608,6 @@ def stated(statement: dp.PrivacyStatement) -> dict[str, Any]:
     again = dp.PrivacyStatement.from_dict(statement.to_dict())
     return {**content, **words, "read back": again == statement, "markdown": shown}
 
-
-# --- all of them ------------------------------------------------------------------------------------------------------
 
 SUBJECTS: dict[str, Callable[[], dict[str, Any]]] = {
     "hardening": hardening,

@@ -70,9 +70,6 @@ def same(found: Any, kept: Any, rtol: float = 0.0, atol: float = 0.0, count: int
     return True
 
 
-# --- hardening --------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_arrays_are_hardened_to_the_same_bits():
     """On a processor with other vector instructions the last bits of logarithms may differ: there, to 1e-6."""
     found, kept = computed("hardening"), record.kept("hardening")
@@ -88,17 +85,11 @@ def test_a_hardening_has_the_same_text_and_is_read_back_from_it():
     assert all(texts["json"] == texts["read back"] for texts in computed("hardening as JSON").values())
 
 
-# --- explainers -------------------------------------------------------------------------------------------------------
-
-
 def test_explainers_release_the_same_numbers_about_the_same_weights():
     found, kept = computed("explainers"), record.kept("explainers")
     assert same(found, kept, 1e-4, 1.01 * GRID)
     plain = [name for name in kept if "plain" in kept[name]]
     assert same(*({name: of[name]["plain"] for name in plain} for of in (found, kept)), 1e-4, 1e-5)
-
-
-# --- the release format -----------------------------------------------------------------------------------------------
 
 
 def test_the_release_format_changes_whenever_a_recorded_release_does():
@@ -117,9 +108,6 @@ def test_this_captum_is_one_under_which_the_record_is_the_same():
     assert captum.__version__ in CAPTUM
 
 
-# --- accounting -------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_steps_spend_the_same_epsilon():
     """Full batches by a formula in float64, others by Fourier transforms: epsilon is off by some 2e-6 at delta 1e-8."""
     found, kept = computed("accounting"), record.kept("accounting")
@@ -134,9 +122,6 @@ def test_the_same_budget_asks_for_the_same_noise_and_allows_the_same_steps():
     found, kept = computed("accounting"), record.kept("accounting")
     assert same(found["groups"], kept["groups"], 1e-5, 1e-5)
     assert same(found, kept, 2e-5, 1e-5)
-
-
-# --- audits -----------------------------------------------------------------------------------------------------------
 
 
 def is_recorded_here():
@@ -167,9 +152,6 @@ def test_the_same_signals_give_the_same_counts_and_the_same_verdict(release, ver
     assert same(found["areas"], kept["areas"], 0.0, 0.02)
     for name in EXACT:
         assert same(found[name], kept[name])
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 def exact(content: Any) -> Any:
@@ -209,18 +191,12 @@ def test_a_small_audit_gets_the_same_verdict_by_the_same_counts(name):
     assert same_outcomes(found, kept) if is_recorded_here() else same(exact(found), exact(kept))
 
 
-# --- canaries ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_counts_and_scores_give_the_same_lower_bounds():
     assert same(computed("bounds"), record.kept("bounds"), 1e-6)
 
 
 def test_the_same_canaries_are_found_in_the_same_runs():
     assert same(computed("canary runs"), record.kept("canary runs"), 2e-3, 1e-5)
-
-
-# --- recourse ---------------------------------------------------------------------------------------------------------
 
 
 def test_mechanisms_promise_and_answer_the_same():
@@ -237,18 +213,12 @@ def test_the_nearest_change_is_the_same(networks, near):
     assert same(found, kept, near, near)
 
 
-# --- ledger, private training -----------------------------------------------------------------------------------------
-
-
 def test_a_ledger_adds_up_to_the_same_sums_and_refuses_the_same():
     assert same(computed("ledgers"), record.kept("ledgers"), 1e-12)
 
 
 def test_private_trainings_keep_the_same_budgets_and_give_the_same_models():
     assert same(computed("private training"), record.kept("private training"), 1e-5, 1e-5)
-
-
-# --- the record itself ------------------------------------------------------------------------------------------------
 
 
 def test_every_subject_is_recorded():

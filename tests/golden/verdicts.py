@@ -52,8 +52,6 @@ def empty_folder() -> Iterator[None]:
         yield
 
 
-# --- what is kept of a result -----------------------------------------------------------------------------------------
-
 ROUNDED = ("attacks", "bounds", "bound")
 """Entries of an outcome whose numbers rounding may move; all others, and the names of attacks, are exact."""
 
@@ -98,9 +96,6 @@ def told(code: int, text: str) -> dict[str, Any]:
     content = json.loads(text)
     compared = {name: outcome(result) for name, result in content["compared"].items()}
     return {"exit code": code, "released": outcome(content), "compared": compared}
-
-
-# --- files of signals ------------------------------------------------------------------------------------------
 
 
 class Drawn:
@@ -274,28 +269,11 @@ def other_sources_and_an_untrained_model() -> Case:
 
 
 FILES: dict[str, Callable[[], Case]] = {
-    made.__name__.replace("_", " "): made
-    for made in (
-        nothing_leaks,
-        strong_leak_by_default,
-        leak_in_an_unknown_signal,
-        losses_alone,
-        leak_of_labels_alone,
-        at_two_levels,
-        leak_at_the_second_level_alone,
-        signs_of_maps,
-        groups,
-        two_targets,
-        recourse_distances,
-        no_references,
-        sizes_of_several_classes,
-        foreign_labels,
-        the_whole_is_judged,
-        explanation_and_prediction,
-        few_attacks,
-        other_sources_and_an_untrained_model,
-    )
+    name.replace("_", " "): made
+    for name, made in list(globals().items())
+    if getattr(made, "__annotations__", {}).get("return") == "Case"
 }
+"""Every function above that makes a case, by its name."""
 
 
 def signal_file(name: str) -> dict[str, Any]:
@@ -325,8 +303,6 @@ def signal_files() -> dict[str, Any]:
     """Verdicts on files of signals that anybody's pipeline may have written."""
     return {name: signal_file(name) for name in FILES}
 
-
-# --- three small audits -----------------------------------------------------------------------------------------------
 
 RECIPE = audit.Recipe(lr=5e-3, epochs=60, batch_size=25)
 SMALL = audit.Policy(0.1, 0.2, patience=(1, 4), references=4, uncounted=True)

@@ -26,9 +26,7 @@ CONTROLS = (
     Control("null model", False, "the null model tells nothing", {"auc": 0.5}),
 )
 
-
 ONCE = Policy(claim="whole", patience=(1,))
-
 
 CERTIFIED = Judgement(
     ONCE,
@@ -90,9 +88,7 @@ EXCESS = compared(
     Policy(fpr=0.05, max_tpr=0.1, max_excess=0.1, release="explanation+prediction", patience=(1, 200)), n=3000
 )
 
-
 UNDECIDED = Judgement(ONCE, CERTIFIED.evidence, 5000, 5000, 0)
-
 
 GROUPED = compared(Policy(fpr=0.1, max_tpr=0.2, patience=(1, 5)), n=400, group=3)
 """Groups of three examples."""
@@ -107,7 +103,6 @@ def several(*leaks: float) -> Judgement:
 
 SEVERAL = several(0.0, 0.0)
 LEAKING = several(0.0, 1.5)
-
 
 JUDGEMENTS = {
     "certified": CERTIFIED,

@@ -209,9 +209,6 @@ def test_where_no_shape_is_known_what_the_model_cannot_take_is_the_clients_mista
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-# Markers
-
-
 def forms(values: np.ndarray, digits: int = 6) -> set[bytes]:
     """Every way in which such a number might be written, where it is like no other."""
     found: set[bytes] = set()

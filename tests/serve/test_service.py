@@ -51,9 +51,6 @@ def computed(service: Service) -> int:
     return int(float(lines[0].split()[-1])) if lines else 0
 
 
-# What is answered.
-
-
 def test_an_answer_is_that_of_from_certificate_for_the_predicted_class(service, made):
     model = load_model(made.model).model
     x = torch.from_numpy(made.rows[:7])
@@ -114,9 +111,6 @@ def test_a_client_has_a_printable_name(service, made, client):
     with pytest.raises(RequestError) as caught:
         service.explain(made.rows[:1], client=client)
     assert caught.value.field == "X-Client-Id"
-
-
-# What is loaded.
 
 
 def test_a_file_that_the_certificate_does_not_name_is_refused(made, tmp_path):
@@ -226,9 +220,6 @@ def test_workers_are_told_by_the_environment(made, monkeypatch):
 def test_settings_that_make_no_sense_are_refused(made, wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong)).replace("ledger", "url")):
         Service.load(made.model, made.certificate, **wrong)
-
-
-# Who may ask, and what is remembered.
 
 
 def test_what_reached_the_model_is_charged_and_what_did_not_is_free(made):
@@ -349,9 +340,6 @@ def test_an_input_that_the_model_fails_on_fails_nobody_else(made):
         assert sum(job.exception() is None for job in jobs) == 7
 
 
-# Replaced while it runs.
-
-
 def test_model_and_certificate_are_replaced_as_one(made, tmp_path):
     mine = made.copy(tmp_path)
     with Service.load(mine.model, mine.certificate, limits=Limits(questions=3)) as service:
@@ -377,9 +365,6 @@ def test_a_closed_service_answers_nothing(made):
     with pytest.raises(UnavailableError):
         service.explain(made.rows[:1], client="a")
     assert service.ready()["status"] == "unavailable"
-
-
-# What is written down.
 
 
 def test_the_audit_log_says_who_asked_when_and_never_what(service, made, caplog):

@@ -173,8 +173,6 @@ def doc_of(kind: type) -> str:
     return textwrap.indent(f'"""{text}\n"""' if "\n" in text else f'"""{text}"""', "    ")
 
 
-# --- Captum ----------------------------------------------------------------------------------------------------------
-
 OF_CAPTUM = (
     "import captum.attr",
     "from typing import Any, Literal, TypeVar",
@@ -218,9 +216,6 @@ def captum_stub() -> str:
     return "\n\n".join([*imports, TENSORS, _listed(classes), *classes.values()])
 
 
-# --- the package -----------------------------------------------------------------------------------------------------
-
-
 def package_stub() -> str:
     """Of `safexplain`: its classes of Captum under the names that they have here."""
     own, imports = [], []
@@ -244,9 +239,6 @@ def package_stub() -> str:
 
 _SAME = {"aix360": {"HardenedProtoDash": "ProtodashExplainer"}, "shap": {f"Hardened{name}": name for name in SHAP}}
 """Library -> our name -> its name."""
-
-
-# --- other libraries -------------------------------------------------------------------------------------------------
 
 
 def of_library(name: str, kind: type, native: Any, entries: Mapping[str, str], extra: list[str], base: str) -> str:
@@ -376,9 +368,6 @@ def shap_stub() -> str:
     own = [name for name in importlib.import_module("safexplain.shap").__all__ if name not in SHAP]
     native = [f"from shap import {name} as {name}" for name in own]
     return "\n".join(["from typing import Any", *imports, *native, _listed([*SHAP, *own])])
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def _listed(names: Any) -> str:

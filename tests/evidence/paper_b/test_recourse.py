@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from evidence import twice
 
 from audit.suites.paper_b_recourse import cells, conditions, evidence, tables, tasks
 
@@ -23,9 +22,6 @@ def test_no_private_row_changes_another_ones_numbers():
     assert other != private
     changed[order[0]] = 1e6  # a public row does
     assert not np.allclose(tasks.prepared(changed, y, 40, {}).x[same], plain.x[same])
-
-
-# --------------------------------------------------------------------------------------------------------------- cells
 
 
 def test_balanced_accuracy_is_reported_where_the_threshold_was_not_chosen():
@@ -79,22 +75,3 @@ def test_a_cell_says_what_was_promised_found_and_worth():
     averaged = [tables.named(c, "AveragingAttack", "averaged_distance") is not None for c in found.values()]
     assert averaged == [False, True, False]  # only answers with noise of their own are asked for again
     assert stages[-1] == ("asking", 4, 4)
-
-
-@pytest.mark.slow
-def test_the_suite_runs_resumes_and_reports_every_condition(tmp_path):
-    first, again = twice("audit.suites.paper_b_recourse.evidence", tmp_path)
-    assert set(first["results"]) == set(tasks.QUICK)
-    for name, result in first["results"].items():
-        assert set(result["cells"]) == {c.title for c in conditions.CONDITIONS}
-        assert again["results"][name]["cells"] == result["cells"]
-        for title, cell in result["cells"].items():
-            assert (cell["guarantee"] is None) == (title == evidence.BASELINE)
-            for attack in cell["attacks"]:
-                assert attack["auc_low"] <= attack["auc"] <= attack["auc_high"]
-                assert attack["curve"] == sorted(attack["curve"])
-    assert first["published"] == again["published"]
-    for name, make in tables.TABLES.items():
-        lines = make(first).splitlines()
-        assert len(lines) > 2 or name == "recourse: adult", name  # which the quick run leaves out
-        assert len({line.count("|") for line in lines}) == 1, name

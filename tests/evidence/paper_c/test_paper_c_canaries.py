@@ -9,12 +9,11 @@ pytest.importorskip("dp_accounting")
 pytest.importorskip("opacus")
 
 from dp_accounting import get_epsilon_gaussian
-from evidence import needs, twice
 from scipy.special import ndtri
 
 from audit.shared.run import RESULTS
 from audit.suites.bound_errors.suite import best_of_all
-from audit.suites.paper_c_canaries import images, runs
+from audit.suites.paper_c_canaries import runs
 from safexplain.verdict.canaries.result import _from_counts
 from safexplain.verdict.stats import clopper_pearson
 
@@ -49,16 +48,6 @@ def test_the_threshold_of_records_is_fixed_by_runs_that_do_not_count():
     a[:, 20:] += 100
     again = runs.centred(runs.Scores((1, 2), a, b), share=0.25)
     assert np.array_equal(again.d_prime, found.d_prime)  # what is counted has no say in where
-
-
-@pytest.mark.slow
-@needs("cifar10.npz", f"weights/{images.NETS['quick']}.npz")
-def test_figure_3_runs_quickly_and_resumes(tmp_path):
-    first, again = (found["results"] for found in twice("audit.suites.paper_c_canaries.figure3", tmp_path))
-    assert first.keys() == {"10 classes", "one logit"}
-    for task, found in first.items():
-        assert found["rates"] == again[task]["rates"]
-    assert len(first["one logit"]["rates"]["1"]["cells"]) == 4
 
 
 def test_committed_verdicts_are_what_the_library_says_of_their_counts():

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import InputXGradient
-from evidence import needs, twice
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from audit.suites.paper_e_tmi import evaluate, explanations, tables, tasks
+from audit.suites.paper_e_tmi import evaluate, explanations, tasks
 from safexplain import Probability
 
 
@@ -51,13 +50,3 @@ def test_explanations_of_all_classes_are_captum_s():
     assert torch.equal(native, maps[torch.arange(5), target])
     assert set(top.unique().tolist()) <= {0.0, 1.0}, "the recommended release is a set"
     assert not torch.equal(noisy, native)
-
-
-@needs("tinyimagenet32_100.npz", "cifar10.npz", "gtsrb.npz")
-@pytest.mark.slow
-def test_the_suite_runs_quickly_and_resumes(tmp_path):
-    first, again = twice("audit.suites.paper_e_tmi", tmp_path)
-    assert first["quick"]
-    assert first["results"]["cells"] == again["results"]["cells"]
-    for name, make in tables.TABLES.items():
-        assert make(first), name

@@ -49,9 +49,6 @@ def loaded(release: Path) -> Iterator[Any]:
     model.unwrap_python_model().service.close()
 
 
-# what is saved
-
-
 def test_model_file_and_certificate_are_saved_byte_for_byte_and_neither_key_nor_row_nor_pickle(release, noisy):
     files = {file.name: file for file in release.rglob("*") if file.is_file()}
     assert files["model.pt2"].read_bytes() == noisy.model.read_bytes()
@@ -118,9 +115,6 @@ def test_a_release_whose_model_is_another_one_is_not_loaded(release, made, tmp_p
         mlflow.pyfunc.load_model(str(other))
 
 
-# in a process
-
-
 def test_labels_without_parameters_and_the_services_own_maps_with_explain(loaded, expected, noisy):
     x = noisy.rows[:5]
     answer = expected.explain(x)
@@ -146,9 +140,6 @@ def test_the_parameter_client_says_whose_budget_is_spent_and_a_question_asked_be
     model.predict(noisy.rows[:2], params={"client": "a", "explain": True})
     model.predict(noisy.rows[2:3], params={"client": "b"})
     model.unwrap_python_model().service.close()
-
-
-# served by MLflow
 
 
 def test_the_saved_files_are_served_by_the_command_that_the_refusal_names(release, monkeypatch):
