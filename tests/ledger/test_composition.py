@@ -84,15 +84,6 @@ def test_a_full_account_reveals_no_more_than_its_budget(release, epsilon):
     assert sums.spent(budget) <= 1.15 * exact_epsilon([release] * count, budget.delta) + 0.03
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-6])
-def test_ten_tenths_fill_a_budget_of_one_and_the_eleventh_is_refused(delta):
-    budget = Budget(1.0, delta)
-    sums, count = composed([Pure(0.1)] * 20, budget)
-    assert count == 10
-    assert sums.spent(budget) == 1.0
-    assert sums.rule == "basic"
-
-
 def test_approximate_releases_may_use_all_of_delta():
     sums, count = composed([Approximate(0.05, 1e-7)] * 20, Budget(1.0, 1e-6))
     assert count == 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,12 +13,9 @@ from hypothesis import strategies as st
 from safexplain._privacy_loss import renyi
 from safexplain.dp import Steps, composed
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError
-from safexplain.ledger import Approximate, Concentrated, Pure, Renyi
+from safexplain.ledger import Concentrated, Pure, Renyi
 from safexplain.ledger.composition import (
     OTHER_ORDERS,
-    Budget,
-    Composition,
-    charged,
     loss,
     losses_allowed,
     renyi_allowed,
@@ -29,13 +25,6 @@ from safexplain.ledger.releases import TRAINING_ORDERS
 
 TRAINING = Steps(1.2, 0.02, 300)
 CURVE = Renyi.of_steps(TRAINING, "add_remove")
-
-
-def accumulated(releases, budget):
-    sums = Composition()
-    for release in releases:
-        sums = sums.add(release, budget)
-    return sums
 
 
 def test_a_curve_is_the_sum_of_its_steps_rounded_up():
@@ -107,23 +96,6 @@ def test_beyond_its_orders_a_curve_promises_nothing_and_every_accounts_orders_ar
     assert CURVE.divergence(np.array([2.0, 1e5]))[1] == math.inf
     assert set(OTHER_ORDERS) <= set(TRAINING_ORDERS)
     assert (len(TRAINING_ORDERS), math.fsum(TRAINING_ORDERS)) == (36, 3223.45), "orders of all recorded trainings"
-
-
-def test_a_thousand_subsampled_trainings_cost_far_less_than_their_pairs():
-    budget, small = Budget(8.0, 1e-5), Steps(4.0, 0.01, 50)
-    curve = Renyi.of_steps(small, "add_remove")
-    sums = accumulated([curve] * 100, budget)
-    exact = composed([replace(small, steps=5000)], 1e-5).add_remove
-    assert exact <= sums.spent(budget) <= 1.5 * exact
-    pairs = 100 * composed([small], 1e-7).add_remove
-    assert sums.spent(budget) < 0.5 * pairs
-
-
-def test_approximate_releases_that_came_first_stay_spent_beside_a_curve():
-    budget = Budget(6.0, 1e-5)
-    sums = accumulated([Approximate(0.5, 1e-6), CURVE], budget)
-    assert (sums.rule, sums.prefix_epsilon, sums.prefix_delta) == ("renyi", charged(0.5), charged(1e-6))
-    assert sums.spent(budget) > 0.5 + accumulated([CURVE], budget).spent(budget)
 
 
 def test_a_ledger_records_curves_verifies_and_refuses_them_all_or_nothing(make, tmp_path):

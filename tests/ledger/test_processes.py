@@ -150,22 +150,6 @@ def in_child(ledger, pipe):
 
 
 @in_each_database
-def test_a_ledger_goes_with_its_process(url):
-    """Forked with an open connection."""
-    with Ledger(url, epsilon=1.0) as ledger:
-        ledger.charge("ann", epsilon=0.25)
-        here, there = FORK.Pipe()
-        child = FORK.Process(target=in_child, args=(ledger, there))
-        child.start()
-        assert here.poll(60)
-        assert here.recv() == 0.5
-        child.join()
-        assert child.exitcode == 0
-        ledger.charge("ann", epsilon=0.25)
-        assert ledger.verify() == 3
-
-
-@in_each_database
 def test_a_fork_while_another_thread_writes_does_not_hang(url):
     with Ledger(url, epsilon=1e6) as ledger:
         stop = threading.Event()

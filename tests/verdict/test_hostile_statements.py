@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from safexplain.dp import PrivacyStatement, Steps, composed
+from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import InputError
 
 STATED = PrivacyStatement("DP-SGD", 2000, 1e-5, phases=(Steps(1.0, 0.01, 100),)).to_dict()
@@ -55,14 +55,6 @@ def test_a_hostile_statement_is_refused_clearly(changed, tmp_path):
 def test_a_file_that_is_no_json_object_is_refused(text, message, tmp_path):
     with pytest.raises(InputError, match=message):
         read(tmp_path / "privacy.json", text)
-
-
-def test_a_statement_of_many_different_phases_is_read(tmp_path):
-    phases = tuple(Steps(1.0 + i / 300, 0.01, 2) for i in range(120))
-    stated = PrivacyStatement("decaying noise", 2000, 1e-5, phases=phases)
-    assert read(tmp_path / "privacy.json", json.dumps(stated.to_dict())) == stated
-    alike = composed([Steps(1.0 + i / 300, 0.01, 6) for i in range(0, 120, 3)], 1e-5)  # each a third as often
-    assert stated.epsilons.substitute == pytest.approx(alike.substitute, rel=0.02)
 
 
 def test_a_statement_that_promises_nothing_is_read(tmp_path):

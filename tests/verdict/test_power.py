@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats as distributions
-from scipy.integrate import quad
 
-from audit.suites.verdict_errors import power as module
 from audit.suites.verdict_errors.power import critical_counts, power, ranks_of
 from safexplain.verdict.evidence import Evidence
 from safexplain.verdict.judgement import Judgement
@@ -54,31 +52,6 @@ def test_the_power_is_the_share_of_simulated_audits(setting):
             assert simulated == pytest.approx(computed, abs=4 * (0.25 / 300) ** 0.5)
             undecided += 0.1 < computed < 0.9
     assert undecided >= 2, "shares near 0 and 1 would be no test"
-
-
-def test_a_threshold_without_spread_would_be_a_wrong_power(monkeypatch):
-    """With few non-members most of the spread is the threshold's."""
-    *where, tprs = SETTINGS["few non-members"]
-    right = power(*where, tprs)
-    monkeypatch.setattr(module, "NODES", np.linspace(-1e-6, 1e-6, 3))
-    monkeypatch.setattr(module.distributions.norm, "pdf", lambda x: np.full(np.shape(x), 1 / 3e-6))
-    wrong = power(*where, tprs)
-    assert np.abs(wrong.leak - right.leak).max() > 0.2
-
-
-def test_the_integral_is_that_of_slow_quadrature():
-    policy, members, others = LOOSE, 30, 20
-    rank = ranks_of(policy, others, 1).upper_bound_rank
-    for tpr in (0.05, 0.3, 0.9):
-        shift = distributions.norm.isf(policy.fpr) - distributions.norm.isf(tpr)
-
-        def density(p, shift=shift):
-            rate = distributions.norm.sf(distributions.norm.isf(p) - shift)
-            return distributions.binom.cdf(9, members, rate) * distributions.beta.pdf(p, rank, others - rank + 1)
-
-        slow = quad(density, 0, 1, epsabs=1e-10, limit=400)[0]
-        fast = module.found_above_threshold(policy, members, others, rank, np.array(tpr), 9)
-        assert float(fast) == pytest.approx(slow, abs=1e-7)
 
 
 @pytest.mark.parametrize(("members", "others", "attacks"), [(1, 1, 1), (300, 200, 7)])

@@ -28,10 +28,3 @@ def test_a_release_that_names_other_neighbours_is_refused(make, release):
         with pytest.raises(ConfigurationError, match=r"expected substitute, .* got a release under add_remove"):
             ask()
     assert ledger.total().charges == 0
-
-
-def test_releases_that_name_none_are_the_ledgers(make):
-    ledger = make(epsilon=5.0, delta=1e-6, adjacency="add_remove")
-    ledger.charge("ann", epsilon=0.1)
-    ledger.charge("ann", CURVE)
-    assert ledger.verify() == 2

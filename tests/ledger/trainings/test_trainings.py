@@ -109,21 +109,6 @@ def test_a_training_that_does_not_fit_somewhere_is_refused_and_leaves_no_trace(m
     assert ledger.verify() == 2
 
 
-def test_a_grant_makes_room_for_a_training_and_a_small_one_leaves_none(make):
-    ledger = make(epsilon=1.0, delta=1e-5, adjacency="substitute")
-    ledger.charge("ann", epsilon=0.25)
-    with pytest.raises(BudgetExhausted, match="'ann'"):
-        ledger.charge_training(full())
-    ledger.grant("ann", 2.0)
-    ledger.charge_training(full())
-    assert ledger.account("ann").remaining == pytest.approx(0.75, abs=1e-3)
-    ledger.grant("bob", 0.5)
-    assert ledger.account("bob").remaining == 0.0
-    with pytest.raises(BudgetExhausted):
-        ledger.charge("bob", epsilon=0.01)
-    assert ledger.verify() == 2
-
-
 def test_a_training_counts_in_the_period_that_it_was_made_in_and_in_the_total_for_ever(make, clock):
     ledger = make(epsilon=1.5, delta=1e-5, period="month", total_epsilon=3.6, adjacency="substitute")
     ledger.charge("ann", epsilon=0.25)

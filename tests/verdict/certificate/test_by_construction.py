@@ -15,7 +15,6 @@ from certificates import made, sealed
 from safexplain._versions import VERSION
 from safexplain.errors import CertificateError, ConfigurationError, InputError
 from safexplain.verdict.certificate.read import load_any, load_certificate, load_guarantee
-from safexplain.verdict.certificate.sign import sign_certificate
 from safexplain.verdict.certificate.write import GUARANTEE_TYPE, checksum, guarantee_statement, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured
 
@@ -68,23 +67,6 @@ def test_the_two_kinds_are_told_apart(tmp_path: Path) -> None:
         load_guarantee(audits)
     assert load_any(audits) == load_certificate(audits)
     assert load_any(audits).kind == load_certificate(audits).kind == "by audit"
-
-
-def test_it_is_signed_and_verified_as_an_audits_is(tmp_path: Path) -> None:
-    pytest.importorskip("securesystemslib")
-    from cryptography.hazmat.primitives import serialization as s
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    keys = [Ed25519PrivateKey.generate() for _ in range(2)]
-    private = keys[0].private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
-    own, other = (k.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo) for k in keys)
-    path = write_json(tmp_path / "g.json", sign_certificate(content(), private))
-    assert load_guarantee(path).signature == "unchecked"
-    assert load_any(path, public_key=own).signature == "valid"
-    with pytest.raises(CertificateError, match="was not signed with"):
-        load_guarantee(path, public_key=other)
-    with pytest.raises(CertificateError, match="is not signed"):
-        load_guarantee(write_json(tmp_path / "plain.json", content()), public_key=own)
 
 
 CHANGES: list[tuple[tuple[Any, ...], Any, str]] = [

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from certificates import CERTIFIED, made, sealed
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from safexplain.errors import CertificateError, InputError, MissingExtraError
 from safexplain.verdict.certificate.read import load_certificate
@@ -128,23 +126,6 @@ def test_a_damaged_envelope_is_refused(
     path = write_json(tmp_path / "damaged.json", {**envelope, **change})
     with pytest.raises(CertificateError):
         load_certificate(path, public_key=keys[1])
-
-
-@settings(max_examples=100)
-@given(data=st.data())
-def test_one_changed_byte_anywhere_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, Path], envelope: dict[str, Any], data: st.DataObject
-) -> None:
-    raw = bytearray(as_json(envelope))
-    i = data.draw(st.integers(0, len(raw) - 1))
-    raw[i] = data.draw(st.integers(0, 255).filter(lambda b: b != raw[i]))
-    file = tmp_path_factory.mktemp("c") / "certificate.json"
-    file.write_bytes(raw)
-    try:
-        found = load_certificate(file, public_key=keys[1])
-    except CertificateError:
-        return
-    assert found.statement == made()  # white space, or a letter of the key id
 
 
 def test_keys_of_another_kind_are_bad_input(tmp_path: Path, keys: tuple[Path, Path], signed: Path) -> None:

@@ -1,4 +1,4 @@
-"""From which epsilon on an audit would have found a training: against simulated audits, both ways."""
+"""From which epsilon on an audit would have found a training; tests/evidence simulates such audits."""
 
 from __future__ import annotations
 
@@ -9,45 +9,12 @@ import numpy as np
 import pytest
 
 from safexplain._privacy_loss import Steps
-from safexplain.verdict.canaries.result import CanaryResult, Claim, Scores, judge
+from safexplain.verdict.canaries.result import Claim
 from safexplain.verdict.stats.detectable import _CanarySums, _refuted, detectable, promise_of
 from safexplain.verdict.stats.lower_bounds import ErrorCounts, Family
 
 DELTA = 1e-5
 FULL, SAMPLED = Steps(22.3557, 1.0, 500, "full-batch"), Steps(2.0, 0.25, 40)
-
-
-def audit(mechanism: Steps, noise: float, strength: float, seed: int, **how) -> CanaryResult:
-    """400 runs of a canary whose gradient is so much of C, in a training with this noise."""
-    rng = np.random.default_rng(seed)
-    joined = strength * rng.binomial(mechanism.steps, mechanism.sample_rate, (2, 1, 200))
-    scores = np.array([[[1.0]], [[-1.0]]]) * joined + rng.normal(0, noise * math.sqrt(mechanism.steps), (2, 1, 200))
-    claim = Claim(mechanism, DELTA)
-    return judge(Scores((mechanism.steps,), *scores), claim, scenario="gradient", seed=seed, **how)
-
-
-def noise_of(mechanism: Steps, epsilon: float) -> float:
-    """With which the mechanism spends so much."""
-    promise = promise_of(Claim(mechanism, DELTA).substitute, DELTA, mechanism, "substitute")
-    low, high = -6.0, 0.0
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        low, high = (middle, high) if promise.spent(math.exp(middle)) > epsilon else (low, middle)
-    return mechanism.noise_multiplier * math.exp(high)
-
-
-FIXED, CHOSEN = {"threshold": 0.0}, {}
-
-
-@pytest.mark.parametrize(("mechanism", "strength", "how"), [(SAMPLED, 1.0, FIXED), (SAMPLED, 0.6, CHOSEN)])
-def test_what_it_says_would_be_found_is_found_in_95_of_100_audits(mechanism, strength, how):
-    said = sorted(audit(mechanism, mechanism.noise_multiplier, strength, i, **how).detectable or 500 for i in range(5))
-    claimed, epsilon = Claim(mechanism, DELTA).substitute, said[2]
-    found = [audit(mechanism, noise_of(mechanism, epsilon), strength, 100 + i, **how).verdict for i in range(40)]
-    assert found.count("refuted") >= 36
-    less = claimed + (epsilon - claimed) / 4
-    missed = [audit(mechanism, noise_of(mechanism, less), strength, 200 + i, **how).verdict for i in range(40)]
-    assert missed.count("refuted") <= 30, "the number is not far too large either"
 
 
 def test_weaker_canaries_and_fewer_runs_would_find_only_larger_leaks():
@@ -97,14 +64,6 @@ def test_the_noise_and_threshold_of_a_canary_follow_from_its_errors(family):
     for noise, threshold in ((0.4, 0.3), (1.0, 0.0), (3.0, -0.8)):
         fpr, fnr = (float(sums.below(np.array([at]), noise)[0]) for at in (-threshold, threshold))
         assert sums.fit(fpr, fnr) == (pytest.approx(noise, rel=0.05), pytest.approx(threshold, abs=0.05))
-
-
-def test_scores_have_the_distribution_of_sampled_gradients_and_noise():
-    rng = np.random.default_rng(0)
-    drawn = rng.binomial(20, 0.05, 200_000) + rng.normal(0, 0.7, 200_000)
-    threshold = np.array([-1.0, 0.0, 0.5, 2.0])
-    expected = _CanarySums(Family(0.05, 20)).below(threshold, 0.7)  # in units of the mean, which is 1
-    np.testing.assert_allclose([(drawn < t).mean() for t in threshold], expected, atol=5e-3)
 
 
 def test_nothing_is_found_beyond_a_claim_that_promises_nothing():
