@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import ListedColormap
 
 from safexplain._progress import show_progress
-from safexplain.audit.controls.holdout_uses import counted_in
+from safexplain.audit.controls.splits import counted_in
 from safexplain.audit.report.outcome import AuditRun
 from safexplain.cli.run.demo import digits, run_demo
 from safexplain.verdict.result import AttackResult, AuditResult

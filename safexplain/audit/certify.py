@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 
 from safexplain._progress import Progress, silent
 from safexplain.audit.attacks.suite import MIN_FOR_NULL, Scorer, SuiteRow, families_allowed, fitting, gaps
-from safexplain.audit.controls.accuracy import accuracy
-from safexplain.audit.controls.differences import blind_baseline, null_model, shuffled_membership
-from safexplain.audit.controls.holdout_uses import Uses, uses_of
-from safexplain.audit.controls.splits import Splits, copies_together
-from safexplain.audit.controls.strength import recipe_fit, reference_coverage
+from safexplain.audit.controls.checks import (
+    accuracy,
+    blind_baseline,
+    null_model,
+    recipe_fit,
+    reference_coverage,
+    shuffled_membership,
+)
+from safexplain.audit.controls.splits import Splits, Uses, copies_together, uses_of
 from safexplain.audit.report.exposure import by_slice, most_exposed
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError

@@ -24,7 +24,7 @@ from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Labels, can_crop, device_of
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Build, ModelCache, Shadows
-from safexplain.audit.report.model import ENDPOINT, NATIVE
+from safexplain.audit.report.tables import ENDPOINT, NATIVE
 from safexplain.audit.store import Store
 from safexplain.errors import ConfigurationError, InputError, SafexplainError, did_you_mean
 from safexplain.outputs import Probability, are_probabilities, as_module

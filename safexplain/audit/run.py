@@ -23,20 +23,19 @@ from safexplain._progress import as_stage
 from safexplain.audit.answers import Predictions, explanations_of, patient_queries, predict, signals_of
 from safexplain.audit.attacks.suite import MIN_FOR_NULL, Scorer, fitting
 from safexplain.audit.certify import certify
-from safexplain.audit.controls.accuracy import ADVICE, META, UNUSUAL, Hits, Statistics, below_stated, measured
-from safexplain.audit.controls.accuracy import LOOKED_AT as LOOKED_AT_MEMBERS
+from safexplain.audit.controls.checks import ADVICE, META, PRIVACY, UNUSUAL, Hits, Statistics, below_stated, measured
+from safexplain.audit.controls.checks import LOOKED_AT as LOOKED_AT_MEMBERS
 from safexplain.audit.controls.splits import copies_of, refuse_copies
-from safexplain.audit.controls.strength import PRIVACY
 from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.population import Population
 from safexplain.audit.queries import device_of, levels_of, with_channels_last
 from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import ModelCache, Repeated, Shadows, train_shadows
-from safexplain.audit.report.model import NATIVE, Configuration, ReportData
 from safexplain.audit.report.outcome import AuditRun, environment, pictures
 from safexplain.audit.report.root_cause import Ablation, root_cause, sample
 from safexplain.audit.report.root_cause import sentence as cause_sentence
+from safexplain.audit.report.tables import NATIVE, Configuration, ReportData
 from safexplain.audit.signals import Signals, hash_examples
 from safexplain.audit.store import LARGEST_MAPS, Explanations, Store, free_space
 from safexplain.audit.usefulness import Sample, utility_of

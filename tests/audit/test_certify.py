@@ -17,8 +17,7 @@ from safexplain import HardenedSaliency, Hardening, Probability
 from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, certify, collect_signals, train_shadows
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.suite import SuiteRow
-from safexplain.audit.controls.holdout_uses import Uses
-from safexplain.audit.controls.splits import Splits
+from safexplain.audit.controls.splits import Splits, Uses
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict import words
 from safexplain.verdict.judgement import Judgement

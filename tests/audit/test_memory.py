@@ -13,9 +13,8 @@ from safexplain.audit import Policy, Signals
 from safexplain.audit import store as stored
 from safexplain.audit.attacks import likelihood
 from safexplain.audit.attacks.suite import Scorer, fitting
-from safexplain.audit.controls import strength
-from safexplain.audit.controls.holdout_uses import released_sums
-from safexplain.audit.controls.splits import Splits, copies_together
+from safexplain.audit.controls import checks as strength
+from safexplain.audit.controls.splits import Splits, copies_together, released_sums
 from safexplain.audit.usefulness import Sample, utility_of
 
 NOBODY = Sample(torch.nn.Identity(), torch.zeros(1, 1), torch.zeros(1, 1), 1)

@@ -20,7 +20,7 @@ from cases import digits, export, write_case
 from torch import nn
 
 from safexplain.audit import Recipe, Signals
-from safexplain.audit.controls import holdout_uses
+from safexplain.audit.controls import splits as holdout_uses
 from safexplain.cli import _run
 from safexplain.cli.audit import audit_command, tune_command
 from safexplain.cli.options import Options

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.audit import Policy, Signals, certify
-from safexplain.audit.controls.holdout_uses import VARIABLE
+from safexplain.audit.controls.splits import VARIABLE
 from safexplain.cli import _run as command_line
 from safexplain.errors import SafexplainError
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from safexplain import HardenedGradientShap, HardenedInputXGradient, HardenedSaliency, Hardening, Probability
 from safexplain._digest import model_digest
 from safexplain.audit import Policy, Signals, certify
-from safexplain.audit.controls.holdout_uses import VARIABLE, Uses, uses_of
+from safexplain.audit.controls.splits import VARIABLE, Uses, uses_of
 from safexplain.cli.run import demo
 from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm

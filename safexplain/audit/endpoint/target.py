@@ -1,13 +1,24 @@
-"""A service as the audited model: its answers are the model's outputs and explanations."""
+"""A service as the audited model, asked over HTTP; every answer is stored as it arrives.
+
+Queries are rate-limited, in small batches, with retries, and never beyond a budget. Errors hold no secrets: no header,
+and no user, password, query or fragment of a URL."""
 
 from __future__ import annotations
 
+import email.utils
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -16,13 +27,336 @@ from torch import Tensor, nn
 
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole
-from safexplain.audit.endpoint.client import Client, EndpointError
 from safexplain.audit.endpoint.payload import Payload, without_credentials
-from safexplain.audit.endpoint.store import AnswerStore, digests_of
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Dither, Queries, batches, levels_of
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import ConfigurationError, InputError, needs_extra
 from safexplain.verdict.policy import Policy
+
+BUSY = (429, 503)  # status of a server that did not process the question, perhaps with a time to retry
+FAILED = (408, 425, 500, 502, 504)  # status after which the same question may be sent again
+LARGEST_ANSWER = 1 << 28  # bytes of one answer at most
+
+FIRST_WAIT, LONGEST_BACKOFF = 0.5, 60.0
+"""Seconds before the first retry if the server gives none, and at most; they double in between."""
+
+_SHOWN = 160  # characters quoted from a server's error
+
+
+class EndpointError(InputError):
+    """A service gives no answer, or not the expected one; earlier answers are kept."""
+
+
+class Client:
+    """Sends questions to one service and reads its answers.
+
+    User and password in the URL become basic authentication. `charge` takes the number of questions about to be sent,
+    and (negative) of those certainly not answered; `left` returns how many may still be sent (None: any number);
+    `waits` takes the seconds before a retry. `transport` is httpx's, for tests.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
+        ConfigurationError: not a URL of http or https, or a header names an environment variable that is not set.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        payload: Payload,
+        *,
+        charge: Callable[[int], None],
+        left: Callable[[], int | None],
+        waits: Callable[[float], None] = lambda seconds: None,
+        transport: Any = None,
+    ) -> None:
+        with needs_extra("endpoint"):
+            import httpx
+        self._httpx, self.payload = httpx, payload
+        self.url, self.label_url = _checked(url), payload.label_url(url)
+        if self.label_url:
+            _checked(self.label_url)
+        self._charge, self._left, self._waits = charge, left, waits
+        self._last = -float("inf")
+        self._http = httpx.Client(
+            headers={"Accept": "application/json", **payload.headers()},
+            timeout=payload.asking.timeout,
+            follow_redirects=False,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def explain(self, x: NDArray[np.float32]) -> Any:
+        """The answer about rows (n, ...) as JSON; `EndpointError` if there is none, or the budget is spent."""
+        return self._post(self.url, x, counts=True)
+
+    def predict(self, x: NDArray[np.float32]) -> Any:
+        """The answer of the label URL about the same rows, which do not count as further questions."""
+        return self._post(self.label_url, x, counts=False)
+
+    def _post(self, url: str, x: NDArray[np.float32], *, counts: bool) -> Any:
+        content = json.dumps(self.payload.body(x), allow_nan=False).encode()
+        most, wait, reason = self.payload.asking.retries, FIRST_WAIT, ""
+        for tried in range(most + 1):
+            left = self._left()
+            if counts and left is not None and left < len(x):
+                raise _failed(
+                    url,
+                    f"the budget of {self.payload.asking.budget:,} questions is spent ({left:,} left, {len(x):,} needed"
+                    f"{f'; the last answer: {reason}' if reason else ''}); raise asking.budget, and resume",
+                )
+            self._pause()
+            if counts:
+                self._charge(len(x))
+            answered, delay, found = self._once(url, content)
+            if counts and not answered:
+                self._charge(-len(x))
+            if not isinstance(found, str):
+                return found[0]
+            reason = found
+            if delay is not None and delay > self.payload.asking.longest_wait:
+                until = datetime.fromtimestamp(time.time() + delay, UTC)
+                longest = self.payload.asking.longest_wait
+                wait_until = f"{delay:,.0f} seconds, until {until:%Y-%m-%d %H:%M} UTC"
+                raise _failed(url, f"{reason}, and requests a wait of {wait_until} (longest_wait is {longest:,.0f})")
+            if tried < most:
+                pause = random.uniform(0.5, 1.0) * wait if delay is None else delay
+                self._waits(pause)
+                time.sleep(pause)
+                wait = min(2 * wait, LONGEST_BACKOFF)
+        raise _failed(url, f"{reason}, after {most + 1} tries; resume when the service answers")
+
+    def _once(self, url: str, content: bytes) -> tuple[bool, float | None, str | tuple[Any]]:
+        """One request: whether the questions may have been answered, the wait that the server requests, and the answer,
+        JSON in a tuple or, if another try may succeed, the reason why there is none."""
+        httpx, deadline = self._httpx, time.monotonic() + self.payload.asking.timeout
+        try:
+            headers = {"Content-Type": "application/json"}
+            with self._http.stream("POST", url, content=content, headers=headers) as response:
+                raw = bytearray()
+                for chunk in response.iter_bytes():
+                    raw += chunk
+                    if len(raw) > LARGEST_ANSWER:
+                        raise _failed(url, f"its answer has over {LARGEST_ANSWER >> 20} MiB; lower asking.batch")
+                    if time.monotonic() > deadline:
+                        raise httpx.ReadTimeout("too slow")
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return False, None, f"no connection ({_words(error)})"
+        except httpx.TimeoutException:
+            return True, None, f"no answer within {self.payload.asking.timeout:g} seconds"
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            return True, None, f"the answer was cut off ({_words(error)})"
+        except (httpx.InvalidURL, ValueError) as error:
+            if isinstance(error, EndpointError):
+                raise
+            raise _failed(url, f"the request cannot be sent ({type(error).__name__})") from None
+        status, body = response.status_code, bytes(raw)
+        if status in BUSY:
+            after = _retry_after(response.headers.get("Retry-After"))
+            return False, after, f"it is busy (status {status}{_quoted(body)})"
+        if status in FAILED:
+            return True, None, f"it fails (status {status}{_quoted(body)})"
+        if 300 <= status < 400:
+            raise _failed(url, f"it redirects (status {status}); give the final URL")
+        if status >= 400:
+            hint = "; put headers into a TOML file (request.headers)" if status in (401, 403) else ""
+            raise _failed(url, f"it rejects the question (status {status}{_quoted(body)}){hint}")
+        try:
+            return True, None, (json.loads(body),)
+        except (ValueError, RecursionError):
+            kind = response.headers.get("Content-Type", "no content type").split(";")[0]
+            begins = " ".join(body[:60].decode("utf-8", "replace").split())
+            raise _failed(url, f"its answer is not JSON ({kind[:60]}: {begins!r}); check the URL") from None
+
+    def _pause(self) -> None:
+        """Wait until the rate allows another request."""
+        due = self._last + 1 / self.payload.asking.rate
+        if (rest := due - time.monotonic()) > 0:
+            time.sleep(rest)
+        self._last = time.monotonic()
+
+
+def _failed(url: str, reason: str) -> EndpointError:
+    return EndpointError(f"{without_credentials(url)}: {reason}")
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    try:
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigurationError(
+            f"expected the URL of a service, such as http://host:port/path, got {without_credentials(url)!r:.100}"
+        )
+    return url
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds of a Retry-After header, a number or a date; None if it has neither."""
+    if value is None:
+        return None
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:12])
+    try:
+        until = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
+    return max(0.0, (until - datetime.now(UTC)).total_seconds())
+
+
+def _quoted(body: bytes) -> str:
+    """A server's explanation of an error, printable and short: the detail of a problem document, or its text."""
+    text = body[:4096].decode("utf-8", "replace")
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        content = None if "<" in text else text
+    if isinstance(content, dict):
+        content = next((content[name] for name in ("detail", "error", "message", "title") if name in content), None)
+    if not isinstance(content, str):
+        return ""
+    words = " ".join("".join(c if c.isprintable() else " " for c in content).split())
+    return f", {words[:_SHOWN]!r}" if words else ""
+
+
+def _words(error: Exception) -> str:
+    """The text of a transport error, or its type if the text has a URL."""
+    text = " ".join(str(error).split())
+    return type(error).__name__ if not text or "://" in text else text[:_SHOWN]
+
+
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, question BLOB NOT NULL, again INTEGER NOT NULL,"
+    " map BLOB, label INTEGER, scores BLOB, UNIQUE (question, again))",
+)
+
+WHOLE = "map IS NOT NULL AND label IS NOT NULL"  # earlier versions also stored explanations without their label
+
+
+class StoredAnswer(NamedTuple):
+    """The answer to a question: (...) explanation, label and (classes,) scores, or (0,) without scores."""
+
+    map: NDArray[np.float32]
+    label: int
+    scores: NDArray[np.float64]
+
+
+def digests_of(x: NDArray[np.float32]) -> list[bytes]:
+    """BLAKE2b of each row of (n, ...), flattened, with -0 as 0."""
+    rows = np.ascontiguousarray(x.reshape(len(x), -1), dtype="<f4") + np.float32(0)
+    return [hashlib.blake2b(row, digest_size=16, person=b"endpoint").digest() for row in rows]
+
+
+class AnswerStore:
+    """Answers of one endpoint by the digest of the question, in an SQLite file or (None) in memory; InputError if it
+    cannot be used, another process uses it, or its answers are not about `about`."""
+
+    def __init__(self, path: str | Path | None, about: Mapping[str, str]) -> None:
+        self.path = path
+        with self._reasons():
+            self._db = sqlite3.connect(":memory:" if path is None else path, timeout=1, isolation_level=None)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")  # one write to the disk a commit
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("BEGIN EXCLUSIVE")
+            for statement in SCHEMA:
+                self._db.execute(statement)
+            kept = dict(self._db.execute("SELECT name, value FROM about"))
+            self._db.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", about.items())
+            self._db.execute("COMMIT")
+        if wrong := [name for name, value in about.items() if kept.get(name, value) != value]:
+            self.close()
+            raise InputError(
+                f"{path}: expected answers of the {wrong[0]} {about[wrong[0]]:.100}, got {kept[wrong[0]]:.100}: use"
+                " another run directory"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @property
+    def asked(self) -> int:
+        """Questions sent in all runs together, less those certainly not answered."""
+        return int(self._about("asked") or 0)
+
+    @property
+    def answered(self) -> int:
+        """Questions with an answer, including those asked again."""
+        with self._reasons():
+            found = self._db.execute(f"SELECT COUNT(*) FROM answers WHERE {WHOLE}")
+            return int(found.fetchone()[0])
+
+    def charge(self, questions: int) -> None:
+        """Count questions that are about to be sent; a negative number uncounts some."""
+        self._set("asked", str(self.asked + questions))
+
+    def get(self, questions: Sequence[bytes], again: bool = False) -> dict[bytes, StoredAnswer]:
+        """The answer to each question that has one."""
+        found = dict[bytes, StoredAnswer]()
+        shape = tuple(json.loads(self._about("shape") or "[]"))
+        query = f"SELECT map, label, scores FROM answers WHERE again = ? AND question = ? AND {WHOLE}"
+        with self._reasons():
+            for question in questions:
+                if (row := self._db.execute(query, (int(again), question)).fetchone()) is not None:
+                    maps, label, scores = row
+                    found[question] = StoredAnswer(
+                        np.frombuffer(maps, "<f4").reshape(shape), label, np.frombuffer(scores or b"", "<f8")
+                    )
+        return found
+
+    def put(
+        self,
+        questions: Sequence[bytes],
+        maps: NDArray[np.float32],
+        labels: NDArray[np.int64],
+        scores: NDArray[np.float64] | None,
+        again: bool = False,
+    ) -> None:
+        """Store the answers to n questions durably, all or nothing; InputError if the (n, ...) explanations differ in
+        shape from earlier ones, or the file cannot be written."""
+        shape = json.dumps(list(maps.shape[1:]))
+        if (before := self._about("shape")) is None:
+            self._set("shape", shape)
+        elif before != shape:
+            raise InputError(f"its explanations have the shape {shape}, but earlier ones {before}")
+        given = np.zeros((len(maps), 0)) if scores is None else scores
+        rows = [
+            (question, int(again), np.asarray(row, "<f4").tobytes(), label, np.asarray(score, "<f8").tobytes())
+            for question, row, label, score in zip(questions, maps, labels.tolist(), given, strict=True)
+        ]
+        with self._reasons(), self._db:
+            self._db.execute("BEGIN")
+            columns = "question, again, map, label, scores"
+            self._db.executemany(f"INSERT OR REPLACE INTO answers ({columns}) VALUES (?, ?, ?, ?, ?)", rows)
+
+    def _about(self, name: str) -> str | None:
+        with self._reasons():
+            found = self._db.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def _set(self, name: str, value: str) -> None:
+        with self._reasons():
+            self._db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
+
+    @contextmanager
+    def _reasons(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise InputError(f"another audit is using {self.path}; wait for it, or stop it") from None
+            raise InputError(f"answers cannot be stored in {self.path}: {error}") from None
+        except sqlite3.Error as error:
+            raise InputError(f"{self.path} is not a store of answers ({error}): use another run directory") from None
+
 
 READ = 256  # examples whose answers are looked up together
 SAME = 1e-3  # distance of two maps over the norm of the first, above which they count as different answers

@@ -17,7 +17,7 @@ from matplotlib.image import imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from safexplain.audit.report.model import Pictures
+from safexplain.audit.report.tables import Pictures
 from safexplain.verdict.guarantee import RocBound
 from safexplain.verdict.result import AttackResult, AuditResult
 from safexplain.verdict.stats import RocCurve

@@ -21,7 +21,7 @@ from safexplain._digest import file_sha256
 from safexplain._files import make_folder, write_atomically
 from safexplain._versions import versions
 from safexplain.audit.report import figures, tables
-from safexplain.audit.report.model import ENDPOINT, NATIVE, Configuration, Pictures, ReportData
+from safexplain.audit.report.tables import ENDPOINT, NATIVE, Configuration, Pictures, ReportData
 from safexplain.audit.signals import Signals
 from safexplain.audit.usefulness import Utility
 from safexplain.errors import RefusedError

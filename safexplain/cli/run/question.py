@@ -21,9 +21,8 @@ from safexplain._digest import file_sha256, model_digest
 from safexplain._progress import ProgressDisplay, show_progress
 from safexplain.audit import Population, Recipe
 from safexplain.audit.controls.splits import copies_of
-from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
-from safexplain.audit.endpoint.target import Endpoint
+from safexplain.audit.endpoint.target import Endpoint, EndpointError
 from safexplain.audit.queries import with_channels_last
 from safexplain.audit.question import HOUR, LOOKS, AuditOptions, Output, Question
 from safexplain.audit.references.fine_tuning import FineTune

@@ -20,8 +20,8 @@ from safexplain.verdict.result import AuditResult
 from safexplain.verdict.words import Figure, percent
 
 if TYPE_CHECKING:
-    from safexplain.audit.report.model import Configuration
     from safexplain.audit.report.outcome import AuditRun
+    from safexplain.audit.report.tables import Configuration
 
 STYLES: dict[Verdict, str] = {"certified": "bold green", "leak": "bold red", "inconclusive": "bold yellow"}
 WORDS: dict[Verdict, str] = {verdict: word.upper() for verdict, word in words.VERDICTS.items()}

@@ -9,7 +9,7 @@ from torch import nn
 
 from safexplain import HardenedInputXGradient, Hardening
 from safexplain.audit import AuditOptions, Policy, Population, Question, Recipe, audit
-from safexplain.audit.controls.accuracy import (
+from safexplain.audit.controls.checks import (
     META,
     Hits,
     Statistics,

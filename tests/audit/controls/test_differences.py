@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import beta
 
 from safexplain.audit import Policy
-from safexplain.audit.controls.differences import SHUFFLES, blind_baseline, null_model, one_of_each, shuffled_membership
+from safexplain.audit.controls.checks import SHUFFLES, blind_baseline, null_model, one_of_each, shuffled_membership
 from safexplain.verdict.stats import auc_interval, roc
 from safexplain.verdict.thresholds import lower_bound_rank
 

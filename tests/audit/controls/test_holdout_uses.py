@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Policy, Signals
-from safexplain.audit.controls import holdout_uses
-from safexplain.audit.controls.holdout_uses import MOST_HASHES, Uses, default_path, sample_of, shared, uses_of
-from safexplain.audit.controls.splits import Splits
+from safexplain.audit.controls import splits as holdout_uses
+from safexplain.audit.controls.splits import MOST_HASHES, Splits, Uses, default_path, sample_of, shared, uses_of
 from safexplain.audit.signals import hash_examples
 from safexplain.errors import InputError, UsesWarning
 

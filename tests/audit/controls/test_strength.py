@@ -7,7 +7,7 @@ import pytest
 from scipy import stats as distributions
 
 from safexplain.audit import Signals
-from safexplain.audit.controls.strength import (
+from safexplain.audit.controls.checks import (
     _compared,
     _map_ratio,
     _normal_scores,

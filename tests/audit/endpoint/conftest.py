@@ -17,7 +17,7 @@ from torch import nn
 
 from safexplain import HardenedSaliency, Hardening, NormClip, TopKMask
 from safexplain.audit import Policy, Population, Recipe, train_shadows
-from safexplain.audit.endpoint.store import digests_of
+from safexplain.audit.endpoint.target import digests_of
 
 RECIPE = Recipe(optimizer="sgd", lr=0.3, epochs=30, batch_size=20)
 POLICY = Policy(

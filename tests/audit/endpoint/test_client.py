@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from safexplain.audit.endpoint import client as module
-from safexplain.audit.endpoint.client import Client, EndpointError
+from safexplain.audit.endpoint import target as module
 from safexplain.audit.endpoint.payload import Payload
+from safexplain.audit.endpoint.target import Client, EndpointError
 from safexplain.errors import ConfigurationError, MissingExtraError
 
 X = np.zeros((3, 6), np.float32)

@@ -14,10 +14,8 @@ import pytest
 
 from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, NormClip, Relative
 from safexplain.audit import AuditOptions, AuditRun, Dither, Policy, Population, audit
-from safexplain.audit.endpoint.client import EndpointError
 from safexplain.audit.endpoint.payload import Payload
-from safexplain.audit.endpoint.store import AnswerStore, digests_of
-from safexplain.audit.endpoint.target import Endpoint
+from safexplain.audit.endpoint.target import AnswerStore, Endpoint, EndpointError, digests_of
 from safexplain.audit.queries import Queries
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.verdict.certificate.read import load_certificate

@@ -19,10 +19,9 @@ from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
 from safexplain.audit.report import figures
-from safexplain.audit.report.model import Configuration, Pictures, ReportData
 from safexplain.audit.report.outcome import render, write_report
 from safexplain.audit.report.root_cause import Ablation, sentence
-from safexplain.audit.report.tables import Scale, attack_tables, target_table
+from safexplain.audit.report.tables import Configuration, Pictures, ReportData, Scale, attack_tables, target_table
 from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness
