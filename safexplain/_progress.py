@@ -74,12 +74,10 @@ class ProgressDisplay:
         text = f"{prefix}, " if prefix else ""
         text += f"{list(self._plan).index(name) + 1} of {len(self._plan)}, " if name in self._plan else ""
         text += f"{shown_name}, {f'{stage.share:.0%}' if stage.total else 'done'}"
-        unfinished = stage.share < 1
-        text += (
-            f" after {duration_text(now - stage.began)}"
-            if left is None or not unfinished
-            else f", {duration_text(left)} left"
-        )
+        if left is None or stage.share >= 1:
+            text += f" after {duration_text(now - stage.began)}"
+        else:
+            text += f", {duration_text(left)} left"
         if name in self._plan and left is not None and not prefix:
             shares = {self._planned(s.name): s.share for s in self._stages.values()}
             later = sum(seconds * (1 - shares.get(p, 0.0)) for p, seconds in self._plan.items() if p != name)
@@ -92,8 +90,8 @@ class ProgressDisplay:
 
 @dataclass(eq=False)
 class _Stage:
-    """A stage: first reported at `began` (seconds) with `first` units finished, which a resumed run may have;
-    `written` is the time of its last line, `over` whether that line reported its end."""
+    """A stage: first reported at `began` (seconds) with `first` units finished; `written` is the time of its last line,
+    `over` whether that line reported its end."""
 
     name: str
     began: float

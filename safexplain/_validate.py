@@ -22,10 +22,8 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 def keep_number(
     step: object, name: str, *, minimum: float | None = None, above: float | None = None, below: float | None = None
 ) -> None:
-    """Check a field of a frozen dataclass and store it as a plain float.
-
-    Equal configurations (1, 1.0 and NumPy's 1; 0 and -0.0) must give the same JSON, as the noise is a function of it.
-    """
+    """Check a field of a frozen dataclass and store it as a plain float, because equal configurations (1, 1.0 and
+    NumPy's 1; 0 and -0.0) must give the same JSON and so the same noise."""
     owner = f"{type(step).__name__} {name}"
     value = check_number(owner, getattr(step, name), minimum=minimum, above=above, below=below)
     object.__setattr__(step, name, value)
@@ -59,8 +57,7 @@ def checked_digest(given: bytes | None) -> bytes | None:
         raise ConfigurationTypeError(f"model_digest: expected bytes, got {type(given).__name__}")
     if given is not None and len(given) < 16:
         raise ConfigurationError(
-            f"model_digest: expected 16 bytes or more that name the model and its version, got {len(given)};"
-            " hashlib.sha256 of its file's content gives 32"
+            f"model_digest: expected 16 bytes or more, got {len(given)}; hashlib.sha256 of the model's file gives 32"
         )
     return given
 
@@ -85,9 +82,9 @@ _NO_NUMBERS = (str, bytes, complex, np.complexfloating, np.datetime64, np.timede
 def real_numbers(
     given: Any, what: str, error: type[SafexplainError] = InputError, expected: str = ""
 ) -> NDArray[np.float64]:
-    """Float64 copy of real numbers, in their shape; None becomes NaN. NumPy would also convert the text "1", dates,
-    masked values and the real part of a complex number; these, numbers beyond float64 and tensors without data raise
-    `error`, which calls them `what` and says what was `expected`."""
+    """Float64 copy of real numbers, in their shape; None becomes NaN. Texts, dates, complex numbers, masked values,
+    numbers beyond float64 and tensors without data raise `error`, which calls them `what` and says what was
+    `expected`."""
     array = readable(given, what, error)
     try:
         array = np.asarray(array)
@@ -199,9 +196,8 @@ def _type_name(hint: Any) -> str:
 
 
 def _has_type(value: Any, hint: Any) -> bool:
-    """Whether a value of TOML or JSON fits a type hint. A list counts as a tuple and an int as a float, but no bool as
-    a number. For literals only the type is checked; the constructor checks the value.
-    """
+    """Whether a value of TOML or JSON fits a type hint: a list counts as a tuple, an int as a float, no bool as a
+    number, and for literals the constructor checks the value."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return any(_has_type(value, part) for part in get_args(hint))
