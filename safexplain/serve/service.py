@@ -85,7 +85,7 @@ class Answer:
 
 @dataclass(eq=False)
 class _Flight:
-    """A request in progress, shared by equal requests of one client."""
+    """New questions in progress, shared by equal requests of one client."""
 
     keys: list[bytes]
     waiting: int = 0
@@ -252,7 +252,7 @@ class Service(AbstractContextManager["Service"]):
     def close(self) -> None:
         """Finish submitted questions, and refuse new ones."""
         self._closing.set()
-        self.ready()
+        self.metrics.ready.set(0.0)
         self._batches.close()
 
     def __exit__(self, *error: object) -> None:
@@ -305,7 +305,6 @@ class Service(AbstractContextManager["Service"]):
     ) -> tuple[list[Remembered], int]:
         """The answer to each row, and the number of those that were remembered for this client."""
         prefix = f"{operation}\0{client}\0".encode()  # response times reveal nothing about other clients' questions
-
         keys = [prefix + digest for digest in digests]
         with self._guard:
             found = {key: self._memory[key] for key in keys if key in self._memory}
