@@ -120,16 +120,6 @@ def function(config: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return config
 
 
-def test_an_outlier_shows_what_a_function_computes_from_private_data(function, tmp_path, capfd):
-    assert (
-        run("--config", function, "--run-dir", tmp_path / "run", "--scenario", "outlier", "--json", "--runs", 40) == 1
-    )
-    content = json.loads(capfd.readouterr().out)
-    assert content["verdict"] == "refuted"
-    assert content["epsilon_lower"] > content["epsilon_substitute"]
-    assert (content["scenario"], content["runs"]) == ("outlier", 40)
-
-
 def test_an_outlier_is_for_a_function(config, tmp_path, capfd):
     assert run("--config", config, "--run-dir", tmp_path / "run", "--scenario", "outlier") == 2
     assert '"outlier" and "white-box" audit your own training function' in capfd.readouterr().err

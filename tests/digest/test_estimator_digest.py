@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -70,17 +68,6 @@ def test_learning_on_in_place_is_seen(make):
     digest = estimator_digest(model)
     assert estimator_digest(model) == digest
     assert estimator_digest(model.partial_fit(X[100:200], Y[100:200])) != digest
-
-
-def test_another_process_gets_the_same_digest():
-    code = (
-        "from sklearn.datasets import load_breast_cancer as data; from sklearn.ensemble import RandomForestClassifier\n"
-        "from safexplain._digest import estimator_digest as digest\n"
-        "x, y = data(return_X_y=True)\n"
-        "print(digest(RandomForestClassifier(5, random_state=0).fit(x[:200], y[:200])).hex())"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == estimator_digest(MAKERS["forest"]().fit(X[:200], Y[:200])).hex()
 
 
 def test_the_digest_of_a_prediction_function_is_that_of_its_estimator(recwarn):

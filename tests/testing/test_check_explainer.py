@@ -364,11 +364,6 @@ class Adapter:
         return Explanation(self.hardening(torch.tensor(found.scores), inputs=torch.tensor(x)).numpy().copy())
 
 
-class LeakyAdapter(Adapter):
-    def explain(self, x):
-        return Explanation(super().explain(x).scores, meta=self.native.explain(x).params)
-
-
 def total(x):
     return x.sum(1)
 
@@ -389,12 +384,6 @@ def test_an_adapter_of_another_library_is_checked_where_clauses_apply():
     assert "native_factory=" in report["equals_native_without_hardening"].details[0]
     report = check_adapter(Adapter, native_factory=lambda predict: Weights(predict, np.zeros((5, 3))))
     assert report["equals_native_without_hardening"].details == ("results: expected tensors, got Explanation",)
-
-
-def test_an_adapter_that_breaks_the_contract_is_told_so():
-    with pytest.raises(ContractError) as caught:
-        check_adapter(LeakyAdapter)
-    assert caught.value.report.broken == ("only_listed_arrays_leave",)
 
 
 def test_an_adapter_that_never_runs_the_native_method_cannot_pass():
