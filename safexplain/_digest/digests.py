@@ -1,8 +1,4 @@
-"""Digests of texts, files, nested values, functions, this package's own code, and models, without importing torch.
-
-Model and estimator digests, to which keyed noise and certificates are tied, are BLAKE2b hashes (RFC 7693), all others
-SHA-256.
-"""
+"""Digests of files, values, code and models: BLAKE2b (RFC 7693) for models and estimators, SHA-256 for all others."""
 
 from __future__ import annotations
 
@@ -57,8 +53,7 @@ _BY_REPR = (PurePath, range, slice, EllipsisType, GenericAlias, UnionType)
 _CONSTANTS = (str, bytes, int, float)
 
 _blake2b = partial(hashlib.blake2b, digest_size=32, person=b"safexplain model")  # person: at most 16 bytes
-OPAQUE_DIGEST = _blake2b(b"no module found").digest()
-"""The digest of a callable in which no module is found."""
+OPAQUE_DIGEST = _blake2b(b"no module found").digest()  # of a callable in which no module is found
 
 _NAME_THE_MODEL = "Pass model_digest=, at least 16 bytes that name the model and its version"
 _SAMPLES = 8
@@ -119,7 +114,7 @@ def _source_of(name: str, package: Path) -> Path | None:
 
 
 def _imports(source: bytes) -> Iterator[str]:
-    """Every name in an import statement: modules, and names that may be modules."""
+    """Names in import statements that are or may be modules."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -144,7 +139,7 @@ def digest(*parts: Any) -> str:
 
 
 class _Hash(Writer):
-    """A hash of nested values: of byte strings, each after its length."""
+    """A hash of byte strings, each after its length."""
 
     def __init__(self, hash_of: Any) -> None:
         self.hash = hash_of
@@ -163,7 +158,7 @@ class _Hash(Writer):
 
 
 class _CodeHash(_Hash):
-    """A hash of anything: functions and classes are fed once, at the end, so that cycles terminate."""
+    """A hash of anything; functions and classes are fed once, at the end, so that cycles terminate."""
 
     def __init__(self) -> None:
         super().__init__(hashlib.sha256())
@@ -195,7 +190,6 @@ class _CodeHash(_Hash):
             raise Undigestable(f"a {type(value).__name__}")
 
     def feed_function(self, function: Any) -> None:
-        """Its source, and what it refers to."""
         try:
             self.write(inspect.getsource(function))
         except (OSError, TypeError):
@@ -203,7 +197,7 @@ class _CodeHash(_Hash):
         self._feed_references(function)
 
     def feed_class(self, kind: Any) -> None:
-        """Name of a class, and its methods and bases with their references, unless of an installed package."""
+        """Its name, and its methods and bases with their references, unless of an installed package."""
         self.write(_qualified_name(kind))
         torchs = "torch" in sys.modules and issubclass(kind, sys.modules["torch"].nn.Module)
         for one in inspect.getmro(kind):
@@ -240,21 +234,21 @@ def _qualified_name(value: Any) -> str:
 
 @functools.cache
 def _constants(kind: type) -> str:
-    """Numbers and texts of a class at the first call: a class may count its own calls."""
+    """Numbers and texts of a class at the first call, as a class may count its calls."""
     if _installed(kind.__module__):
         return ""
     return repr(sorted((k, v) for k, v in vars(kind).items() if isinstance(v, _CONSTANTS) and not k.startswith("__")))
 
 
 def _installed(module: str | None) -> bool:
-    """Whether a module is of Python or in site-packages, so that its name and version identify its code."""
+    """Whether the name and version of a module identify its code, as of those of Python and in site-packages."""
     root = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     return root in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
 
 
 def _is_named(function: Any) -> bool:
-    """Whether a function depends on its package's code alone (state in modules of safexplain does not count)."""
+    """Whether a function depends on its package's code alone."""
     own = (function.__module__ or "").startswith("safexplain.") and function.__closure__ is None
     return _installed(function.__module__) or (own and "<locals>" not in function.__qualname__)
 
@@ -265,8 +259,8 @@ _estimator_digests: WeakKeyDictionary[Any, tuple[tuple[Any, ...], list[bytes], b
 def estimator_digest(estimator: Any) -> bytes | None:
     """32 bytes that name a fitted estimator, or None if a part of it cannot be pickled.
 
-    Cached until an attribute is assigned, as in `fit`, or a sample of 8 numbers of one of its arrays changes, as in
-    `partial_fit`. A single number written into an array may be missed.
+    Cached until an attribute is assigned or a sample of 8 numbers of one of its arrays changes, as in `fit` and
+    `partial_fit`; a single number written into an array may be missed.
     """
     kept = tuple(_estimator_parts(estimator))
     numbers = (part for part in kept if isinstance(part, np.ndarray) and part.dtype.kind in "biuf")
@@ -282,7 +276,7 @@ def estimator_digest(estimator: Any) -> bytes | None:
 
 
 def _estimator_parts(value: Any) -> Iterator[Any]:
-    """The attributes of an estimator, and of those inside it, in lists too."""
+    """The attributes of an estimator, and of those inside it."""
     inside = vars(value) if is_estimator(value) else value
     for part in inside.values() if isinstance(inside, dict) else inside:
         yield part
@@ -300,7 +294,7 @@ def _hash_estimator(estimator: Any) -> bytes | None:
 
 
 class _EstimatorHash(_Hash):
-    """A hash of a fitted estimator: objects as a pickle holds them, functions and classes by their names."""
+    """A hash of objects as a pickle holds them, and of functions and classes by their names."""
 
     def other(self, value: Any, above: tuple[int, ...]) -> None:
         if isinstance(value, np.dtype):
@@ -323,9 +317,9 @@ class _EstimatorHash(_Hash):
 def model_digest(forward_func: object) -> bytes:
     """32 bytes that name the model behind a forward function: equal after a restart and on any device.
 
-    Everything that its answers depend on counts, see `model_state`; wrappers that compute nothing do not, see
-    `network_of`, nor does float64 if float32 holds the same weights. Digests are cached for each module, with a
-    fingerprint that is compared at every call; a single number written through `.data` may be missed.
+    Everything that its answers depend on counts (`model_state`); wrappers that compute nothing do not (`network_of`),
+    nor does float64 if float32 holds the same weights. Digests are cached with a fingerprint, compared at every call; a
+    single number written through `.data` may be missed.
 
     Raises:
         RefusedError: a module of a custom class without any state to identify it by.
@@ -375,7 +369,7 @@ def _warn_once(forward_func: object) -> None:
 
 
 class _CachedDigest(NamedTuple):
-    """A cached digest of a module, and what is compared before it is used; `packed` weights are kept alive."""
+    """A digest of a module, and what is compared before it is used; `packed` weights are kept alive."""
 
     places: list[Any]
     views: list[list[Tensor]]
@@ -385,7 +379,6 @@ class _CachedDigest(NamedTuple):
 
 
 def _digest_of_module(module: nn.Module) -> bytes:
-    """The digest of a module, cached unless its fingerprint has changed."""
     import torch
 
     module = network_of(module) or module
@@ -463,7 +456,7 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over the sorted SHA-256 of every parameter's type, shape and bytes, whatever the names and classes."""
+    """SHA-256 over the sorted SHA-256 of the type, shape and bytes of each parameter, whatever names and classes."""
     import torch
 
     each = []

@@ -1,7 +1,7 @@
 """The modules behind a callable, and everything that a model computes with, which its digest is made of.
 
-Attributes of modules that are tensors or numbers count, and other plain values and functions that code reached by
-`forward` reads by name; not those that it writes, as a cache. Python code counts by the names of classes.
+Tensors and numbers in attributes count, and other values that code reached by `forward` reads by name; not those that
+it writes, as a cache. Python code counts by the names of classes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from safexplain.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WIDEST = 1000
-"""Lists and dicts with more items are not searched."""
+WIDEST = 1000  # lists and dicts with more items are not searched
 
 _DEEPEST = 8
 _DEEPEST_MODULE = 6
@@ -46,7 +45,6 @@ _NOT_IN_FUNCTIONS = (types.ModuleType, type, types.FunctionType, list, dict)
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
 PLAIN = (str, bytes, bool, int, float, complex, np.generic)
-"""Types of plain values."""
 
 Kind = Literal["tensor", "array", "packed", "estimator", "plain"]
 
@@ -61,7 +59,7 @@ class Part(NamedTuple):
 
 
 def is_torch(value: object, *kinds: str) -> bool:
-    """Whether a value is of one of these torch classes, such as "Tensor" or "device"; imports nothing."""
+    """Whether a value is of one of these torch classes, such as "Tensor"; imports nothing."""
     return "torch" in sys.modules and isinstance(value, _of_torch(kinds))
 
 
@@ -76,8 +74,8 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
 
 
 class Writer:
-    """Visits nested values in a fixed order and writes plain ones; arrays without objects go to `array`, and values
-    that are neither plain nor containers to `other`, with the ids of their containers."""
+    """Visits nested values in a fixed order and writes plain ones; arrays of numbers go to `array`, and values that are
+    no containers to `other`, with the ids of their containers."""
 
     def write(self, text: str) -> None: ...
 
@@ -86,7 +84,7 @@ class Writer:
     def other(self, value: Any, above: tuple[int, ...]) -> None: ...
 
     def feed(self, value: Any, above: tuple[int, ...] = ()) -> None:
-        """Write a value; a container within itself by its distance."""
+        """Write a value; a container within itself by the distance."""
         inside = (*above, id(value))
         if value is None or isinstance(value, PLAIN):
             plain = value.item() if isinstance(value, np.generic) else value
@@ -122,8 +120,8 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def modules_of(forward_func: object) -> tuple[nn.Module, ...]:
-    """The torch modules that a forward function reaches, outermost only, in a fixed order: through owners of methods,
-    functools.partial, closures, defaults, globals, attributes, and containers of at most `WIDEST` items."""
+    """The outermost torch modules that a forward function reaches, in a fixed order, through owners of methods,
+    functools.partial, closures, defaults, globals, attributes and containers."""
     if is_module(forward_func):
         return (forward_func,)
     found = find_reachable(forward_func, is_module)
@@ -146,7 +144,6 @@ def find_reachable(value: object, wanted: Callable[[object], bool]) -> list[Any]
 
 
 def _held_by(value: object) -> Iterator[object]:
-    """The objects in a callable or container that may be, or hold, a module."""
     if isinstance(value, types.MethodType):
         yield from (value.__self__, value.__func__)
     elif isinstance(value, types.FunctionType):
@@ -185,9 +182,9 @@ def network_of(forward_func: object) -> nn.Module | None:
     """The module that computes the answer, without wrappers that only pass inputs and outputs on; None: the callable is
     no module, and does more than call one.
 
-    Wrappers are `nn.DataParallel` and `DistributedDataParallel`, the result of `torch.compile`, modules of this package
+    Wrappers are `DataParallel`, `DistributedDataParallel` and the result of `torch.compile`, modules of this package
     with `_network`, an `nn.Sequential` of one, bound methods `forward` and `__call__`, `functools.partial` without
-    arguments, and functions and modules whose code is only `return net(x)`.
+    arguments, and functions and modules that only `return net(x)`.
     """
     found: Any = forward_func
     module = None
@@ -229,7 +226,7 @@ def _inside_callable(value: Any) -> Any:
 
 
 def _called_by(function: types.FunctionType, *owner: object) -> Any:
-    """The callable that a function, or a method of `owner`, calls with its own arguments, if it does nothing else."""
+    """The callable that a function, or a method of `owner`, only calls with its own arguments."""
     if (names := _callee_of(function.__code__, len(owner))) is None:
         return None
     first = owner and names[0] == function.__code__.co_varnames[0]
@@ -266,7 +263,7 @@ def state_of(module: nn.Module) -> list[Part]:
 
 
 def parts_of(value: object) -> list[Part]:
-    """The parts of another value, such as the numbers, texts and tensors of a function's closure and globals."""
+    """The parts of another value, such as a function's closure and globals."""
     walk = _Walk(_Names())
     walk.attribute("", getattr(value, "__func__", value))
     return walk.parts
@@ -379,7 +376,6 @@ class _Walk(Writer):
             self.feed({name: getattr(value, name, None) for name in names if name not in self._names.writes}, above)
 
     def _function(self, function: Any, above: tuple[int, ...]) -> None:
-        """Name and gist of a function, and what its closure, defaults and globals hold."""
         self.write(f"function {function.__module__} {function.__qualname__};")
         library = (function.__module__ or "").partition(".")[0]  # its name and version identify its code
         if not isinstance(function, types.FunctionType) or library in ("torch", "captum", "numpy", "sklearn"):
@@ -405,7 +401,7 @@ def _is_torch_class(kind: type) -> bool:
 
 @lru_cache(maxsize=1)
 def _base_names() -> frozenset[str]:
-    """Attributes of every module, those left by `compile` and loaders, and those that set its mode."""
+    """Attributes of every module, and those that `compile`, loaders and modes leave."""
     left = {"_compiled_call_impl", "_is_hf_initialized", "forward", "training", "inplace"}
     return frozenset(vars(sys.modules["torch"].nn.Module())) | left
 
@@ -420,7 +416,7 @@ def is_estimator(value: object) -> bool:
 
 
 def _names_in(module: nn.Module) -> _Names:
-    """Names in all classes of a model, and in functions set as `forward` or as hooks of its modules."""
+    """Names in all classes of a model, and in functions that are set as `forward` or hooks."""
     kinds, loose = set(), set[CodeType]()
     for part in module.modules():
         kinds.add(type(part))
@@ -442,7 +438,7 @@ _by_class: WeakKeyDictionary[type, _Names] = WeakKeyDictionary()
 
 
 def _names_of_class(kind: type) -> _Names:
-    """Names in `forward` and, recursively, in the methods of its class whose names it reads."""
+    """Names in `forward` and, recursively, in the methods that it names."""
     if kind not in _by_class:
         codes, waiting = set[CodeType](), dict.fromkeys(("forward", "__call__"))
         while waiting:
@@ -466,7 +462,7 @@ def function_of(member: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _names_of_code(code: CodeType) -> _Names:
-    """Names that a function loads or holds as texts, and those whose objects its source changes (without it, all)."""
+    """Names that a function loads or holds as texts, and those whose objects it changes (without a source, all)."""
     texts = {text for one in codes_of(code) for text in one.co_consts if isinstance(text, str) and text.isidentifier()}
     reads = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars)} | texts
     try:
@@ -502,7 +498,7 @@ def _name_in(node: ast.AST) -> str:
 
 @lru_cache(maxsize=4096)
 def gist(code: CodeType) -> str:
-    """Names, constants and operations of a function and its inner functions in their order; not its variables."""
+    """Names, constants and operations in a function and its inner functions, in their order."""
     words = []
     for step in dis.get_instructions(code):
         value = step.argval
@@ -552,8 +548,8 @@ def _globals_in(code: CodeType) -> tuple[str, ...]:
 
 
 def bytes_of(tensor: Tensor) -> Iterator[Any]:
-    """The values of a tensor in parts: dtype and shape as a text, then the numbers; float64 that float32 holds exactly
-    as float32, quantised tensors as integers, scales and zero points, subclasses (as of torchao) as their parts."""
+    """Dtype and shape of a tensor, then the numbers: float64 that float32 holds exactly as float32, quantised tensors
+    as integers, scales and zero points, subclasses (as of torchao) as their parts."""
     import torch
 
     tensor = tensor.detach()

@@ -77,9 +77,9 @@ _ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-
 class FittedClassifier:
     """A fitted classifier with `predict_proba` and `classes_`, and the template of its reference models.
 
-    The template, which may be unfitted, has their hyper-parameters, or the library's defaults for those that the file
-    does not record (`unrecorded`, by their names in a recipe). `file` is the file's SHA-256, `notes` are sentences for
-    the report of an audit, and `trusted` types that the user accepted by name.
+    The template has their hyper-parameters, or the library's defaults for those that the file does not record
+    (`unrecorded`). `file` is the file's SHA-256, `notes` are sentences for the report, and `trusted` types that the
+    user accepted by name.
     """
 
     estimator: Any
@@ -109,10 +109,8 @@ class FittedClassifier:
 
 
 def identify_estimator(raw: bytes) -> Format | None:
-    """Format of a file of an estimator; None: another kind of file.
-
-    A pickle counts if it names an estimator, or is compressed as joblib does it; nothing is unpacked.
-    """
+    """Format of a file of an estimator; None: another kind. A pickle counts if it names an estimator, or is compressed
+    as by joblib; nothing is unpacked."""
     if raw[:4] == b"PK\x03\x04":
         with contextlib.suppress(zipfile.BadZipFile, OSError, ValueError), zipfile.ZipFile(io.BytesIO(raw)) as archive:
             return "skops" if "schema.json" in archive.namelist() else None
@@ -159,7 +157,7 @@ def load_estimator(
 
 
 def _library(name: str, where: str) -> Any:
-    """Import XGBoost or LightGBM, which no extra of this package installs."""
+    """XGBoost or LightGBM, which no extra installs."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -206,7 +204,7 @@ def _installed_version() -> str:
 
 @contextlib.contextmanager
 def _check_versions(where: str, notes: list[str]) -> Iterator[None]:
-    """Refuse estimators of another release of scikit-learn, of which it warns; note another patch of this release."""
+    """Refuse estimators of another release of scikit-learn, of which it warns; note another patch."""
     from sklearn.exceptions import InconsistentVersionWarning
 
     with warnings.catch_warnings(record=True) as seen:
@@ -227,7 +225,6 @@ def _check_versions(where: str, notes: list[str]) -> Iterator[None]:
 
 
 def _unwrap_search(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
-    """The estimator of a skops file or a pickle, and the template of reference models."""
     if hasattr(found, "best_estimator_") and hasattr(found, "best_params_"):
         notes.append(
             f"The file holds a {type(found).__name__}: its best estimator is audited, and reference models use the same"
@@ -240,7 +237,7 @@ def _unwrap_search(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
 
 
 def _without_early_stopping(found: Any, notes: list[str]) -> Any:
-    """A booster that trains as many rounds as one stopped early by a validation set; other estimators unchanged."""
+    """A booster that stopped early as one that trains as many rounds; other estimators unchanged."""
     from sklearn.base import clone
 
     name, last = found.steps[-1] if hasattr(found, "steps") else ("", found)
@@ -258,8 +255,7 @@ def _without_early_stopping(found: Any, notes: list[str]) -> Any:
     return clone(found).set_params(**chosen)
 
 
-_UNRECORDED = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")
-"""Hyper-parameters that XGBoost's files do not record."""
+_UNRECORDED = ("learning_rate", "reg_lambda", "subsample", "colsample_bytree", "min_child_weight")  # in XGBoost's files
 
 
 def _xgboost(raw: bytes, where: str, notes: list[str]) -> tuple[Any, Any]:
@@ -306,7 +302,7 @@ _LIGHTGBM_NAMES = {
     "lambda_l1": "reg_alpha",
     "lambda_l2": "reg_lambda",
 }
-"""LightGBM's names of parameters -> those of its scikit-learn classifier."""
+"""LightGBM's names of parameters -> scikit-learn's."""
 
 _MODEL_PARAMETERS = (
     *("learning_rate", "num_leaves", "max_depth", "max_bin", "min_data_in_bin", "feature_fraction_bynode"),
@@ -316,7 +312,7 @@ _MODEL_PARAMETERS = (
     *("scale_pos_weight", "boost_from_average", "sigmoid", "use_missing", "zero_as_missing", "enable_bundle"),
     *("xgboost_dart_mode", "uniform_drop", "monotone_penalty", "bagging_by_query", "deterministic"),
 )
-"""Other parameters that affect the model; their names are the same in both."""
+"""Others that affect the model."""
 
 
 def _lightgbm(raw: bytes, where: str) -> tuple[Any, Any]:
@@ -343,7 +339,7 @@ def _check_objective(library: str, objective: str, where: str) -> None:
 
 
 def _check_classifier(estimator: Any, where: str) -> None:
-    """Refuse an estimator without class probabilities: a regressor, unfitted, multi-label, or of one class."""
+    """Refuse an estimator without probabilities of two or more classes."""
     from sklearn.base import is_classifier, is_regressor
     from sklearn.utils.validation import check_is_fitted
 
@@ -367,8 +363,8 @@ def _check_classifier(estimator: Any, where: str) -> None:
 
 
 def _check_trees(estimator: Any, where: str) -> None:
-    """Raise InputError for trees whose nodes point outside the tree, as C code follows them without a check, or that
-    split on a column beyond those of their forest, which passes rows to them without a check."""
+    """Refuse trees whose nodes point outside, or that split on columns beyond those of their forest: C code does not
+    check."""
     fits = True
     for owner in _contents(estimator):
         if type(owner).__name__ in ("Tree", "TreePredictor"):
@@ -392,7 +388,7 @@ _FORESTS = ("sklearn.ensemble._forest", "sklearn.ensemble._gb", "sklearn.tree")
 
 
 def _is_valid_tree(tree: Any) -> bool:
-    """Whether every child exists and comes after its parent, and every feature and set of categories exists."""
+    """Whether children exist and come after their parents, and features and sets of categories exist."""
     if type(tree).__name__ == "Tree":
         left, right, feature = tree.children_left, tree.children_right, tree.feature
         inner, count, features, sets = left != -1, tree.node_count, tree.n_features, np.empty(0)
@@ -434,7 +430,7 @@ def _contents(value: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class SkopsSerializer:
-    """Stores finished reference models as skops files, read as strictly as others except for `trusted` types."""
+    """Stores reference models as skops files, read as strictly as others except for `trusted` types."""
 
     trusted: tuple[str, ...] = ()
 

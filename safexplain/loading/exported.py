@@ -67,11 +67,9 @@ def is_exported(names: list[str]) -> bool:
 def rewrite(raw: bytes) -> io.BytesIO:
     """A new archive with the checked content of `raw`, for `torch.export.load`.
 
-    Metadata of nodes, guards and extra files are dropped, CUDA devices become the CPU, and example inputs are emptied
-    unread, as a slice holds the whole data set that it was taken from.
-
-    Raises:
-        InputError: the archive holds anything that could run code, or that a plain exported network lacks.
+    Metadata, guards and extra files are dropped, CUDA devices become the CPU, and example inputs are emptied unread, as
+    a slice holds the whole data set that it was taken from. InputError: it holds anything that could run code, or that
+    a plain exported network lacks.
     """
     packed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(packed, "w") as target:
@@ -111,7 +109,7 @@ def _checked(name: str, content: bytes) -> bytes:
 
 
 def _clean(value: Any, *, key: str) -> Any:
-    """The JSON value without metadata, with every string checked by the rule for its key."""
+    """The JSON value without metadata, with every string checked."""
     if isinstance(value, dict):
         if value.keys() == {"type", "index"} and isinstance(value["type"], str):
             return {"type": "cpu", "index": None}
@@ -144,7 +142,7 @@ def _check_string(value: str, *, key: str) -> None:
 
 
 def _is_specification(serialized: str) -> bool:
-    """Whether a pytree specification nests only tuples, lists and dicts; other types may import modules."""
+    """Whether a pytree nests only tuples, lists and dicts; other types may import modules."""
     try:
         protocol, spec = json.loads(serialized)
         return protocol == 1 and _is_plain_tree(spec)
@@ -160,7 +158,7 @@ def _is_plain_tree(spec: Any) -> bool:
 
 
 def operation_of(node: fx.Node) -> tuple[str, dict[str, Any]]:
-    """Name of the ATen operation that a node calls, and its arguments by name; ("", {}): it calls none."""
+    """The ATen operation that a node calls, and its arguments by name; ("", {}): none."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return "", {}
@@ -175,7 +173,7 @@ def _graphs(module: nn.Module) -> Iterator[fx.GraphModule]:
 
 def frozen_operation(module: nn.Module, *, training: bool) -> str | None:
     """The first operation frozen in training or inference mode that the other mode changes ("batch_norm", "dropout");
-    None: none is. Operations that leave no trace in an inference graph, such as stochastic depth, cannot be found."""
+    None: none that leaves a trace, unlike stochastic depth."""
     for inner in _graphs(module):
         from_input: set[fx.Node] = set()  # standardised weights do not count
         for node in inner.graph.nodes:
@@ -206,10 +204,8 @@ _LARGEST_BATCH = 1024
 
 
 class ExportedModel(nn.Module):
-    """An exported program as a module; `input_shape` is the shape of one example, with None where it varies.
-
-    The mode of a program is fixed by its export: `train()` and `eval()` only change the `training` flag.
-    """
+    """An exported program as a module; `input_shape` is the shape of one example, with None where it varies. Its export
+    fixes its mode: `train()` and `eval()` only change the `training` flag."""
 
     _network = "program"
 
@@ -229,9 +225,8 @@ class ExportedModel(nn.Module):
 
 
 def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedModel, dict[str, Tensor]]:
-    """Load a `torch.export` archive on the CPU: the model, and its weights under their original names.
-
-    If `trusted`, it is loaded unchanged, with any code in it; otherwise only what `rewrite` keeps.
+    """Load a `torch.export` archive on the CPU: the model, and its weights under their original names; all of it if
+    `trusted`, else what `rewrite` keeps.
 
     Raises:
         InputError: it is damaged, of another PyTorch version, might run code, takes other inputs than one batch of
@@ -256,7 +251,7 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
 
 
 def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ...]:
-    """Shape of one example, after checking that the program takes one batch of any size."""
+    """Shape of one example of a program, which must take one batch of any size."""
     given = program.graph_signature.user_inputs
     inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in given]
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
@@ -294,7 +289,7 @@ class _AnyBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def _layer(name: str, weight: Tensor, values: dict[str, Any]) -> nn.Module:
-    """The layer for one of `_OPERATIONS`, with the size of a weight and the operation's other arguments."""
+    """The layer for one of `_OPERATIONS`, with a weight and other arguments."""
     bias = values["bias"] is not None
     with torch.device("meta"):
         if name == "linear":
@@ -313,8 +308,8 @@ def _layer(name: str, weight: Tensor, values: dict[str, Any]) -> nn.Module:
 
 
 def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
-    """A copy of an exported model that calls layers and can be put into training mode; it computes the same, and has
-    the same names of parameters and buffers. Other models are returned unchanged.
+    """A copy of an exported model in which layers of torch replace operations that equal them, bit for bit, as training
+    with differential privacy needs; names of parameters and buffers stay. Other models are returned unchanged.
 
     Plain modules hold the parameters of other operations, see `without_layer`. With `batch_norm`, batch normalisation
     is replaced too, which then normalises by the batch in training mode.
@@ -353,13 +348,13 @@ def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
 
 
 def without_layer(model: nn.Module) -> list[str]:
-    """Names of the parameters outside layers, used by bare operations of an exported graph."""
+    """Names of the parameters that bare operations of an exported graph use."""
     plain = {name for name, module in model.named_modules() if type(module) is nn.Module}
     return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in plain]
 
 
 def _use(root: fx.GraphModule, node: fx.Node) -> tuple[str, nn.Module] | None:
-    """Name of the module with the parameters of an operation, and the layer that can replace it; None: none can."""
+    """Name of the module with an operation's parameters, and the layer that can replace it; None: none can."""
     name, values = operation_of(node)
     if name not in _OPERATIONS:
         return None

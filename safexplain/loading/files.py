@@ -22,8 +22,8 @@ from safexplain.errors import InputError, MissingExtraError, needs_extra
 
 
 def read_bytes(path: str | Path, what: str) -> bytes:
-    """Content of a file, read once so that the hashed bytes are the loaded ones. InputError: missing, a directory,
-    unreadable or empty; the message calls it `what`."""
+    """Content of a file, read once so that the hashed bytes are the loaded ones. InputError: unreadable or empty; the
+    message calls it `what`."""
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
@@ -34,12 +34,12 @@ def read_bytes(path: str | Path, what: str) -> bytes:
 
 
 def is_safetensors(raw: bytes) -> bool:
-    """Whether the bytes begin as a safetensors file does: the length of a JSON header, then the header."""
+    """Whether the bytes begin with the length of a JSON header, and the header."""
     return raw[8:9] == b"{" and int.from_bytes(raw[:8], "little") <= len(raw) - 8
 
 
 def one_line(error: BaseException | str, limit: int = 200) -> str:
-    """The first line of an error message, shortened to fit into another one."""
+    """The first line of an error message, shortened."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -79,11 +79,8 @@ def require(module: str, extra: str) -> Any:
 
 
 def imported(spec: str, what: str, forms: str = "package.module:function") -> Callable[..., Any]:
-    """Import a function `package.module:function` as `python -m` does, the current directory first.
-
-    Raises:
-        InputError: there is none; the message names the option `what` and its `forms`.
-    """
+    """Import a function `package.module:function` as `python -m` does, the current directory first. InputError: there
+    is none; the message names the option `what` and its `forms`."""
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
         raise InputError(f"{what}: expected {forms}, got {spec!r}")
@@ -117,10 +114,8 @@ def importable_in_workers() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed PyTorch's CPU generator, and restore its state afterwards.
-
-    The seed is hashed, so that no reference model starts as the audited one may have, at `torch.manual_seed(0)`.
-    """
+    """Seed PyTorch's CPU generator, and restore its state afterwards. The seed is hashed, so that no reference model
+    starts as the audited one may have, at `torch.manual_seed(0)`."""
     digest = hashlib.sha256(b"safexplain fresh weights" + str(seed).encode()).digest()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -131,7 +126,7 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 
 
 def without_prefix(state: Mapping[str, Tensor], expected: set[str]) -> dict[str, Tensor]:
-    """The tensors without a known prefix that all names share and the network lacks."""
+    """The tensors without known prefixes that all names share and the network lacks."""
     found = dict(state)
     while found and not expected & set(found):
         prefix = next((p for p in _PREFIXES if all(name.startswith(p) for name in found)), None)

@@ -34,7 +34,7 @@ _PREPROCESSOR = "preprocessor_config.json"
 @dataclass(frozen=True)
 class Preprocessing:
     """Normalisation of 8-bit images in `preprocessor_config.json`: (x / 255 - mean) / std, for each channel; `size` is
-    the height and width of the network's input, None: not stated."""
+    (height, width) of the input, None: not stated."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -42,7 +42,7 @@ class Preprocessing:
 
     @classmethod
     def read(cls, folder: Path) -> Preprocessing | None:
-        """Read it from a folder; None: there is none; InputError: damaged, or an invalid mean or standard deviation."""
+        """Read it from a folder; None: there is none; InputError: damaged or invalid."""
         path = folder / _PREPROCESSOR
         if not path.is_file():
             return None
@@ -69,8 +69,8 @@ class Preprocessing:
         return np.ascontiguousarray((x - mean) / std, dtype=np.float32)
 
     def mismatch(self, x: NDArray[np.float32]) -> str:
-        """Evidence that images (n, channels, height, width) are not normalised in this way, as the end of a sentence;
-        "": none. They exceed the range of normalised images, or none is below zero, where dark pixels would be."""
+        """Evidence that images (n, channels, height, width) are not normalised in this way, as the end of a sentence,
+        or "": they exceed the range, or none is below zero, where dark pixels would be."""
         if len(self.mean) not in (1, x.shape[1]) or not x.size:
             return ""
         low, high = ((v - np.array(self.mean)) / np.array(self.std) for v in (0.0, 1.0))
@@ -95,8 +95,8 @@ class Network:
 
     @classmethod
     def of(cls, folder: str | Path, *, num_classes: int | None = None, channels: int | None = None) -> Network:
-        """Read a folder with config.json; `num_classes` and `channels` of the input replace those stated there.
-        InputError: no configuration, or not of an image classifier of the library itself."""
+        """Read a folder with config.json; `num_classes` and `channels` replace those stated there. InputError: it is
+        not of an image classifier of the library itself."""
         library = require("transformers", "transformers")
         stated = _read_json(Path(folder) / _CONFIG)
         if stated.get("model_type") == "timm_wrapper" or _names_backbone(stated):
@@ -120,8 +120,7 @@ class Network:
         return cls(str(folder), config)
 
     def starting_from(self, base: str | Path) -> Network:
-        """The same networks, starting from the weights in another folder; a head of another size is drawn anew. Errors
-        as for `load`."""
+        """The same networks, starting from the weights in another folder; a head of another size is drawn anew."""
         started = replace(self, base=str(base))
         started(0)
         return started
@@ -150,8 +149,7 @@ class Network:
         self, state: Mapping[str, Tensor] | None, where: str, *, new_head: bool = False, trust_pickle: bool = False
     ) -> Logits:
         """The network with these weights, which must be complete; None: those in the folder `where`. `new_head` draws a
-        last layer of another size anew, `trust_pickle` also reads weights in a pickle. InputError: they do not fit, are
-        damaged, or are an untrusted pickle."""
+        last layer of another size anew. InputError: they do not fit, are damaged, or are an untrusted pickle."""
         pickled = False
         if state is None:
             files = weight_files(Path(where))
@@ -193,8 +191,8 @@ class Network:
 
 
 def normalise_as_trained(data: AuditData, preprocessing: Preprocessing | None) -> tuple[AuditData, tuple[str, ...]]:
-    """The data, with 8-bit images normalised as the model's folder states, and notes on the normalisation and on signs
-    of a missing one. InputError: another number of channels."""
+    """The data, with 8-bit images normalised as the model's folder states, and notes on that, or on signs that it is
+    missing. InputError: another number of channels."""
     if preprocessing is None or data.x.ndim != 4:
         return data, ()
     mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (preprocessing.mean, preprocessing.std))
@@ -211,7 +209,7 @@ def normalise_as_trained(data: AuditData, preprocessing: Preprocessing | None) -
 
 
 def is_transformers_folder(path: str | Path) -> bool:
-    """Whether this is a folder written by `save_pretrained`."""
+    """Whether `save_pretrained` wrote this folder."""
     return (Path(path) / _CONFIG).is_file()
 
 
@@ -221,7 +219,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _names_backbone(value: Any) -> bool:
-    """Whether a configuration, or one inside it, names a network to download."""
+    """Whether a configuration names a network to download."""
     if not isinstance(value, dict):
         return False
     fetched = any(value.get(name) for name in ("backbone", "use_timm_backbone", "use_pretrained_backbone"))

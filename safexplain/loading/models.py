@@ -85,7 +85,7 @@ class LoadedModel:
     Attributes:
         model: In evaluation mode, on the CPU.
         fresh: Function from a seed to an untrained network of the same architecture, in training mode; None: not known.
-        fresh_unavailable: Why `fresh` is None and what to pass; else "".
+        fresh_unavailable: Why `fresh` is None, and what to pass.
         sha256: Hexadecimal SHA-256 of the file; for a folder, of the weights in it.
         preprocessing: Normalisation of images, read from a folder of transformers; None: unknown.
         classifier: The fitted classifier in the model, which is fitted again instead; None: the model is a network.
@@ -100,7 +100,7 @@ class LoadedModel:
 
     @classmethod
     def of_classifier(cls, found: FittedClassifier, columns: Columns | None = None) -> LoadedModel:
-        """Wrap a fitted classifier; `columns` is the coding of its rows; None: plain numbers."""
+        """Wrap a fitted classifier; `columns` is the coding of its rows, if any."""
         why = "an estimator is fitted again, not built"
         return cls(EstimatorModule(found.estimator, columns=columns), None, why, found.file, classifier=found)
 
@@ -198,7 +198,6 @@ def load_model(
 def _load_folder(
     folder: Path, arch: str | None, trust_pickle: bool, input_shape: tuple[int, ...] | None
 ) -> LoadedModel:
-    """A folder of transformers; `arch` may only name the folder that its training started from."""
     source, _, base = (arch or f"hf:{folder}").partition(":")
     if source not in HUGGING_FACE or (source == "hf" and Path(base).resolve() != folder.resolve()):
         raise InputError(
@@ -212,7 +211,7 @@ def _load_folder(
 
 
 def _read_into(build: Network, state: Mapping[str, Tensor] | None, where: str, **options: bool) -> nn.Module:
-    """The network with the weights of a file; InputError: its training allegedly started from these same weights."""
+    """The network with the weights of a file; InputError: `--arch` says that its training started from these."""
     model = build.load(state, where, **options)
     if build.base is not None:
         fresh, trained = build(0).state_dict(), model.state_dict()
@@ -244,7 +243,6 @@ def _load_pickle(raw: bytes, where: str, trust_pickle: bool) -> Any:
 
 
 def _tensors(content: Any, where: str) -> dict[str, Tensor]:
-    """The weights in a checkpoint, at the top level or one level down."""
     held = f"a {type(content).__name__}"
     if isinstance(content, Mapping):
         for candidate in (content, *(content[key] for key in _NESTINGS if key in content)):
@@ -259,8 +257,8 @@ def _tensors(content: Any, where: str) -> dict[str, Tensor]:
 def _check_runs(
     model: nn.Module, twin: nn.Module | None, shape: tuple[int | None, ...] | None, where: str, arch: str | None = None
 ) -> None:
-    """Try the model on two random examples, if their shape is known; InputError: the model fails, its outputs differ
-    from those of the named architecture with its weights, or no gradient reaches its input."""
+    """Try the model on two random examples, if their shape is known; InputError: it fails, differs from its `twin` of
+    the named architecture, or passes no gradient to its input."""
     if shape is None or None in shape:
         return
     x = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
@@ -365,7 +363,8 @@ _PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function
 
 
 def reinitialise(module: nn.Module, seed: int) -> nn.Module:
-    """A deep copy of `module` with fresh weights.
+    """A deep copy of `module` with fresh weights, by PyTorch's default for each layer; `--arch` is better if the
+    model's constructor sets them in another way.
 
     A submodule with `reset_parameters` calls it (children before their parents, as constructors do). Parameters of any
     other module, as in `torch.export` graphs, get the default of the layer that their name suggests:
@@ -379,12 +378,12 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     - any other parameter (a class token, position embeddings, a layer scale): normal with the mean and the
       standard deviation of the trained tensor, the only clue to its scale; a single number is kept.
 
-    All parameters of the copy require gradients. Other buffers are kept. The copy is in training mode, on the device of
-    the original's first parameter. The trained network and the global random state do not change.
+    Other buffers are kept. The copy is in training mode, on the device of the original's first parameter, and all its
+    parameters require gradients. The trained network and the global random state do not change.
 
     Raises:
-        InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form, so
-            that it would train differently from the original; a layer cannot be reset; or a trained tensor survives.
+        InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form; a
+            layer cannot be reset; or a trained tensor survives.
     """
     if frozen_operation(module, training=False) == "batch_norm":
         module = with_layers(module, batch_norm=True)
@@ -446,7 +445,7 @@ def _default_rule(owner: nn.Module, tables: set[int]) -> None:
 
 
 def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
-    """Refuse a copy that still holds a trained tensor other than single numbers and constants."""
+    """Refuse a copy with a trained tensor other than single numbers and constants."""
     redrawn = dict(fresh.named_parameters())
     for name, trained in module.named_parameters():
         varies = trained.numel() > 1 and not bool((trained == trained.flatten()[0]).all())
@@ -468,8 +467,8 @@ def channels_of(state: Mapping[str, Tensor]) -> int | None:
 
 
 def load_weights(network: nn.Module, state: Mapping[str, Tensor], *, arch: str, where: str) -> nn.Module:
-    """Load a state_dict into a network, without a prefix common to all names; `num_batches_tracked`, which old files
-    lack, may be missing. InputError: names or shapes differ, or the constructor already gives these weights."""
+    """Load a state_dict into a network, without a prefix common to all names. InputError: names or shapes differ, or
+    the constructor already gives these weights."""
     own = network.state_dict()
     state = without_prefix(state, set(own))
     trained = {name: tensor for name, tensor in state.items() if tensor.ndim >= 2 and tensor.is_floating_point()}
