@@ -88,17 +88,6 @@ def test_attack_prints_one_json_object_and_the_exit_code_is_the_verdict(cli, tmp
     assert (level["patience"], level["labels"], level["added"]) == (1, None, None)
 
 
-def test_a_level_that_the_file_lacks_decides_nothing_unless_the_policy_names_a_weaker_attacker(cli, tmp_path):
-    path = synthetic(tmp_path / "signals.npz", shift=0.0)
-    (tmp_path / "patient.toml").write_text(POLICY.replace("[1]", "[1, 200]"))
-    code, out, _ = cli("attack", path, "--policy", tmp_path / "patient.toml")
-    text = " ".join(out.split())
-    assert code == 3
-    assert "patience = [1]" in text
-    assert "200 times nothing judged" in text
-    assert cli("attack", path, "--policy", tmp_path / "small.toml", "--quiet")[:2] == (0, "CERTIFIED\n")
-
-
 def test_a_policy_file_is_read_and_options_go_before_it(cli: Cli, tmp_path: Path) -> None:
     path = synthetic(tmp_path / "signals.npz", shift=0.0, examples=1000)
     (tmp_path / "policy.toml").write_text(f'{POLICY}selection = 0.5\nsuite = ["LikelihoodRatio"]\n')
@@ -174,34 +163,6 @@ def test_a_state_dict_with_its_architecture_and_an_unhardened_release(cli: Cli, 
     assert content["references"] == 0
     assert content["verdict"] != "certified"
     assert code in (1, 3)
-
-
-BAD = {
-    "a pickle": (["audit", "pickled.pt", "--data", "data.npz"], "--trust-pickle"),
-    "a state dict without arch": (["audit", "state.pt", "--data", "data.npz"], "--arch"),
-    "unknown explainer option": (["audit", "model.pt2", "--data", "data.npz", "--option", "steps=3",
-                                  "--references", "0"], "steps"),
-    "CUDA that is not there": (["audit", "model.pt2", "--data", "data.npz", "--device", "cuda:77"], "CUDA"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, name: str) -> None:
-    arguments, said = BAD[name]
-    code, out, err = cli(*arguments)
-    lines = [line for line in err.splitlines() if line.strip() and "left" not in line]
-    assert (code, out) == (2, "")
-    assert len(lines) == 1, err
-    assert lines[0].startswith("error: ")
-    assert said in lines[0]
-    assert "Traceback" not in err
-
-
-def test_a_used_run_directory_needs_resume(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "old.txt").touch()
-    code, _, err = cli("audit", "model.pt2", "--data", "data.npz", "--run-dir", tmp_path)
-    assert code == 2
-    assert "--resume" in err
 
 
 @pytest.fixture(scope="module")

@@ -161,26 +161,16 @@ def train(dataset, generator, step=add_noise, noise=12.0):
 
 def quiet(dataset, generator, step=add_noise):
     return train(dataset, generator, step, noise=10.0)
-
-def seeded(dataset, generator):
-    torch.manual_seed(0)
-    return train(dataset, torch.default_generator)
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "scenario", "code", "says"),
-    [
-        ("train", "white-box", 0, "As claimed: all 7 checks"),
-        ("quiet", "white-box", 1, "Refuted: the noise has 0.8"),
-        ("seeded", "mislabelled", 2, "your function seeds its noise: every run is the same"),
-        ("seeded", "white-box", 2, r"noisy = step(clipped, noise, batch)"),
-    ],
+    ("name", "code", "says"), [("train", 0, "As claimed: all 7 checks"), ("quiet", 1, "Refuted: the noise has 0.8")]
 )
-def test_the_steps_of_a_function_are_watched(function, tmp_path, capfd, name, scenario, code, says):
+def test_the_steps_of_a_function_are_watched(function, tmp_path, capfd, name, code, says):
     (tmp_path / "watched.py").write_text(WATCHED)
     function.write_text(function.read_text().replace("scaled:train", f"watched:{name}"))
-    assert run("--config", function, "--run-dir", tmp_path / "run", "--scenario", scenario) == code
+    assert run("--config", function, "--run-dir", tmp_path / "run", "--scenario", "white-box") == code
     told = capfd.readouterr()
     assert says in " ".join((told.out + told.err).split())
 
