@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from safexplain.errors import InputError
-from safexplain.loading import boosters
-from safexplain.loading.boosters import read_lightgbm, read_xgboost
-from safexplain.loading.estimators import load_estimator
+from safexplain.loading import estimators
+from safexplain.loading.estimators import load_estimator, read_lightgbm, read_xgboost
 
 xgboost, lightgbm = pytest.importorskip("xgboost"), pytest.importorskip("lightgbm")
 
@@ -52,13 +51,13 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         exec(code, scope)
         return bytes(scope["found"])
 
-    monkeypatch.setattr(boosters, "_read_in_child", read)
+    monkeypatch.setattr(estimators, "_read_in_child", read)
 
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """No library reads the file, so that only the checks can refuse it."""
-    monkeypatch.setattr(boosters, "_read_in_child", lambda code, raw: raw)
+    monkeypatch.setattr(estimators, "_read_in_child", lambda code, raw: raw)
 
 
 def of_xgboost(name: str) -> Any:
@@ -192,10 +191,10 @@ def test_a_library_that_crashes_hangs_or_takes_too_much_does_so_in_a_child(monke
         ("found = bytes(1 << 29)", "File too large"),
     ):
         with monkeypatch.context() as changed:
-            changed.setattr(boosters, "_XGBOOST", code)
-            changed.setattr(boosters, "MOST_SECONDS", 1.0 if "sleep" in code else 60.0)
+            changed.setattr(estimators, "_XGBOOST", code)
+            changed.setattr(estimators, "MOST_SECONDS", 1.0 if "sleep" in code else 60.0)
             with pytest.raises(InputError, match=said):
                 read_xgboost(raw, "it")
-    monkeypatch.setattr(boosters, "MOST_BYTES", len(raw) - 1)
+    monkeypatch.setattr(estimators, "MOST_BYTES", len(raw) - 1)
     with pytest.raises(InputError, match=f"it has {len(raw)} bytes, more than"):
         read_xgboost(raw, "it")
