@@ -71,20 +71,15 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
     """Warnings, one sentence each, about classes on one side only; unless `both_sides`, non-members are not needed.
 
     Raises:
-        InputError: an audit would fail or be meaningless: x is not (n, ...), lengths differ, members or non-members are
-            too few, x is not finite, or labels are negative, of one class, or beyond the `num_classes` of the model.
+        InputError: an audit would fail or be meaningless: x is not (n, ...) or not finite, members or non-members are
+        too
+            few, or labels are negative, of one class, or beyond the `num_classes` of the model.
     """
     n = len(data.x)
     if data.x.ndim < 2 or data.x.size == 0:
         raise InputError(
             f"x: expected shape (n, ...), one row for each of at least {MINIMUM_ROWS} examples, got {data.x.shape}"
         )
-    columns: dict[str, NDArray[Any]] = {"y": data.y, "member": data.member, **data.slices}
-    if data.groups is not None:
-        columns["groups"] = data.groups
-    for name, column in columns.items():
-        if column.ndim != 1 or len(column) != n:
-            raise InputError(f"{name}: expected shape ({n},), one entry for each row of x, got {column.shape}")
     inside = int(data.member.sum())
     if both_sides and min(inside, n - inside) < MINIMUM_ROWS:
         raise InputError(
@@ -337,6 +332,8 @@ def _list(root: Path) -> list[Path]:
     return sorted(found)
 
 
+# --- tables ----------------------------------------------------------------------------------------------------------
+
 _MEMBER = dict.fromkeys(("1", "true", "yes", "in"), True) | dict.fromkeys(("0", "false", "no", "out"), False)
 
 
@@ -459,6 +456,9 @@ def _one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tupl
     return np.concatenate(blocks, axis=1), tuple(names)
 
 
+# --- data of a fitted classifier -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class ClassifierData:
     """The data of an audit of a classifier, labels as positions of its classes; `columns` is the coding of columns
@@ -475,7 +475,6 @@ def load_for_classifier(
     path: str | Path,
     *,
     public: str | Path | None = None,
-    label: str = "label",
     group: str | None = None,
     slices: tuple[str, ...] = (),
 ) -> ClassifierData:
@@ -511,7 +510,7 @@ def load_for_classifier(
         seen.append((columns, tuple(name for name in frame.columns if name not in names)))
         return columns.encode(frame), columns.names
 
-    read = load_data(path, label=label, group=group, slices=slices, features=features)
+    read = load_data(path, group=group, slices=slices, features=features)
     columns, left = seen[0] if seen else (None, ())
     notes = () if not left else (f"Columns unknown to the model were left out: {_abbreviated(left)}.",)
     data, more = _map_labels(found, read)
@@ -573,8 +572,7 @@ def _with_accepted_types(found: FittedClassifier, columns: Columns, frame: Any) 
 def _map_labels(found: FittedClassifier, data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
     """The data with labels as positions of the classifier's classes, and notes."""
     classes, names = found.classes, data.class_names
-    numbers = are_places(classes)
-    if numbers:
+    if are_places(classes):
         if names is None:
             return data, ()
         if len(names) != len(classes):

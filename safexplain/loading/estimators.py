@@ -458,6 +458,8 @@ class SkopsSerializer:
         return _skops(raw, "a stored reference model", self.trusted)
 
 
+# --- boosters, read by a child process -------------------------------------------------------------------------------
+
 MOST_BYTES = 1 << 30
 MOST_MEMORY = 16 << 30
 MOST_SECONDS = 120.0

@@ -278,6 +278,8 @@ def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ..
     return tuple(dim if isinstance(dim, int) else None for dim in batch.shape[1:])
 
 
+# --- layers in place of operations -----------------------------------------------------------------------------------
+
 _CONVOLUTIONS = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
 _OPERATIONS = ("linear", *_CONVOLUTIONS, "batch_norm", "layer_norm", "group_norm")
 

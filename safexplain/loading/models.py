@@ -279,6 +279,8 @@ def _check_runs(
         )
 
 
+# --- untrained networks ----------------------------------------------------------------------------------------------
+
 ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME, --arch hf:FOLDER or --arch package.module:function"
 
 HUGGING_FACE = ("hf", "hf-pretrained")
@@ -358,6 +360,8 @@ def _function(arch: str, num_classes: int | None) -> Callable[[], Any]:
 
     return construct
 
+
+# --- fresh and given weights -----------------------------------------------------------------------------------------
 
 _PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function to say how it is built"
 
