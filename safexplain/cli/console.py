@@ -27,7 +27,7 @@ USAGE, INTERRUPTED, TERMINATED = 2, 130, 143
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM during a run that can be resumed; `kept` names what its folder has."""
+    """Ctrl-C or SIGTERM during a run that can be resumed; its folder has what is `kept`."""
 
     def __init__(self, folder: Path, kept: str, found: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"interrupted; {kept} are kept in {folder}")
@@ -83,15 +83,14 @@ def device_of(name: str) -> torch.device:
     """The torch device ("auto" is a GPU if there is one), or InputError."""
     import torch
 
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if usable else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InputError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: this machine has no usable CUDA device; use --device cpu or auto")
-    if (device.index or 0) >= max(1, torch.cuda.device_count()):
-        raise InputError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    if device.type == "cuda" and (device.index or 0) >= usable:
+        raise InputError(f"--device {name}: this machine has {usable} usable CUDA devices; use --device cpu or auto")
     return device
 
 

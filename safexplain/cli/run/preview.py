@@ -6,9 +6,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import typer
@@ -162,8 +162,7 @@ def quick_changes(plan: Plan, question: Question) -> dict[str, Any]:
     return {"references": references, "policy": once, "options": replace(options, quick=True, scored=number)}
 
 
-@dataclass(frozen=True)
-class StrongestAttack:
+class _Strongest(NamedTuple):
     """What the strongest attack on one signal finds."""
 
     what: str  # what it reads
@@ -175,16 +174,14 @@ class StrongestAttack:
 
     @property
     def beats_guessing(self) -> bool:
-        """Whether even the lower bound of the AUC is above one half."""
         return self.auc_low > 0.5
 
     @property
     def share(self) -> str:
-        """Share of members found, in words."""
         return f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
 
 
-def _strongest_attacks(found: AuditRun) -> tuple[list[StrongestAttack], StrongestAttack | None]:
+def _strongest_attacks(found: AuditRun) -> tuple[list[_Strongest], _Strongest | None]:
     """The strongest attack on the label, the native and the released explanation, strongest first; and that on the
     losses, which shows whether the model memorised its members and is listed only if predictions are released."""
     groups: dict[str, list[AttackResult]] = {}
@@ -198,7 +195,7 @@ def _strongest_attacks(found: AuditRun) -> tuple[list[StrongestAttack], Stronges
         if attacks:
             best = max(attacks, key=lambda a: a.auc)
             rate, interval = best.at(fpr), auc_interval(best.curve, 1 - 0.05 / tried)
-            seen.append(StrongestAttack(what, rate.low, rate.high, best.auc, *interval))
+            seen.append(_Strongest(what, rate.low, rate.high, best.auc, *interval))
     losses = next((one for one in seen if one.what == "the loss"), None)
     hidden = found.result.policy.release == "explanation"
     return sorted((one for one in seen if not (hidden and one is losses)), key=lambda one: -one.auc), losses
@@ -215,8 +212,9 @@ def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet:
         if losses is not None and losses.beats_guessing:
             sentence += f" But the model memorised its members: an attack on its losses has an AUC of {losses.auc:.2f}."
     again, scored = full_command(sys.argv), result.members + result.non_members
-    content = {"quick": True, "likely": seen[0].beats_guessing, "sentence": sentence, "seen": [vars(s) for s in seen]}
-    content |= {"losses": losses and vars(losses), "scored": scored, "references": result.references}
+    content = {"quick": True, "likely": seen[0].beats_guessing, "sentence": sentence}
+    content |= {"seen": [s._asdict() for s in seen], "losses": losses and losses._asdict()}
+    content |= {"scored": scored, "references": result.references}
     content |= {"run_dir": str(folder), "whole_seconds": plan.seconds, "whole_command": again}
     if console_for(content, sentence, json_, quiet):
         typer.echo(sentence)
