@@ -28,7 +28,7 @@ from safexplain.audit.signals import Signals, hash_examples
 from safexplain.audit.store import LARGEST_MAPS, Explanations, Store, on_disk
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
-from safexplain.verdict.evidence import WHOLE_MAP, at_level
+from safexplain.verdict.judgement import WHOLE_MAP, at_level
 from safexplain.verdict.policy import PATIENCE
 
 Array = NDArray[np.float64]

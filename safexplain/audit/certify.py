@@ -26,8 +26,7 @@ from safexplain.audit.controls.splits import Splits, Uses, copies_together, uses
 from safexplain.audit.report.exposure import by_slice, most_exposed
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
-from safexplain.verdict.evidence import baseline_name, is_judged
-from safexplain.verdict.judgement import MAIN, lower_risks
+from safexplain.verdict.judgement import MAIN, baseline_name, is_judged, lower_risks
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.result import SHOWN_FPRS, AttackResult, AuditResult
 from safexplain.verdict.stats import roc, tpr_at_fpr

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safexplain._files import RESERVED_BY_NUMPY, ArrayFile, write_arrays
 from safexplain.audit.store import LARGEST_MAPS, all_finite, are_stored, filled, parts
 from safexplain.errors import InputError
-from safexplain.verdict.evidence import WHOLE_MAP, at_level, split_level
+from safexplain.verdict.judgement import WHOLE_MAP, at_level, split_level
 
 Numbers = NDArray[np.floating[Any]]
 

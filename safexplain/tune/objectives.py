@@ -33,7 +33,7 @@ from safexplain.explain.libraries import global_generators
 from safexplain.faithfulness import faithfulness
 from safexplain.hardening.hardening import Hardening
 from safexplain.tune.result import NORMAL, Point
-from safexplain.verdict.evidence import is_judged
+from safexplain.verdict.judgement import is_judged
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import roc
 

@@ -41,7 +41,7 @@ from safexplain.tune.page import render
 from safexplain.tune.result import Examples, Point, Study, choose, front_of
 from safexplain.tune.space import FIRST, Space, options_of
 from safexplain.verdict.certificate.write import write_json
-from safexplain.verdict.evidence import EXIT_CODES
+from safexplain.verdict.judgement import EXIT_CODES
 from safexplain.verdict.strict_json import canonical
 
 SELECTION = 0.3  # share of the examples for the search if the policy sets none aside

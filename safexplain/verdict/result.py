@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.verdict import words
-from safexplain.verdict.evidence import Evidence, code
-from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.judgement import Evidence, Judgement, code
 from safexplain.verdict.stats import RocCurve, auc_interval
 from safexplain.verdict.stats.roc import RateAtFpr
 

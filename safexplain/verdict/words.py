@@ -7,8 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from safexplain.verdict.evidence import WHOLE_MAP, Evidence, Verdict, baseline_name, code, split_level
-from safexplain.verdict.judgement import MAIN, Judgement, Reason, main_of
+from safexplain.verdict.judgement import (
+    MAIN,
+    WHOLE_MAP,
+    Evidence,
+    Judgement,
+    Reason,
+    Verdict,
+    baseline_name,
+    code,
+    main_of,
+    split_level,
+)
 from safexplain.verdict.policy import PATIENCE, Policy
 from safexplain.verdict.power import leak_power
 

@@ -30,7 +30,7 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.models import load_model
-from safexplain.verdict.evidence import EXIT_CODES
+from safexplain.verdict.judgement import EXIT_CODES
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 

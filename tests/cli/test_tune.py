@@ -23,7 +23,7 @@ from safexplain.cli import _run
 from safexplain.cli.run import tune
 from safexplain.loading.models import load_model
 from safexplain.tune import Point, Study, Tuned
-from safexplain.verdict.evidence import EXIT_CODES
+from safexplain.verdict.judgement import EXIT_CODES
 
 pytest.importorskip("optuna")
 

@@ -22,7 +22,7 @@ from safexplain.audit import Recipe
 from safexplain.cli import app
 from safexplain.cli.run.canaries import Data, Promise, Training
 from safexplain.explain import CATALOG
-from safexplain.verdict.evidence import EXIT_CODES
+from safexplain.verdict.judgement import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -14,8 +14,7 @@ import numpy as np
 from safexplain._versions import versions
 from safexplain.verdict.certificate.read import Certificate, load_certificate
 from safexplain.verdict.certificate.write import CONFIGURATION, as_json, checksum, configuration_digest, statement
-from safexplain.verdict.evidence import Control, Evidence, Role, at_level
-from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.judgement import Control, Evidence, Judgement, Role, at_level
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats.paired import count_pairs, rank_at
 from safexplain.verdict.thresholds import by_score, found_above, lower_bound_rank, upper_bound_rank, weights_of

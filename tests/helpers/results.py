@@ -10,7 +10,7 @@ import numpy as np
 
 from safexplain.audit.certify import conclude
 from safexplain.audit.report.exposure import by_slice, most_exposed
-from safexplain.verdict.evidence import Control, Role, at_level
+from safexplain.verdict.judgement import Control, Role, at_level
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.thresholds import by_score

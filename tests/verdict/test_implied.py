@@ -17,9 +17,8 @@ from scipy.stats import norm
 from safexplain._privacy_loss import Steps
 from safexplain.errors import CertificateError
 from safexplain.verdict import words
-from safexplain.verdict.evidence import Control, Evidence
 from safexplain.verdict.guarantee import Implied, RocBound, tpr_bound
-from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.judgement import Control, Evidence, Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.privacy_statement import PrivacyStatement
 

@@ -17,8 +17,7 @@ from scipy import stats as distributions
 from safexplain.errors import InputError
 from safexplain.verdict import judgement as module
 from safexplain.verdict import words
-from safexplain.verdict.evidence import Control, Evidence, is_judged
-from safexplain.verdict.judgement import MAIN, Judgement, lower_risks
+from safexplain.verdict.judgement import MAIN, Control, Evidence, Judgement, is_judged, lower_risks
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.stats.paired import PairedCounts, rank_at, window_ranks

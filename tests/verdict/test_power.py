@@ -9,8 +9,7 @@ import pytest
 from scipy import stats as distributions
 
 from audit.suites.verdict_errors.power import critical_counts, power, ranks_of
-from safexplain.verdict.evidence import Evidence
-from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.judgement import Evidence, Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.thresholds import found_above, ranked
 

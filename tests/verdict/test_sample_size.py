@@ -14,8 +14,7 @@ from scipy import stats as distributions
 from safexplain.errors import InputError
 from safexplain.verdict import words
 from safexplain.verdict.certificate.read import recount
-from safexplain.verdict.evidence import Control, Evidence
-from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.judgement import Control, Evidence, Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.power import (
     TYPICAL_BASE,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safexplain.audit import Policy, Signals
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.suite import Scorer, SuiteRow, fitting
-from safexplain.verdict.evidence import at_level
+from safexplain.verdict.judgement import at_level
 from safexplain.verdict.stats import roc
 
 from ...shared.run import Progress, Run, Unusable

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from safexplain import Hardening, Probability
 from safexplain.audit import Population, Shadows, collect_signals
 from safexplain.audit.attacks import JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio
-from safexplain.verdict.evidence import WHOLE_MAP
+from safexplain.verdict.judgement import WHOLE_MAP
 
 from .evaluate import Against, judged
 

@@ -32,7 +32,7 @@ from safexplain.audit.answers import Predictions, summarise
 from safexplain.audit.attacks.learned import Stacked
 from safexplain.audit.attacks.suite import VIEWS, Scorer, Signal, SuiteRow, fitting, values_of
 from safexplain.outputs import are_probabilities
-from safexplain.verdict.evidence import WHOLE_MAP, at_level
+from safexplain.verdict.judgement import WHOLE_MAP, at_level
 
 from ...shared.resampling import interpolated_rates, weights_of
 from ...shared.run import Parts, Progress, Run

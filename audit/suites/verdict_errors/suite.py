@@ -38,8 +38,7 @@ from scipy.optimize import brentq
 from safexplain.audit.certify import certify
 from safexplain.audit.question import LOOKS
 from safexplain.audit.signals import Signals
-from safexplain.verdict.evidence import Evidence
-from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.judgement import Evidence, Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.thresholds import (

@@ -31,7 +31,7 @@ from safexplain.audit.attacks.recourse import CounterfactualDistance, Counterfac
 from safexplain.audit.signals import Signals
 from safexplain.audit.store import blocks, parts
 from safexplain.errors import ConfigurationError, InputError, did_you_mean
-from safexplain.verdict.evidence import WHOLE_MAP, Role, at_level, split_level
+from safexplain.verdict.judgement import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy
 
 Numbers = NDArray[np.floating[Any]]

@@ -16,7 +16,7 @@ from scipy import special
 from scipy import stats as distributions
 
 from safexplain.audit.signals import Signals, partners
-from safexplain.verdict.evidence import WHOLE_MAP, Control, split_level
+from safexplain.verdict.judgement import WHOLE_MAP, Control, split_level
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import auc_interval, clopper_pearson, roc
 from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_rank, ranked, weights_of

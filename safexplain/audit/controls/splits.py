@@ -27,7 +27,7 @@ from safexplain._digest import sha256
 from safexplain.audit.signals import Signals, near
 from safexplain.audit.store import parts
 from safexplain.errors import InputError, UsesWarning
-from safexplain.verdict.evidence import Control
+from safexplain.verdict.judgement import Control
 from safexplain.verdict.policy import Policy
 
 

@@ -28,8 +28,8 @@ from safexplain.errors import RefusedError
 from safexplain.native_maps import Finding
 from safexplain.verdict import words
 from safexplain.verdict.certificate.write import SUBJECT_DATA, statement, write_json
-from safexplain.verdict.evidence import Verdict
 from safexplain.verdict.guarantee import RocBound
+from safexplain.verdict.judgement import Verdict
 from safexplain.verdict.result import AuditResult
 
 MAX_PICTURED = 6  # examples pictured in the report

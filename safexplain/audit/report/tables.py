@@ -18,8 +18,7 @@ from safexplain.audit.report.root_cause import Ablation
 from safexplain.audit.usefulness import FEWEST_TOP, Utility
 from safexplain.verdict import words
 from safexplain.verdict.canaries.result import Finding
-from safexplain.verdict.evidence import Control
-from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.judgement import Control, Judgement
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.result import AttackResult, AuditResult
 from safexplain.verdict.stats import auc_interval

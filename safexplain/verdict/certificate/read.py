@@ -28,9 +28,8 @@ from safexplain.verdict.certificate.write import (
     checksum,
     configuration_digest,
 )
-from safexplain.verdict.evidence import Verdict
 from safexplain.verdict.guarantee import Guarantee, Measured
-from safexplain.verdict.judgement import Judgement
+from safexplain.verdict.judgement import Judgement, Verdict
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 SECRETS = frozenset({"key", "noise_key", "private_key", "secret"})

@@ -15,7 +15,7 @@ from safexplain.audit.controls.checks import (
     recipe_fit,
     reference_coverage,
 )
-from safexplain.verdict.evidence import STRENGTH, Control
+from safexplain.verdict.judgement import STRENGTH, Control
 
 
 def world(

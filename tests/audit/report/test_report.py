@@ -26,7 +26,7 @@ from safexplain.audit.usefulness import Utility
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness
 from safexplain.verdict import words as phrases
-from safexplain.verdict.evidence import Control
+from safexplain.verdict.judgement import Control
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import roc, tpr_at_fpr
