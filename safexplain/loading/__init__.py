@@ -1,4 +1,7 @@
-"""Read the files of users safely: no code in them runs unless the user allows it."""
+"""Read the files of users safely: no code in them runs unless the user allows it.
+
+`data` has the data of audits, `models` networks (with `exported` and `huggingface`), `estimators` classifiers of tables.
+"""
 
 from safexplain.loading.data import load_data as load_data
 from safexplain.loading.models import load_model as load_model
