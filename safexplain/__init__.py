@@ -59,7 +59,7 @@ _HOMES = {
     "HardenedProtoDash": "explain.aix360",
     "HardenedTreeExplainer": "explain.shap",
     "Probability": "outputs",
-    "harden": "explain.wrap",
+    "harden": "explain",
     "model_digest": "_digest",
     "superpixels": "explain.feature_groups",
 }

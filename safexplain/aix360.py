@@ -7,8 +7,6 @@ ProtoDash returns rows of the set that it chooses from, so `ProtodashExplainer(p
 AIX360 is here as in `safexplain.lime`.
 """
 
-from __future__ import annotations
-
 from safexplain.explain.aix360 import AIX360
 from safexplain.explain.libraries import drop_in
 

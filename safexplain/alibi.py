@@ -6,8 +6,6 @@
 Every explainer of Alibi whose answers can be hardened, with its native interface.
 """
 
-from __future__ import annotations
-
 from safexplain.explain.alibi import ALIBI, REFUSED
 from safexplain.explain.libraries import drop_in
 

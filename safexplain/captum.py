@@ -8,17 +8,13 @@ Generated from the catalog: every class of `captum.attr` that has a row, layers 
 NoiseTunnel, use `HardenedSmoothGrad`, `HardenedVarGrad` or `harden`.
 """
 
-from __future__ import annotations
-
-from types import MappingProxyType
-
 from safexplain.explain.catalog import CATALOG, REFUSED
 from safexplain.explain.hardened import HARDENED
 from safexplain.explain.libraries import drop_in
 
-_CLASSES = MappingProxyType(
-    {row.native.__name__: HARDENED[row.name] for row in CATALOG.values() if row.library == "captum" and not row.nt_type}
-)
+_CLASSES = {
+    row.native.__name__: HARDENED[row.name] for row in CATALOG.values() if row.library == "captum" and not row.nt_type
+}
 _TUNNEL = {"NoiseTunnel": "it is several methods: use HardenedSmoothGrad, HardenedVarGrad or harden(...)"}
 
 __all__ = sorted(_CLASSES)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain._files import write_atomically
+from safexplain._validate import from_table
 from safexplain.errors import InputError
 
 MOST_CATEGORIES = 256
@@ -41,6 +42,10 @@ class Column:
     categories: tuple[str | None, ...] | None = None
     missing: float | None = None
     least: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.categories is not None and not 0 < len(self.categories) == len(set(self.categories)):
+            raise InputError(f"the categories of {self.name}: expected texts, each once, got {self.categories!r:.60}")
 
     @property
     def plain(self) -> bool:
@@ -161,14 +166,7 @@ class Columns:
 
     def to_json(self) -> str:
         """JSON for `from_json`."""
-        columns = []
-        for column in self.columns:
-            coded: dict[str, Any] = {"name": column.name}
-            if column.categories is not None:
-                coded["categories"] = list(column.categories)
-            if column.missing is not None:
-                coded |= {"missing": column.missing, "least": column.least}
-            columns.append(coded)
+        columns = [{k: v for k, v in asdict(column).items() if v is not None} for column in self.columns]
         return json.dumps({"columns": columns, "as_category": self.as_category}, ensure_ascii=False)
 
     @classmethod
@@ -176,8 +174,9 @@ class Columns:
         """Inverse of `to_json`; InputError for other texts."""
         try:
             read = json.loads(text)
-            return cls(tuple(_column_of(entry) for entry in read["columns"]), bool(read.get("as_category", False)))
-        except (ValueError, TypeError, KeyError) as error:
+            columns = tuple(from_table(Column, entry, "column") for entry in read["columns"])
+            return cls(columns, bool(read.get("as_category", False)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(
                 f"expected the columns of a table as JSON, as an audit writes them: {error!s:.80}"
             ) from None
@@ -194,18 +193,6 @@ class Columns:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"the columns in {path} cannot be read: {error!s:.80}") from None
         return cls.from_json(text)
-
-
-def _column_of(entry: Mapping[str, Any]) -> Column:
-    name, categories = entry["name"], entry.get("categories")
-    if not isinstance(name, str):
-        raise TypeError("a column's name is a text")
-    if categories is not None and not (categories and all(c is None or isinstance(c, str) for c in categories)):
-        raise TypeError(f"the categories of {name} are texts")
-    if categories is not None and len(set(categories)) != len(categories):
-        raise ValueError(f"a category of {name} is repeated")
-    missing, least = (None if entry.get(key) is None else float(entry[key]) for key in ("missing", "least"))
-    return Column(name, None if categories is None else tuple(categories), missing, least)
 
 
 def _numeric(values: Any) -> bool:

@@ -6,8 +6,6 @@
 `lime.lime_tabular.LimeTabularExplainer` works as well, after `from safexplain import lime`.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from safexplain.explain.aix360 import LIME

@@ -1,8 +1,7 @@
 """Warnings about implausible native maps, for the operator: a hardened map looks like any other.
 
-A service finds them in its log (`logging.getLogger("safexplain.native_maps")`, level WARNING): once for each model,
-method and finding, and again when there are ten times as many. No number of a map or an input is logged. An audit
-collects them instead (`collecting`) and reports them.
+A service finds them in its log (`logging.getLogger("safexplain.native_maps")`), once for each model, method and
+finding, and again when there are ten times as many; an audit collects them (`collecting`). No number is logged.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from safexplain.outputs import Logits, Probability
 FINDINGS = {
     "not finite": (
         "hold NaN or infinity",
-        "something in the model or the explainer divides by zero or overflows; hardening releases zeros in their place",
+        "the model or the explainer divides by zero or overflows; hardening releases zeros in their place",
     ),
     "zero": (
         "are zero everywhere",
-        "the explained output does not change with the input: a saturated probability (explain the logit), rounding or"
-        " a hard decision in the model, or units that are never active",
+        "the explained output does not change with the input: a saturated probability (explain the logit), rounding, a"
+        " hard decision, or units that are never active",
     ),
     "constant": ("hold the same number everywhere", "the explainer does not distinguish features on this model"),
     "huge": (
         "are over a million times as large as the model's outputs make plausible",
         "the method does not work on this model (for example LRP on a network that calls functions in place of"
-        " modules); after hardening they look like any other map",
+        " modules)",
     ),
 }
 """Finding -> its description and its probable cause."""
@@ -79,7 +78,7 @@ class Finding:
 
 @dataclass(eq=False)
 class _Record:
-    """Of one model and method; by kind, what was found, and how many maps when it was last logged."""
+    """Of one model and method; `logged` has how many maps were found when a kind was last logged."""
 
     checked: int = 0
     comparisons: int = 0

@@ -58,8 +58,8 @@ class Logits(_Wrapper):
 class Probability(_Wrapper):
     """A classifier with softmax on its logits: explanations of it are of the predicted probability.
 
-    Gradients of the probability carry the factor p (1 - p), so their size reveals the model's confidence, which is
-    higher on members. Gradients of the logit leak far less (`docs/concepts.md`).
+    Gradients of the probability carry the factor p (1 - p), so their size reveals the confidence, which is higher on
+    members; those of the logit leak far less (`docs/concepts.md`).
     """
 
     _explains = b"probability"
@@ -73,10 +73,10 @@ class Probability(_Wrapper):
 
 
 class EstimatorModule(nn.Module):
-    """A scikit-learn classifier as a module: (n, ...) inputs -> (n, classes) probabilities, without gradients.
+    """A scikit-learn classifier as a module: (n, ...) inputs -> (n, classes) probabilities, without gradients, so that
+    only perturbation explains it (`KernelShap`, `Occlusion`, ...).
 
-    Explain it by perturbation (`KernelShap`, `Occlusion`, ...); gradient methods have nothing to differentiate. Its
-    digest is that of the fitted estimator: the same after `joblib.dump` and `joblib.load` in another process, and
+    Its digest is that of the fitted estimator: the same after `joblib.dump` and `joblib.load` in another process, and
     different for any other fit. It is made in evaluation mode.
 
     Args:
@@ -84,7 +84,6 @@ class EstimatorModule(nn.Module):
             it was fitted with, if any.
         classes: number of outputs; classes unknown to the estimator get probability 0. None: its own.
         columns: the coding of rows, if the estimator takes texts or missing numbers; it then gets the decoded frame.
-            None: the rows themselves.
         labels: (classes,) of the outputs, for an estimator that has not seen all of them. None: see below.
 
     Labels that are whole numbers from 0 are the indices of the outputs; others are in the order of `classes_`.
@@ -232,10 +231,7 @@ def log_probabilities(p: Tensor) -> Tensor:
 
 def class_log_odds(scores: Tensor) -> Tensor:
     """log p_c - log(1 - p_c) of every class c, where p = softmax(scores), for (batch, classes) float64 logits or log
-    probabilities; finite for finite scores.
-
-    It is s_c - logsumexp of all other scores. If c is not the largest, p_c is at most 1/2, and log(1 - p_c) is exact;
-    for the largest, the others are added up without it, because 1 - p_c may round to 0.
+    probabilities; finite for finite scores: for the largest p, 1 - p is added up from the others, as it may round to 0.
     """
     log_p = scores.log_softmax(1)
     top = scores.argmax(1, keepdim=True)

@@ -133,7 +133,7 @@ def test_every_part_of_the_package_has_a_rule():
         ("hardening.clips", "def f():\n    from safexplain.verdict.stats import roc"),
         ("hardening.clips", "from ..audit import signals"),
         ("hardening.clips", "from .. import cli"),
-        ("explain.wrap", "from safexplain import audit"),
+        ("explain.served", "from safexplain import audit"),
         ("explain.certified", "from safexplain import __version__"),
         ("audit.signals", "from safexplain import Hardening"),
         ("audit.attacks.base", "if TYPE_CHECKING:\n    from safexplain.explain import harden"),

@@ -144,8 +144,7 @@ class HardenedProtoDash(TableExplainer):
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
-        assert made.background is not None
-        return cls(made.background.rows, hardening=hardening)
+        return cls(made.background, hardening=hardening)
 
     def _numbers(self, row: Rows, target: int, options: Mapping[str, Any]) -> Rows:
         weights, chosen, _ = self._explain(row[None], **options)
@@ -184,7 +183,8 @@ def _rows(name: str, values: Any) -> Rows:
     if rows.dtype.kind in "biu":  # natively, products of uint8 overflow
         rows = rows.astype(np.float64)
     if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f" or not np.isfinite(rows).all():
-        raise InputError(f"{name}: expected finite numbers (rows, features), got {rows.dtype} {rows.shape} or NaN")
+        found = f"{rows.dtype} {rows.shape}" if rows.ndim != 2 or rows.dtype.kind != "f" else "NaN or infinity"
+        raise InputError(f"{name}: expected (rows, features) of finite numbers, got {found}")
     return rows
 
 
@@ -421,13 +421,12 @@ class HardenedLimeTabular(_HardenedLime):
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
-        assert made.background is not None
         given: dict[str, Any] = {"feature_selection": "none", **made.made}
         if given.get("feature_names") is not None:
             given["feature_names"] = feature_names(made)
         if categories := given.get("categorical_names"):
             given["categorical_names"] = {int(column): names for column, names in categories.items()}
-        explainer = cls(made.background.rows, hardening=hardening, model_digest=explained_digest(forward), **given)
+        explainer = cls(made.background, hardening=hardening, model_digest=explained_digest(forward), **given)
         explainer._predict = Predict(forward)
         return explainer
 

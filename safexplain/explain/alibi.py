@@ -330,7 +330,6 @@ class HardenedAnchors(HardenedAlibi):
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
-        assert made.background is not None
         given, names = dict(made.made), feature_names(made)
         named = given.get("categorical_names") or {}
         categories = {int(column): [str(value) for value in values] for column, values in named.items()}
@@ -339,7 +338,7 @@ class HardenedAnchors(HardenedAlibi):
             native = load("alibi").explainers.AnchorTabular(Predict(forward), names, own, seed=given.get("seed"))
         explainer = cls.__new__(cls)
         explainer._adopt(native, hardening, explained_digest(forward))
-        explainer.fit(made.background.rows.copy(), disc_perc=tuple(given.get("disc_perc") or (25, 50, 75)))
+        explainer.fit(made.background.copy(), disc_perc=tuple(given.get("disc_perc") or (25, 50, 75)))
         bins = explainer._explainer.feature_values
         explainer._rules = tuple(Rule(name, list(bins[i]), i in categories) for i, name in enumerate(names))
         return explainer
@@ -439,10 +438,9 @@ class HardenedAlibiKernelShap(_Shapley):
 
     @classmethod
     def _of_model(cls, forward: nn.Module, made: TableExplainerFactory, hardening: Hardening) -> Self:
-        assert made.background is not None
         given = {**made.made, "feature_names": feature_names(made)}
         explainer = cls(Predict(forward), hardening=hardening, model_digest=explained_digest(forward), **given)
-        explainer.fit(made.background.rows.copy())
+        explainer.fit(made.background.copy())
         return explainer
 
 
@@ -463,7 +461,7 @@ class HardenedTreeShap(_Shapley):
             raise InputError("expected a model without coded columns for TreeShap; use AlibiKernelShap")
         digest = explained_digest(forward)
         explainer = cls(forward.estimator, hardening=hardening, model_digest=digest, **made.made)
-        explainer.fit(*(() if made.background is None else (made.background.rows.copy(),)))
+        explainer.fit(*(() if made.background is None else (made.background.copy(),)))
         explainer._places = forward.places().tolist()
         return explainer
 

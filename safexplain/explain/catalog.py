@@ -35,10 +35,10 @@ LICENCES: Mapping[str, str] = {
     "shap": "MIT",
 }
 
-ENTRIES = MappingProxyType({"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"})
+ENTRIES = {"alibi": "explain", "aix360": "explain", "lime": "explain_instance", "shap": "shap_values"}
 """Library -> the native method that explains rows of a table; the others have `attribute`, which returns maps."""
 
-EXTRAS = MappingProxyType({"alibi": "alibi", "aix360": "aix360", "lime": "aix360", "shap": "shap"})
+EXTRAS = {"alibi": "alibi", "aix360": "aix360", "lime": "aix360", "shap": "shap"}
 """Library -> the extra that installs it; the others come with the base install."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

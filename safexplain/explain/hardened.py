@@ -1,8 +1,5 @@
-"""What every hardened Captum explainer is, and how `build` makes one from a row of the catalog.
-
-A hardened class is a subclass of the native one on which nothing native runs: each call makes a private explainer of
-the native class, runs that, and hardens its result.
-"""
+"""What every hardened Captum explainer is, and how `build` makes one from a row of the catalog: a subclass of the
+native class on which nothing native runs, because each call runs a private explainer and hardens its result."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
@@ -36,7 +32,6 @@ from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
 
 _HARDENED_ATTRIBUTES = ("hardening", "direction", "_pinned", "_model_digest", "_threshold")
-"""Attributes that native explainers do not have."""
 
 _SQUARED = ("vargrad", "smoothgrad_sq")
 """Kinds of a NoiseTunnel whose maps have no signs."""
@@ -44,7 +39,7 @@ _SQUARED = ("vargrad", "smoothgrad_sq")
 _PER_EVAL = "perturbations_per_eval"
 
 _VALUES_PER_CALL = 2**20
-"""About how many numbers a scikit-learn classifier gets in one call, unless `perturbations_per_eval` is given."""
+"""Numbers in one call of a scikit-learn classifier, about, unless `perturbations_per_eval` is given."""
 
 
 class Hardened(Attribution):  # type: ignore[misc]
@@ -58,9 +53,9 @@ class Hardened(Attribution):  # type: ignore[misc]
     where a logit is above 0, or a probability above .5. Natively every map explains class 1. If the output is a number,
     pass `direction="up"` (why it is as high as it is) or "down". Magnitudes, as Saliency's, are left as they are.
 
-    The service must fix the options of `attribute`. Queries that differ only in estimation options (`n_steps`,
-    `n_samples`, ...) share their noise, so averaging over them does not remove it; but a client who may choose these
-    options can subtract two answers, in which the noise cancels.
+    The service must fix the options of `attribute`. Queries that differ only in estimation options (`n_steps`, ...)
+    share their noise, so averaging does not remove it; but who may choose these can subtract two answers, in which the
+    noise cancels.
     """
 
     hardening: Hardening
@@ -113,7 +108,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             path: the certificate; it may be about several explainers that are released together.
             file: the model's file, whose SHA-256 must then be the one in the certificate.
             key_file: file with the noise key, at least 16 bytes. None: the environment variable SAFEXPLAIN_NOISE_KEY.
-            public_key: ed25519 in PEM format, a path or bytes; the certificate must then be signed by its private key.
+            public_key: ed25519 in PEM format, a path or bytes; its private key must then have signed the certificate.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, not "certified", or about another class,
@@ -376,14 +371,14 @@ class AuditExplainer:
     explainer: Any
 
     def attribute(self, x: Tensor, *, target: Tensor, **options: Any) -> Tensor:
-        """(batch, ...) numbers for inputs (batch, ...) and the explained class of each, (batch,), on the device of x;
-        options as `Row.options` takes them."""
+        """(batch, ...) numbers for inputs (batch, ...) and the explained class of each, (batch,); options as
+        `Row.options` takes them."""
         released: Tensor = self.explainer._explain_batch(x, target, options)
         return released
 
     @property
     def hardens_again(self) -> bool:
-        """Whether a release depends on the native map alone: it has the inputs' shape, and there is no noise."""
+        """Whether a release depends on the native map alone."""
         own = self.explainer
         return isinstance(own, Hardened) and own._row.of == "input" and own.hardening.noise is None
 
@@ -425,7 +420,7 @@ def _explained(borrow: Lend, rows: tuple[Tensor, ...], options: Mapping[str, Any
 
 
 def _outside_inference(value: Any) -> Any:
-    """Tensors made in inference mode cannot enter a graph; copies of them can."""
+    """Tensors made in inference mode cannot enter a graph; copies can."""
     if isinstance(value, Tensor):
         return value.clone() if value.is_inference() else value
     if type(value) in (tuple, list):
@@ -454,8 +449,8 @@ _NO_DELTA = (
 
 
 def build(row: Row) -> type[Hardened]:
-    """The hardened class of a row: a subclass of `Hardened` and the native class, with the native signatures;
-    RefusedError: the native class has no `inputs`, on which the noise depends."""
+    """The hardened class of a row, with the native signatures; RefusedError: the native class has no `inputs`, on which
+    the noise depends."""
     native, name = row.native, row.hardened_name
     signature = inspect.signature(native.attribute)
     if "inputs" not in signature.parameters:
@@ -520,9 +515,7 @@ def _class_doc(row: Row) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-HARDENED: Mapping[str, type[Hardened]] = MappingProxyType(
-    {row.name: build(row) for row in CATALOG.values() if row.in_base}
-)
+HARDENED: Mapping[str, type[Hardened]] = {row.name: build(row) for row in CATALOG.values() if row.in_base}
 """Row name -> hardened class, for all rows of the base install."""
 
 globals().update({kind.__name__: kind for kind in HARDENED.values()})  # where pickle looks for them

@@ -96,12 +96,12 @@ class Release:
         return scores.detach()
 
     def explain(self, x: Tensor, target: Tensor) -> Explanation:
-        """The released explanations, with the audited options.
+        """The released explanations of (n, ...) inputs, with the audited options.
 
         Args:
-            x: (n, ...) inputs.
-            target: (n,) the class of each that is explained; the audit explained the predicted one. Methods that
-                explain no class, or always the predicted one, ignore it.
+            x: the inputs.
+            target: (n,) the explained class of each; the audit explained the predicted one. Methods that explain no
+                class, or always the predicted one, ignore it.
 
         Returns:
             (n, ...) float32 maps; of Anchors and ProtoDash n dictionaries of plain JSON values; of several methods that
@@ -131,14 +131,14 @@ def load_release(
     hardening: Hardening | None = None,
     shape: Sequence[int] | None = None,
 ) -> Release:
-    """The release that a certificate is about.
+    """The release that a certificate is about; `file` and `public_key` are as of `Hardened.from_certificate`.
 
     Args:
-        model: as of `Hardened.from_certificate`.
+        model: the model.
         path: of the certificate; None: there is none yet, which needs `uncertified=True`.
-        file: as of `Hardened.from_certificate`.
+        file: of the model.
         key: noise key, as bytes or the path of its file; None: the environment variable SAFEXPLAIN_NOISE_KEY.
-        public_key: as of `Hardened.from_certificate`.
+        public_key: of the signature.
         public: (rows, ...) public rows, for methods that need a background.
         uncertified: accept other verdicts than "certified"; everything else is still checked.
         method: without a certificate, the explainer's name in the catalog; it runs with default options.
@@ -147,8 +147,7 @@ def load_release(
             a softmax are explained.
 
     Raises:
-        CertificateError: the certificate is damaged, altered, unsigned, not "certified", or of another model, file,
-            kind or version.
+        CertificateError: as of `Hardened.from_certificate`.
         RefusedError: there is noise, and no key or a weak one.
         InputError: a file cannot be read, or the model cannot be used.
         ConfigurationError: something is missing without a certificate, or given although the certificate states it.

@@ -24,11 +24,11 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole, checked_digest
 from safexplain._versions import versions
 from safexplain.errors import CertificateError, ConfigurationTypeError, InputError, RefusedError
+from safexplain.explain import harden
 from safexplain.explain.captum.model_checks import check_mode
 from safexplain.explain.certified import check_subject, check_unchanged, checked_model, subject_of
 from safexplain.explain.hardened import AuditExplainer, ExplainerFactory, Hardened, check_inputs
 from safexplain.explain.isolation import lend
-from safexplain.explain.wrap import harden
 from safexplain.faithfulness import faithfulness
 from safexplain.hardening.clips import UnitNorm
 from safexplain.hardening.hardening import Hardening, plain_tensors
@@ -48,8 +48,7 @@ class PublicExplainer:
 
     Only the private model's label is used: another model with the same labels gives the same explanations, bit for bit.
     One public model's map is released as it is; for several, the mean of their maps, each scaled to L2 norm 1 (a map of
-    zeros stays one). NaN and infinities are released as zeros. `guarantee` states what holds by construction and under
-    which assumptions.
+    zeros stays one). NaN and infinities are released as zeros. `guarantee` states what holds, and the assumptions.
 
     Args:
         model: the private model, or any function that returns its answers: (batch, ...) -> scores (batch, classes),
@@ -115,8 +114,8 @@ class PublicExplainer:
     ) -> Self:
         """The explainer of a guarantee's certificate, for exactly the models that it names.
 
-        `public_models` of a `StudentExplainer` is its student; `path`, `file` and `public_key` are as of
-        `Hardened.from_certificate`, the other arguments as of the constructor.
+        `public_models` of a `StudentExplainer` is its student; other arguments are as of `Hardened.from_certificate`
+        and the constructor.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, of an audit, or about other models, another
@@ -172,9 +171,8 @@ class PublicExplainer:
         return released if several else released[0]
 
     def measure(self, x: Tensor, *, fraction: float = 0.1, batch_size: int = 256, **options: Any) -> Measured:
-        """Quality of these explanations: agreement of the models, and faithfulness of the maps.
-
-        The figures depend on the private model, and the guarantee does not cover them.
+        """Quality of these explanations: agreement of the models, and faithfulness of the maps. The figures depend on
+        the private model, and the guarantee does not cover them.
 
         Args:
             x: (n, ...) examples like those that will be explained.
@@ -259,8 +257,8 @@ class StudentExplainer(PublicExplainer):
         torch.save(explainer.student.state_dict(), "student.pt")
         explainer.certificate("guarantee.json")
 
-    It learns from labels only, whatever the model returns: a student of probabilities copies what its teacher remembers
-    of its training records (measured in docs/surrogates.md).
+    It learns from labels only: a student of probabilities copies what its teacher remembers of its training records
+    (docs/surrogates.md).
 
     Args:
         model, explainer, model_digest: as of `PublicExplainer`.

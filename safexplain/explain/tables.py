@@ -31,28 +31,16 @@ MADE_WITH = "made_with"
 Rows = NDArray[Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Background:
-    """Public rows, (n, d) float64 numbers that float32 holds, as models take."""
-
-    rows: Rows
-
-    @classmethod
-    def of(cls, public: Any) -> Self:
-        """Of an array or a tensor (n, d) of finite numbers; else InputError."""
-        given = public.detach().cpu().numpy() if isinstance(public, Tensor) else np.asarray(public)
-        if given.ndim != 2 or not given.size or given.dtype.kind not in "biuf":
-            raise InputError(f"public: expected rows (n, features) of numbers, got {given.dtype} {given.shape}")
-        rows = given.astype(np.float32).astype(np.float64) + 0.0
-        if not np.isfinite(rows).all():
-            raise InputError("public: expected finite numbers, got NaN or infinity")
-        rows.flags.writeable = False
-        return cls(rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """How a certificate names the rows."""
-        n, d = self.rows.shape
-        return {"rows": n, "features": d, "sha256": sha256(self.rows.astype("<f4").tobytes())}
+def _background(public: Any) -> Rows:
+    """An array or a tensor (n, d) of finite numbers as float64 numbers that float32 holds; else InputError."""
+    given = public.detach().cpu().numpy() if isinstance(public, Tensor) else np.asarray(public)
+    if given.ndim != 2 or not given.size or given.dtype.kind not in "biuf":
+        raise InputError(f"public: expected rows (n, features) of numbers, got {given.dtype} {given.shape}")
+    rows: Rows = given.astype(np.float32).astype(np.float64) + 0.0
+    if not np.isfinite(rows).all():
+        raise InputError("public: expected finite numbers, got NaN or infinity")
+    rows.flags.writeable = False
+    return rows
 
 
 class TableExplainer:
@@ -123,7 +111,7 @@ class TableExplainer:
             with needs_extra(EXTRAS.get(name, EXTRAS[row.library])):
                 versions[name] = version(name)
         return TableExplainerFactory(
-            row.name, cls, None if public is None else Background.of(public), _as_json(made), versions
+            row.name, cls, None if public is None else _background(public), _as_json(made), versions
         )
 
     @classmethod
@@ -197,19 +185,22 @@ class TableExplainer:
 
 @dataclass(frozen=True, eq=False)
 class TableExplainerFactory:
-    """Makes an explainer of rows for each model; from `TableExplainer.catalogued`; `made` are the constructor's
-    arguments beside the background, `versions` those of its libraries."""
+    """Makes an explainer of rows for each model; from `TableExplainer.catalogued`. `background` is public rows (n, d)
+    or None, `made` the constructor's other arguments."""
 
     method: str
     kind: type[TableExplainer]
-    background: Background | None
+    background: Any
     made: Mapping[str, Any]
     versions: Mapping[str, str]
 
     @property
     def made_with(self) -> dict[str, Any]:
         """What a certificate states, as JSON."""
-        public = {} if self.background is None else {"public": self.background.to_dict()}
+        public: dict[str, Any] = {}
+        if (rows := self.background) is not None:
+            digest = sha256(rows.astype("<f4").tobytes())
+            public = {"public": {"rows": len(rows), "features": rows.shape[1], "sha256": digest}}
         return {**public, **self.made, "libraries": dict(self.versions)}
 
     def explains(self, model: nn.Module) -> str | None:
@@ -222,7 +213,7 @@ class TableExplainerFactory:
     def __call__(self, model: nn.Module, *, hardening: Hardening) -> AuditExplainer:
         """The explainer of a model."""
         explainer = self.kind._of_model(model, self, hardening)
-        explainer._columns = None if self.background is None else self.background.rows.shape[1]
+        explainer._columns = None if self.background is None else self.background.shape[1]
         return AuditExplainer(explainer)
 
 
@@ -264,8 +255,7 @@ def near_cutoff(rows: Any, scores: Any, cutoff: float, n: int = 100) -> Any:
 
 def feature_names(made: TableExplainerFactory) -> list[str]:
     """The given names of the columns, or their numbers; InputError: not as many distinct names as columns."""
-    assert made.background is not None
-    d = made.background.rows.shape[1]
+    d = made.background.shape[1]
     names = [str(name) for name in made.made.get("feature_names") or map(str, range(d))]
     if len(set(names)) != d:
         raise InputError(f"feature_names: expected {d} distinct names, got {len(names)} ({len(set(names))} distinct)")

@@ -32,7 +32,7 @@ from safexplain.cli.options import Options
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError, SafexplainError
 from safexplain.explain import CATALOG
 from safexplain.explain.served import TABLE_METHODS
-from safexplain.explain.shap.pipelines import MixedColumnsError
+from safexplain.explain.shap import MixedColumnsError
 from safexplain.explain.tables import TableExplainerFactory
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data import AuditData, ClassifierData, check_data, check_model_fits, load_for_classifier

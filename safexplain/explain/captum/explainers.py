@@ -20,8 +20,7 @@ Inputs = Tensor | tuple[Tensor, ...]
 
 
 class Gradient(Saliency):  # type: ignore[misc]
-    """The signed gradient, on which SmoothGrad and VarGrad are defined (arXiv 1706.03825 and 1810.03307): Captum's
-    Saliency with `abs=False` by default."""
+    """The signed gradient, on which SmoothGrad and VarGrad are defined (arXiv 1706.03825 and 1810.03307)."""
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
@@ -68,7 +67,7 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
         grad_kwargs: Mapping[str, Any] | None = None,
         interpolate_mode: str | None = None,
     ) -> Inputs:
-        """Maps of a batch.
+        """Maps of a batch; other arguments as of `captum.attr.LayerGradCam`.
 
         Args:
             inputs: tensor (batch, ...) or a tuple of such.
@@ -133,9 +132,8 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
 
 class GradCAMPlusPlus(GradCAM):
     """Grad-CAM++ (arXiv 1710.11063, equations 10 and 19): a channel's weight is the sum of its positive gradients g,
-    each times g^2 / (2 g^2 + g^3 sum A) with its activations A. The output is the exponential of the explained score;
-    its factor exp(score), constant over a map, is left out. Arguments as in `GradCAM`.
-    """
+    each times g^2 / (2 g^2 + g^3 sum A) with its activations A. The factor exp(score), constant over a map, is left
+    out. Arguments as in `GradCAM`."""
 
     def weights(self, gradients: Tensor, activations: Tensor) -> Tensor:
         """Weight of each channel, (batch, channels, 1, 1)."""

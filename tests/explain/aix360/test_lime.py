@@ -16,9 +16,9 @@ from sklearn.linear_model import Ridge
 from torch import nn
 
 from safexplain import GaussianNoise, Hardening, UnitNorm
-from safexplain.errors import ConfigurationTypeError, InputError, OpaqueModelWarning
+from safexplain.errors import ConfigurationTypeError, InputError
+from safexplain.explain import harden
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
-from safexplain.explain.wrap import harden
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER, MARKER_TEXT
 
@@ -305,24 +305,6 @@ def test_a_page_shows_hardened_weights_and_no_probabilities():
     for p in native.predict_proba:
         assert str(p) in native.as_html()
         assert str(p) not in page
-
-
-class Rule:
-    """A model that is neither torch's nor scikit-learn's."""
-
-    def predict_proba(self, rows):
-        p = 1 / (1 + np.exp(-rows[:, 0]))
-        return np.stack([1 - p, p], axis=1)
-
-
-def test_a_model_that_nobody_finds_is_warned_about_once_unless_nothing_is_noised():
-    rule = Rule()
-    with pytest.warns(OpaqueModelWarning, match="Rule"):
-        HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(TABLE[0], rule.predict_proba, num_samples=50)
-    again = HardenedLimeTabular(TABLE, hardening=NOISY).explain_instance(TABLE[0], rule.predict_proba, num_samples=50)
-    plain = HardenedLimeTabular(TABLE, hardening=RAW)
-    plain = plain.explain_instance(TABLE[0], Rule().predict_proba, num_samples=50, labels=(1,))
-    assert plain.as_list() != again.as_list()
 
 
 def test_what_cannot_be_answered_is_said():

@@ -14,9 +14,8 @@ from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
 
 from safexplain import GaussianNoise, Hardening, RangeClip, TopKSet
 from safexplain.errors import ConfigurationError, RefusedError
-from safexplain.explain import anchor_hardening
+from safexplain.explain import anchor_hardening, harden
 from safexplain.explain.alibi import META, PARAMS, ROWS
-from safexplain.explain.wrap import harden
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER as NUMBER
 from safexplain.testing.markers import MARKER_TEXT as WORD
@@ -246,9 +245,3 @@ def test_nothing_is_explained_before_fit_and_reset_predictor_is_seen():
     before = hardened.explain(X[:9]).shap_values[1]
     hardened.reset_predictor(lambda x: probabilities(-x[:, ::-1]))
     assert not np.array_equal(hardened.explain(X[:9]).shap_values[1], before)
-
-
-# From end to end.
-
-
-# The page about it.

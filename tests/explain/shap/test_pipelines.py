@@ -29,8 +29,7 @@ from sklearn.preprocessing import (
 from safexplain import GaussianNoise, HardenedTreeExplainer, Hardening
 from safexplain.columns import Columns
 from safexplain.errors import InputError
-from safexplain.explain.shap import HardenedLinearExplainer
-from safexplain.explain.shap.pipelines import MixedColumnsError
+from safexplain.explain.shap import HardenedLinearExplainer, MixedColumnsError
 from safexplain.outputs import EstimatorModule
 
 pytest.importorskip("shap")
