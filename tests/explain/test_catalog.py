@@ -226,15 +226,3 @@ def test_the_plain_choice_of_arguments_has_these_values():
     assert few(torch.ones(2, 3))["feature_mask"].tolist() == [[0, 1, 2]]
     baselines = CATALOG["GradientShap"].options(image)["baselines"]
     assert (baselines.shape, baselines.any().item()) == ((2, 3, 32, 16), False)
-
-
-def test_without_the_arguments_that_a_row_supplies_the_method_cannot_be_called():
-    x = images()
-    for row in TORCH_ROWS:
-        needed = row.options(x)
-        required = [
-            name
-            for name, parameter in inspect.signature(row.native.attribute).parameters.items()
-            if parameter.default is parameter.empty and name not in ("self", "inputs", "kwargs")
-        ]
-        assert set(required) <= set(needed), row.name

@@ -1,100 +1,27 @@
-"""A snippet of each library's documentation, with nothing but the import changed, runs and gives hardened answers."""
+"""The modules named after libraries: what is hardened, what is not, and no library before it is used."""
 
 from __future__ import annotations
 
 import importlib
 import subprocess
 import sys
+import textwrap
+from types import ModuleType
 
-import numpy as np
 import pytest
-from sklearn.ensemble import RandomForestClassifier
 
-from safexplain.errors import NotHardenedError
+from safexplain import Hardening
+from safexplain.errors import ConfigurationTypeError, NotHardenedError, RefusedError
+from safexplain.explain import harden, libraries
 from safexplain.explain.alibi import REFUSED
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(120, 4))
-Y = (X[:, 0] + X[:, 1] > 0).astype(int)
-NAMES = ["income", "age", "debt", "years"]
-MODEL = RandomForestClassifier(5, random_state=0).fit(X, Y)
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Could not find an anchor"),
-    pytest.mark.filterwarnings("ignore::safexplain.errors.NoKeyWarning"),
-    pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning"),  # functions that stand for models
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the libraries
-]
-
-
-# --- Alibi -----------------------------------------------------------------------------------------------------------
-
-
-def test_alibis_anchors_of_tables() -> None:
-    pytest.importorskip("alibi")
-    from safexplain.alibi import AnchorTabular
-
-    explainer = AnchorTabular(MODEL.predict_proba, NAMES, seed=1)
-    explainer.fit(X, disc_perc=(25, 50, 75))
-    explanation = explainer.explain(X[0], threshold=0.8)
-    assert all(any(name in condition for name in NAMES) for condition in explanation.anchor)
-    assert 0 <= np.asarray(explanation.precision).item() <= 1
-    assert "raw" not in explanation.data
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the libraries
 
 
 def test_alibis_explanations_of_a_whole_data_set_say_why_they_are_not_hardened() -> None:
     for name in REFUSED:
         with pytest.raises(NotHardenedError, match="it describes the model over a data set, not one decision"):
             exec(f"from safexplain.alibi import {name}")
-
-
-# --- AIX360 and lime -------------------------------------------------------------------------------------------------
-
-
-def test_aix360s_protodash_with_a_public_set() -> None:
-    pytest.importorskip("aix360")
-    from safexplain.aix360 import ProtodashExplainer
-
-    explainer = ProtodashExplainer(public=X[:60])
-    weights, chosen, _ = explainer.explain(X[60:61], X[:60], m=3)
-    assert weights.shape == chosen.shape == (3,)
-    with pytest.raises(TypeError, match=r"ProtodashExplainer\(public=rows\)"):
-        ProtodashExplainer()
-
-
-@pytest.mark.parametrize("library", ["lime", "aix360"])
-def test_limes_tables(library: str) -> None:
-    pytest.importorskip("lime")
-    LimeTabularExplainer = importlib.import_module(f"safexplain.{library}").LimeTabularExplainer
-    explainer = LimeTabularExplainer(X, feature_names=NAMES, class_names=["no", "yes"], discretize_continuous=True)
-    exp = explainer.explain_instance(X[0], MODEL.predict_proba, num_features=2, top_labels=1, num_samples=50)
-    label = exp.available_labels()[0]
-    assert len(exp.as_list(label=label)) == 2
-    assert {name for name, _ in exp.as_list(label=label)} <= set(NAMES)
-    assert np.isnan(exp.score)
-    assert np.isnan(exp.predict_proba).all()
-
-
-# --- shap ------------------------------------------------------------------------------------------------------------
-
-
-def test_shaps_trees_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("shap")
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from safexplain import shap
-
-    explainer = shap.TreeExplainer(MODEL)
-    values = explainer(X[:20])
-    assert values.values.shape == (20, 4, 2)
-    shap.plots.bar(values[:, :, 1], show=False)
-    assert explainer.shap_values(X[:3]).shape == (3, 4, 2)
-    explainer = shap.KernelExplainer(MODEL.predict_proba, shap.sample(X, 10), link="logit")
-    assert explainer.shap_values(X[:3, :], nsamples=20).shape == (3, 4, 2)
-    assert explainer(X[:2]).values.shape == (2, 4, 2)
-
-
-# --- what is not hardened --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,7 +41,6 @@ def test_what_is_not_hardened_says_so_and_names_what_is(library: str, name: str)
         getattr(module, name)
     with pytest.raises(NotHardenedError, match=rf"safexplain\.{library}\.{name} is not hardened.*{known}"):
         exec(f"from safexplain.{library} import {name}")
-    assert issubclass(NotHardenedError, ImportError)
     assert not hasattr(module, name)
 
 
@@ -141,3 +67,64 @@ def test_the_modules_import_no_library_before_it_is_used() -> None:
         "assert not found, found\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# AIX360 without its extra
+
+RAW = Hardening.none()
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name.partition('.')[0]!r}", name=name.partition(".")[0])
+
+BLOCKED = {"aix360", "lime", "cvxpy", "osqp"}
+sys.meta_path.insert(0, Block())
+"""
+
+
+def named(module, name, *bases):
+    """An instance of a class that says that it comes from a module."""
+    return type(name, bases or (object,), {"__module__": module})()
+
+
+def test_using_it_without_the_extra_says_what_to_install():
+    code = """
+        from safexplain.errors import MissingExtraError
+        from safexplain.explain.aix360 import HardenedLimeText, HardenedProtoDash
+        dash = HardenedProtoDash([[1.0, 2.0], [2.0, 1.0], [0.0, 1.0]])
+        for name, use in (("lime", HardenedLimeText), ("aix360", lambda: dash.explain([[1.0, 0.0]], m=1))):
+            try:
+                use()
+            except MissingExtraError as error:
+                assert 'pip install "safexplain[aix360]"' in str(error) and error.name == name, error
+            else:
+                raise AssertionError("no error")
+        assert "xport" not in sys.modules
+        """
+    done = subprocess.run([sys.executable, "-c", BLOCK + textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stand_in_is_gone_after_the_import(monkeypatch):
+    importing = ModuleType("aix360.importing")
+    monkeypatch.setitem(sys.modules, "aix360.importing", importing)
+    with libraries._stand_in_for("a_module_of_nobody", "aix360"):
+        importing.a_module_of_nobody = importlib.import_module("a_module_of_nobody")
+    assert not hasattr(importing, "a_module_of_nobody")
+    assert "a_module_of_nobody" not in sys.modules
+
+
+def test_what_is_not_hardened_is_refused():
+    native = named("aix360.algorithms.rbm.some_module", "SomeExplainer")
+    with pytest.raises(RefusedError, match="got SomeExplainer, which cannot be hardened"):
+        harden(native, RAW)
+    own = named("my_code", "Mine", type(named("lime.lime_text", "LimeTextExplainer")))
+    with pytest.raises(RefusedError, match="Mine, which cannot be hardened"):
+        harden(own, RAW)
+    for other in (named("limelight.x", "Y"), None):
+        with pytest.raises(ConfigurationTypeError, match="expected an explainer of Captum, Alibi"):
+            harden(other, RAW)

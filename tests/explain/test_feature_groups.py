@@ -6,13 +6,12 @@ from captum.attr import FeatureAblation, LayerFeatureAblation, Occlusion, Salien
 from explain_nets import KEY, NOISY, TwoInputs, image_net, images, quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from safexplain import HardenedKernelShap, HardenedOcclusion
 from safexplain.errors import RefusedError
-from safexplain.explain import grid_segments, harden
+from safexplain.explain import harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
-from safexplain.explain.hardened import HARDENED, HardenedFeatureAblation
+from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.clips import NormClip
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
@@ -237,22 +236,6 @@ def test_groups_may_span_tensors(name):
     assert 0.02 < (image - native).std() < 0.1
 
 
-def test_noise_of_the_full_size_is_left_when_a_group_is_averaged():
-    model, x = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2)), torch.randn(32, 3, 32, 32)
-    mask = grid_segments(x, 4)
-    native = FeatureAblation(model).attribute(x, target=1, feature_mask=mask)
-    std, pixels = 0.05, 8 * 8 * 3
-
-    def left(released):
-        """Noise on the means over the groups, for all groups of all examples."""
-        noise = (released - native).sum(1)
-        return nn.functional.avg_pool2d(noise, 8).div(3).std().item()
-
-    good = HardenedFeatureAblation(model, hardening=NOISY).attribute(x, target=1, feature_mask=mask)
-    assert left(good) == pytest.approx(std, rel=0.15)
-    assert left(NOISY(native, inputs=x)) == pytest.approx(std / pixels**0.5, rel=0.15)  # the wrong way
-
-
 @PAIRS
 def test_the_same_partition_under_other_numbers_gives_the_same_noise(name, make_mask):
     model, x, mask = image_net(), images(), make_mask()
@@ -268,38 +251,6 @@ def test_the_same_partition_under_other_numbers_gives_the_same_noise(name, make_
         )
 
     torch.testing.assert_close(noise(swapped), noise(mask), atol=1e-5, rtol=0)
-    if name == "FeatureAblation":
-        options = {"target": 1, "feature_mask": mask}
-        again = ask(kind(model, hardening=NOISY), x, target=1, feature_mask=swapped)
-        torch.testing.assert_close(again, ask(kind(model, hardening=NOISY), x, **options), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(("name", "make_mask"), [("FeatureAblation", own_masks), ("KernelShap", shared_mask)])
-def test_another_partition_gets_other_noise(name, make_mask):
-    """Were it the same, answers for finer and finer groups would tell the noise of the coarse ones."""
-    x = images(32)
-    model, masks = image_net(), [make_mask(batch=32, seed=seed) for seed in (3, 5)]
-    kind = HARDENED[name]
-    values = []
-    for mask in masks:
-        options = {"target": 1, "feature_mask": mask} | ({"n_samples": 8} if FEW[name] else {})
-        noise = ask(kind(model, hardening=NOISY), x, **options) - ask(
-            kind(model, hardening=Hardening.none()), x, **options
-        )
-        values.append(in_order_of_occurrence(noise, mask))
-    correlation = torch.corrcoef(torch.stack(values))[0, 1]
-    assert abs(correlation) < 4 / len(values[0]) ** 0.5 < 0.4
-
-
-def in_order_of_occurrence(noise, mask, count=4):
-    """The first few groups' noise of each example, in the order in which the groups occur."""
-    found = []
-    for example, own in zip(noise, mask.expand(len(noise), -1, -1, -1), strict=True):
-        flat, groups = example[0].flatten().tolist(), own.flatten().tolist()
-        firsts = {g: v for v, g in reversed(list(zip(flat, groups, strict=True)))}
-        order = list(dict.fromkeys(groups))
-        found += [firsts[g] for g in order[:count]]
-    return torch.tensor(found)
 
 
 def test_coefficients_in_place_of_maps_are_tied_to_their_partition_too():
@@ -361,16 +312,3 @@ def test_one_place_that_differs_is_enough():
             harden_groups(bad, groups, lambda values, rows: values)
     rounded = (torch.tensor([[2.0, 2.0, 3.0, 3.0 + 1e-6]]),)  # sums of windows in another order
     assert harden_groups(rounded, groups, lambda values, rows: values)[0].tolist() == [[2.0, 2.0, 3.0, 3.0]]
-
-
-def test_values_that_are_not_finite_throughout_a_group_do_not_leave():
-    class Broken(nn.Module):
-        def forward(self, x):
-            y = x.flatten(1).sum(1, keepdim=True)
-            return torch.where(x[:, :1, 0, 0] == 0, torch.full_like(y, float("nan")), y)
-
-    released = HardenedFeatureAblation(Broken(), hardening=NOISY, model_digest=b"a broken network").attribute(
-        images(), target=0, feature_mask=grid_segments(images(), 2)
-    )
-    assert released.isfinite().all()
-    assert released[:, :, 0, 0].abs().max() < 0.4  # noise alone

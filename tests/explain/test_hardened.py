@@ -1,18 +1,32 @@
 """What hardened Captum explainers promise beyond the contract that `tests/testing` runs over every row."""
 
+import copy
+import pickle
 import warnings
 
 import captum.attr
 import pytest
 import torch
-from explain_nets import KEY, NOISY, TwoInputs, hardened_class, image_net, images, quiet, run
+from explain_nets import (
+    NOISY,
+    TwoInputs,
+    hardened_class,
+    image_net,
+    images,
+    net_for,
+    quiet,
+    run,
+    target_for,
+    tensors,
+    torch_rows,
+)
 from torch import nn
 
-from safexplain import HardenedIG, HardenedSaliency, HardenedSmoothGrad, harden
+from safexplain import HardenedSaliency, HardenedSmoothGrad, harden
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import GaussianNoise
+from safexplain.testing import check_explainer
 
 pytestmark = quiet
 
@@ -61,15 +75,6 @@ def test_a_model_that_writes_into_its_input_does_not_write_into_the_callers():
     assert torch.equal(x, images())
 
 
-def test_repr_names_method_and_hardening_and_shows_no_array_or_key():
-    for name in ("IG", "SmoothGrad", "GradientShap"):
-        text = repr(hardened_class(CATALOG[name])(image_net(), hardening=NOISY))
-        assert text.startswith(f"Hardened{name}(")
-        assert "GaussianNoise(std=0.05" in text
-        assert "tensor" not in text
-        assert "thirty-two" not in text
-
-
 def test_a_model_in_place_of_an_explainer_gives_the_smoothgrad_of_the_paper():
     """arXiv 1706.03825: the mean of signed gradients at noisy inputs, written out."""
     model, x = image_net(), images(2)
@@ -78,43 +83,6 @@ def test_a_model_in_place_of_an_explainer_gives_the_smoothgrad_of_the_paper():
     noisy = (x.repeat_interleave(5, 0) + torch.normal(0, torch.tensor(0.3).repeat(10, 3, 8, 8))).requires_grad_()
     (gradient,) = torch.autograd.grad(model(noisy)[:, 1].sum(), noisy)
     torch.testing.assert_close(released, gradient.view(2, 5, 3, 8, 8).mean(1))
-
-
-def test_the_default_hardening_is_the_recommended_one(monkeypatch):
-    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", KEY.decode())
-    assert HardenedIG(image_net()).hardening == Hardening.recommended()
-
-
-def test_noise_has_the_stated_scale():
-    model, x = image_net(), images(8)
-    native = CATALOG["IG"].explainer(model).attribute(x, target=1)
-    for std in (0.02, 0.2):
-        hardening = Hardening(noise=GaussianNoise(std, key=KEY))
-        noise = HardenedIG(model, hardening=hardening).attribute(x, target=1) - native
-        assert noise.std().item() == pytest.approx(std, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "target"),
-    [
-        ("Saliency", 1, "listed"),
-        ("InputXGradient", 300, "each"),
-        ("IG", 5, "last"),
-        ("DeepLift", 300, "one"),
-        ("GuidedBackprop", 5, "listed"),
-        ("Deconvolution", 1, "each"),
-    ],
-)
-def test_what_is_released_is_captums_map_hardened(name, rows, target):
-    """Captum's own loop over outputs is the slow oracle of the gradient of all rows at once."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5)).eval()
-    x, each = torch.randn(rows, 12), torch.arange(rows) % 5
-    chosen = {"one": 3, "last": -1, "each": each, "listed": each.tolist()}[target]
-    native = CATALOG[name].explainer(model).attribute(x.clone(), target=chosen).detach()
-    assert torch.equal(HARDENED[name](model, hardening=Hardening.none()).attribute(x, target=chosen), native)
-    hardening = Hardening.recommended()
-    assert torch.equal(HARDENED[name](model, hardening=hardening).attribute(x, target=chosen), hardening(native))
 
 
 def test_wrong_arguments_get_pythons_own_errors():
@@ -140,3 +108,70 @@ def test_arguments_without_names_reach_the_native_method():
         explainer = harden(kind(model), Hardening.none())
         assert torch.equal(explainer.attribute(x, 1, abs=False), factor * native)
     assert torch.equal(harden(Forwarding(model), Hardening.none()).attribute(x, target=1, abs=False), 3 * native)
+
+
+# `harden`
+
+
+def call(explainer, x, options):
+    torch.manual_seed(0)
+    return explainer.attribute(x, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (lambda m: captum.attr.NoiseTunnel(captum.attr.Saliency(m)), {"target": 1, "nt_type": "smoothgrad_sq"}),
+        (lambda m: captum.attr.NeuronGradient(m, m[3]), {"neuron_selector": (1, 2, 2)}),
+    ],
+)
+def test_classes_made_on_the_fly_pickle_and_copy(make, options):
+    hardened, x = harden(make(image_net()), NOISY), images(3)
+    for twin in (pickle.loads(pickle.dumps(hardened)), copy.deepcopy(hardened)):
+        assert type(twin) is type(hardened)
+        assert torch.equal(call(twin, x, options), call(hardened, x, options))
+
+
+def test_constructor_options_travel_along_and_the_native_explainer_is_left_alone():
+    explainer = captum.attr.IntegratedGradients(image_net(), multiply_by_inputs=False)
+    before = dict(vars(explainer))
+    hardened = harden(explainer, Hardening.none())
+    assert hardened.multiplies_by_inputs is False
+    assert torch.equal(hardened.attribute(images(), target=1), explainer.attribute(images(), target=1))
+    assert vars(explainer) == before
+
+
+def test_a_method_that_writes_to_weights_writes_to_a_copy():
+    class Scribbler(captum.attr.Saliency):
+        def attribute(self, inputs, target=None):
+            with torch.no_grad():
+                self.forward_func[0].weight.mul_(0)
+            return super().attribute(inputs, target=target)
+
+    model = image_net()
+    weight = model[0].weight.clone()
+    harden(Scribbler(model), NOISY).attribute(images(), target=1)
+    assert torch.equal(model[0].weight, weight)
+
+
+@pytest.mark.gpu
+@torch_rows
+def test_answers_stay_on_the_device_with_the_noise_of_the_cpu(row):
+    if row.stochastic:
+        pytest.skip("draws from another generator on a GPU")
+    noises = []
+    for device in ("cpu", "cuda"):
+        model, x = net_for(row).to(device), images().to(device)
+        make = hardened_class(row)
+        native, released = (tensors(run(make(model, hardening=h), row, x)) for h in (Hardening.none(), NOISY))
+        assert {t.device.type for t in released} == {device}
+        noises.append([(r - n).cpu() for r, n in zip(released, native, strict=True)])
+    for on_cpu, on_gpu in zip(*noises, strict=True):
+        torch.testing.assert_close(on_cpu, on_gpu, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+@torch_rows
+def test_the_contract_holds(row):
+    x = images().cuda()
+    check_explainer(hardened_class(row), net_for(row).cuda(), x, target_for(row).get("target"), options=row.options(x))

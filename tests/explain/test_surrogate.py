@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import captum.attr
 import numpy as np
 import pytest
 import torch
-from explain_nets import Gate, image_net, images, quiet
+from explain_nets import quiet
 from sklearn.tree import DecisionTreeClassifier
 from torch import Tensor, nn
 
@@ -28,7 +25,6 @@ from safexplain.errors import (
     OpaqueModelWarning,
     RefusedError,
     SafexplainError,
-    TrainingModeWarning,
 )
 from safexplain.explain.surrogate import PublicExplainer, StudentExplainer
 from safexplain.faithfulness import faithfulness
@@ -81,9 +77,6 @@ def student(model: Any = PRIVATE, x: Any = None, recipe: Any = None, explainer: 
     return StudentExplainer(model, public, lambda seed: net(seed % 1000), recipe, explainer, **more)
 
 
-# --- the promise -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", EXPLAINERS)
 def test_another_private_model_with_the_same_labels_changes_nothing_bit_for_bit(name: str) -> None:
     found = []
@@ -128,23 +121,8 @@ def test_the_private_model_is_asked_once_for_each_example_and_never_for_a_gradie
     assert asked == [(len(X), False, False)]
 
 
-# --- maps ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "public"),
-    [
-        ("native", PUBLIC),
-        ("with hooks", PUBLIC[0]),
-        ("a function", [PUBLIC[0]]),
-        ("hardened", nn.ModuleList(PUBLIC)),
-        ("of the catalog", PUBLIC),
-    ],
-    ids=list(EXPLAINERS),
-)
-def test_maps_are_detached_in_the_shape_of_the_inputs_also_in_inference_mode_and_of_nothing(
-    name: str, public: Any
-) -> None:
+@pytest.mark.parametrize(("name", "public"), [("with hooks", PUBLIC[0]), ("of the catalog", nn.ModuleList(PUBLIC))])
+def test_maps_are_detached_in_the_shape_of_the_inputs_also_in_inference_mode(name: str, public: Any) -> None:
     explainer = PublicExplainer(PRIVATE, public, EXPLAINERS[name])
     x = X.clone().requires_grad_()
     with torch.inference_mode():
@@ -190,51 +168,6 @@ def test_a_map_of_zeros_stays_one_and_nan_and_infinity_are_zeros() -> None:
     assert PublicExplainer(first, none, IXG).attribute(x).tolist() == [[0, 0, 0, 0]] * 2
     found = PublicExplainer(first, [bad, none], IXG).attribute(x)
     assert torch.allclose(found, torch.tensor([[0.3, 0, 0, 0.4]] * 2))
-
-
-# --- models in training mode, threads --------------------------------------------------------------------------------
-
-
-def test_models_in_training_mode_get_a_warning_each_once_and_keep_their_statistics() -> None:
-    private, public = image_net(0).train(), image_net(1).train()
-    before = [t.clone() for m in (private, public) for t in m.state_dict().values()]
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        explainer = PublicExplainer(private, public, IXG)
-        explainer.attribute(images(4))
-        PublicExplainer(private, public, captum.attr.Saliency).attribute(images(4))
-    told = [w for w in seen if w.category is TrainingModeWarning]
-    assert len(told) == 2
-    assert {w.filename for w in told} == {__file__}
-    assert private.training
-    assert public.training
-    after = [t for m in (private, public) for t in m.state_dict().values()]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_threads_get_the_answers_that_one_gets_and_predictions_beside_them_are_right() -> None:
-    explainer = PublicExplainer(image_net(0), [image_net(1), image_net(2)], captum.attr.GuidedBackprop)
-    expected = explainer.attribute(images())
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: explainer.attribute(images()), range(24)))
-    assert all(torch.allclose(answer, expected, atol=1e-6) for answer in answers)
-
-    public = nn.Sequential(*image_net(1), Gate()).eval()
-    gated = PublicExplainer(image_net(0), public, captum.attr.GuidedBackprop)
-    x = images().requires_grad_()
-    gradient = torch.autograd.grad(image_net(1)(x)[:, 1].sum(), x)[0]
-    Gate.entered.clear()
-    Gate.passed.clear()
-    thread = threading.Thread(target=lambda: gated.attribute(images(), target=1), name="explainer")
-    thread.start()
-    assert Gate.entered.wait(20)
-    meanwhile = torch.autograd.grad(public(x)[:, 1].sum(), x)[0]
-    Gate.passed.set()
-    thread.join()
-    assert torch.equal(meanwhile, gradient)
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -301,9 +234,6 @@ def test_a_scikit_learn_classifier_gives_its_labels_by_predict() -> None:
         PublicExplainer(lambda x: np.array(["yes"] * len(x)), PUBLIC, IXG).attribute(X)
 
 
-# --- students --------------------------------------------------------------------------------------------------------
-
-
 def test_a_student_learns_the_labels_of_its_teacher() -> None:
     told: list[tuple[str, float, float]] = []
     recipe = Recipe(epochs=40, lr=0.02, batch_size=32)
@@ -367,9 +297,6 @@ def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher() -> None:
         student(recipe=Recipe(optimizer="sgd", lr=1e30, epochs=2))
 
 
-# --- what they are worth ---------------------------------------------------------------------------------------------
-
-
 def test_agreement_and_faithfulness_are_those_of_the_models() -> None:
     x, private = rows(60, 2), Probability(PRIVATE)
     explainer = PublicExplainer(private, [Probability(p) for p in PUBLIC], IXG)
@@ -400,9 +327,6 @@ def test_of_a_label_api_the_agreement_is_measured_alone() -> None:
     assert set(measured.rows()) == {"agreement"}
     with torch.inference_mode():
         assert PublicExplainer(PRIVATE, PUBLIC, IXG).measure(rows(3)).examples == 3
-
-
-# --- guarantee and certificate ---------------------------------------------------------------------------------------
 
 
 def test_the_guarantee_names_the_models_and_is_frozen() -> None:
@@ -470,12 +394,9 @@ def test_a_loaded_explainer_refuses_models_that_change(tmp_path: Path) -> None:
 
 
 def test_a_model_in_which_nothing_is_seen_is_named_by_its_owner(tmp_path: Path) -> None:
-    def api(x: Tensor) -> Tensor:
-        return (x[:, 0] > 0).long()
-
     class Client:
         def __call__(self, x: Tensor) -> Tensor:
-            return api(x)
+            return (x[:, 0] > 0).long()
 
     explainer = PublicExplainer(Client(), PUBLIC, IXG)
     with pytest.warns(OpaqueModelWarning), pytest.raises(RefusedError, match="give model_digest="):

@@ -7,19 +7,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from hardening_oracle import slow_rank
-from hypothesis import given, settings
+from hardening_oracle import slow_format, slow_rank
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
+from hypothesis.extra.numpy import array_shapes, arrays
 
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
-from safexplain.hardening.clips import Clip, NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
-from safexplain.hardening.selection import ThresholdMask, TopKMask
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
+from safexplain.hardening.hardening import Hardening
+from safexplain.hardening.noise import GaussianNoise
+from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 
 NUMBERS = st.one_of(
     st.floats(-4, 4, allow_subnormal=False), st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1e-30, 1e30])
 )
-ROWS = arrays.arrays(np.float64, arrays.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=NUMBERS)
+ROWS = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=9), elements=NUMBERS)
 SIZES = st.floats(0.01, 10)
 
 
@@ -30,14 +32,6 @@ def apply(step, rows, *scale):
 def length(row):
     largest = max(abs(v) for v in row)
     return largest * math.sqrt(sum((v / largest) ** 2 for v in row)) if largest else 0.0
-
-
-@given(ROWS, st.floats(-2, 2), SIZES)
-def test_range_clip_limits_every_number(rows, low, width):
-    clip = RangeClip(low, low + width)
-    expected = [[min(max(v, low), low + width) for v in row] for row in rows]
-    assert np.array_equal(apply(clip, rows), expected)
-    assert clip.scale(7) == max(abs(low), abs(low + width))
 
 
 @given(ROWS, SIZES)
@@ -92,31 +86,6 @@ def test_threshold_mask_zeroes_small_magnitudes_of_either_sign(rows, threshold):
     assert np.array_equal(apply(ThresholdMask(Relative(threshold / 2)), rows, 2.0), expected)
 
 
-def top_k(row, k):
-    order = sorted(range(len(row)), key=lambda j: (-abs(row[j]), j))
-    return [v if j in order[:k] else 0.0 for j, v in enumerate(row)]
-
-
-@given(ROWS, st.floats(0.01, 1))
-def test_top_k_mask_keeps_exactly_the_largest_and_the_first_among_equals(rows, fraction):
-    mask = TopKMask(fraction)
-    k = max(1, round(fraction * rows.shape[1]))
-    assert np.array_equal(apply(mask, rows, None), [top_k(row, k) for row in rows])
-
-
-STEPS = [NormClip(0.8), UnitNorm(2.0), RankNorm(balanced_from=3), TopKMask(0.4)]
-
-
-@pytest.mark.parametrize("step", STEPS, ids=repr)
-@given(rows=ROWS, data=st.data())
-@settings(max_examples=15)
-def test_rows_do_not_influence_each_other(step, rows, data):
-    scale = () if isinstance(step, Clip) else (None,)
-    row = data.draw(st.integers(0, len(rows) - 1))
-    alone = apply(step, rows[row : row + 1], *scale)
-    assert np.array_equal(apply(step, rows, *scale)[row : row + 1], alone)
-
-
 @pytest.mark.parametrize(
     ("step", "size"),
     [(UnitNorm(), 1e-44), (UnitNorm(), 3e38), (RankNorm(), 1e-44), (RankNorm(balanced_from=2), 3e38)],
@@ -169,24 +138,117 @@ def test_what_is_no_finite_number_is_refused_by_name():
                 make(value)
 
 
+# Sets and levels
+
+FORMAT_ROWS = st.tuples(st.integers(1, 5), st.integers(1, 24)).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.integers(-3, 3) | st.floats(-1e30, 1e30))
+)
+SETS = st.builds(TopKSet, st.integers(1, 30), st.none() | st.floats(0.01, 1.0), st.booleans()) | st.builds(
+    TopKSet, st.none(), st.floats(0.01, 1.0), st.booleans()
+)
+LEVELS = st.builds(Levels, st.integers(1, 5), st.booleans())
+
+
+def maps(n=50, d=200, seed=0):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+@given(FORMAT_ROWS, SETS | LEVELS)
+def test_formats_agree_with_one_number_at_a_time(rows, clip):
+    assert np.array_equal(
+        clip(torch.from_numpy(rows.copy())).numpy(), [slow_format(clip, row) for row in rows.tolist()]
+    )
+
+
+def test_every_explanation_names_as_many_features():
+    assert TopKSet(k=4)(maps()).sum(1).unique().tolist() == [4]
+    assert TopKSet(fraction=0.1)(maps()).sum(1).unique().tolist() == [20]
+    assert TopKSet(k=30, fraction=0.1)(maps()).sum(1).unique().tolist() == [30]
+    assert TopKSet(k=4, fraction=0.1)(maps()).sum(1).unique().tolist() == [20]
+    steps = Levels(3)(maps())
+    for value, count in ((1.0, 12), (2 / 3, 13), (1 / 3, 25)):
+        for sign in (1, -1):
+            assert ((steps - sign * value).abs() < 1e-6).sum(1).unique().tolist() == [count]
+
+
+def test_levels_of_one_sign_are_filled_by_magnitude_also_beside_zeros():
+    rows = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, -1.0, -2.0, -3.0], [-1.0, 1.0, 2.0, 3.0]])
+    assert Levels(1)(rows).tolist() == [[0, 0, 1, 1], [0, 0, -1, -1], [-1, 0, 0, 1]]
+
+
+def test_features_that_count_against_the_class_are_not_named_in_order_to_fill_the_set():
+    rows = torch.tensor([[-1.0, -2.0, 0.5, 0.0], [-1.0, -2.0, -3.0, 0.0]])
+    assert TopKSet(k=3)(rows).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
+    assert TopKSet(k=3, positive=False)(rows).tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
+
+
+def test_reasons_are_names_in_the_order_of_the_features():
+    names = ["age", "income", "debt", "years"]
+    released = Hardening(clip=TopKSet(k=2))(torch.tensor([[0.1, -5.0, 3.0, 0.2], [9.0, 1.0, 2.0, 0.0]]))
+    assert TopKSet.reasons(released, names) == [["debt", "years"], ["age", "debt"]]
+    assert TopKSet.reasons(released[0], names) == ["debt", "years"]
+    assert TopKSet.reasons(released.numpy().reshape(2, 2, 2), names) == [["debt", "years"], ["age", "debt"]]
+    assert TopKSet.reasons(released[:0], names) == []
+
+
+NO_SETS = [
+    (torch.tensor([[0.3, 0.0]]), ["a", "b"], "expected a released TopKSet"),
+    (torch.tensor([[1.0, -1.0]]), ["a", "b"], "expected a released TopKSet"),
+    (torch.ones(2, 3), ["a", "b"], "one number for each"),
+    (torch.tensor(1.0), ["a"], "one number for each"),
+]
+
+
+def test_reasons_of_what_is_no_set_are_refused():
+    for released, names, message in NO_SETS:
+        with pytest.raises(InputError, match=message):
+            TopKSet.reasons(released, names)
+
+
 OUT_OF_RANGE = [
-    (lambda: absolute(Relative(0.5), None), "expected a clip"),
-    (lambda: RangeClip(1.0, 1.0), "low < high"),
-    (lambda: RangeClip(0.0, -0.0), "low < high"),
-    (lambda: NormClip(0.0), "greater than 0"),
-    (lambda: UnitNorm(-1.0), "greater than 0"),
-    (lambda: RankNorm(0.0), "greater than 0"),
-    (lambda: RankNorm(1.0, -1.0), "greater than 0"),
-    (lambda: RankNorm(balanced_from=1), "at least 2"),
-    (lambda: RankNorm(balanced_from=2.5), "whole number or None"),
-    (lambda: Relative(-0.1), "at least 0"),
-    (lambda: ThresholdMask(-0.1), "at least 0"),
-    (lambda: TopKMask(0.0), "greater than 0"),
-    (lambda: TopKMask(1.1), r"\(0, 1\]"),
+    (lambda: absolute(Relative(0.5), None), ConfigurationError, "expected a clip"),
+    (lambda: RangeClip(1.0, 1.0), ConfigurationError, "low < high"),
+    (lambda: RangeClip(0.0, -0.0), ConfigurationError, "low < high"),
+    (lambda: NormClip(0.0), ConfigurationError, "greater than 0"),
+    (lambda: UnitNorm(-1.0), ConfigurationError, "greater than 0"),
+    (lambda: RankNorm(0.0), ConfigurationError, "greater than 0"),
+    (lambda: RankNorm(1.0, -1.0), ConfigurationError, "greater than 0"),
+    (lambda: RankNorm(balanced_from=1), ConfigurationError, "at least 2"),
+    (lambda: RankNorm(balanced_from=2.5), ConfigurationError, "whole number or None"),
+    (lambda: Relative(-0.1), ConfigurationError, "at least 0"),
+    (lambda: ThresholdMask(-0.1), ConfigurationError, "at least 0"),
+    (lambda: TopKMask(0.0), ConfigurationError, "greater than 0"),
+    (lambda: TopKMask(1.1), ConfigurationError, r"\(0, 1\]"),
+    (TopKSet, ConfigurationError, "expected k, as TopKSet"),
+    (lambda: TopKSet(k=0), ConfigurationError, "at least 1"),
+    (lambda: TopKSet(k=True), ConfigurationError, "whole number"),
+    (lambda: TopKSet(fraction=0.0), ConfigurationError, "greater than 0"),
+    (lambda: TopKSet(fraction=1.5), ConfigurationError, r"\(0, 1\]"),
+    (lambda: TopKSet(k=1, positive=1), ConfigurationTypeError, "True or False"),
+    (lambda: Levels(0), ConfigurationError, "at least 1"),
+    (lambda: Levels(17), ConfigurationError, "at most 16"),
+    (lambda: Levels(2, balanced="yes"), ConfigurationTypeError, "True or False"),
 ]
 
 
 def test_what_is_out_of_range_is_refused():
-    for make, message in OUT_OF_RANGE:
-        with pytest.raises(ConfigurationError, match=message):
+    for make, kind, message in OUT_OF_RANGE:
+        with pytest.raises(kind, match=message):
             make()
+
+
+def test_the_rate_of_wrong_signs_is_counted_on_these_maps():
+    """64 or more, of 16,384 numbers, of the size of the clip's scale; without a clip, of size 1."""
+    for clip, size, d, n in ((RangeClip(-3, 2), 3.0, 1000, 64), (None, 1.0, 10, 1638), (None, 1.0, 1, 16_384)):
+        hardening = Hardening(clip, noise=GaussianNoise(0.5, key=b"public: only counts"))
+        native = size * torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+        released = hardening(native, inputs=torch.arange(float(n))[:, None])
+        wrong = (released * native < 0).double()
+        assert hardening.sign_error_rate(d) == pytest.approx(float(wrong.sum() / (released != 0).sum()), abs=1e-6)
+        largest = released.abs().topk(1, 1).indices
+        assert hardening.sign_error_rate(d, k=1) == pytest.approx(float(wrong.gather(1, largest).mean()), abs=1e-6)
+
+
+def test_the_scale_of_a_format_is_its_largest_number():
+    for clip in (TopKSet(k=4), TopKSet(k=4, ordered=True), Levels(3), Levels(16)):
+        assert clip.scale(200) == float(clip(maps()).max())

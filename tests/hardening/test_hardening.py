@@ -22,7 +22,6 @@ from safexplain.hardening.hardening import CHUNK, Hardening
 from safexplain.hardening.noise import GaussianNoise, query_seeds
 from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 from safexplain.outputs import Probability
-from safexplain.verdict.stats import roc
 
 KEY = b"a secret of thirty-two bytes...."
 CLIPS = (
@@ -65,9 +64,6 @@ def batch(n=6, d=10, seed=0, dtype=torch.float64):
     a[2, 4:6] = -0.75
     a[3, 1:] = a[3, 0].abs()
     return a, torch.randn(n, 3, generator=g)
-
-
-# ------------------------------------------------------------------------------------------------- slow oracle
 
 
 def slow_fill(row, seed, *, every_zero):
@@ -135,16 +131,6 @@ def test_the_order_is_clip_then_mask_then_noise_then_grid(clip):
         assert np.allclose(hardening(a, **query).numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------------------ what may not be seen
-
-
-def test_masked_coordinates_carry_noise_too():
-    a = torch.full((1, 5000), 0.01)
-    released = Hardening(None, ThresholdMask(0.5), GaussianNoise(0.1, key=KEY))(a, inputs=torch.ones(1, 1))
-    assert float(released.std()) == pytest.approx(0.1, rel=0.1)
-    assert float((released == 0).double().mean()) < 0.05
-
-
 @pytest.mark.parametrize(
     ("noise", "grid", "step"),
     [
@@ -170,47 +156,12 @@ def test_nothing_is_rounded_without_noise():
     assert Hardening(noise=GaussianNoise(0.0)).grid_step(10) is None
 
 
-def lowest_bit(y):
-    """Exponent of the last binary digit that is not zero."""
-    mantissa, exponent = np.frexp(y.double().numpy())
-    whole = np.abs(mantissa * 2.0**53).astype(np.int64)
-    return exponent - 53 + np.log2((whole & -whole).clip(1))
-
-
-def mask_visibility(hardening):
-    """AUC of telling masked from kept coordinates by their low-order bits, where the size tells little."""
-    d = 40_000
-    a = torch.where(torch.arange(d) % 2 == 0, 1.0, 0.01)[None]
-    y = hardening(a, inputs=torch.zeros(1, 1))[0]
-    near = (y.abs() > 0.5) & (y.abs() < 1.5)
-    return roc(-lowest_bit(y[near]), (a[0] < 0.5)[near].numpy()).auc
-
-
-def test_the_low_order_bits_do_not_tell_which_coordinates_were_masked():
-    hardening = Hardening(None, ThresholdMask(0.5), GaussianNoise(4.0, key=KEY))
-    assert mask_visibility(replace(hardening, grid=2.0**-60)) > 0.54
-    assert mask_visibility(hardening) == pytest.approx(0.5, abs=0.02)
-
-
 def test_masked_coordinates_do_not_keep_their_sign():
     a = torch.tensor([[-0.1, 0.1, -3.0, 4.0]])
     for mask in (TopKMask(0.5), ThresholdMask(1.0)):
         assert torch.signbit(Hardening(mask=mask)(a)).tolist() == [[False, False, True, False]]
     rounded = Hardening(RangeClip(-1, 1), grid=0.5)(torch.tensor([[-0.1, 0.1]]))
     assert torch.signbit(rounded).tolist() == [[False, False]]
-
-
-@pytest.mark.parametrize("clip", [UnitNorm(), RankNorm()], ids=repr)
-def test_where_there_is_noise_a_zero_explanation_does_not_stand_out(clip):
-    a, x = torch.randn(2, 400, generator=torch.Generator().manual_seed(0)), torch.randn(2, 3)
-    a[0] = 0
-    noise = GaussianNoise(0.0, key=KEY)
-    zero, other = Hardening(clip, noise=noise)(a, inputs=x, target=0)
-    assert float(zero.norm()) == pytest.approx(float(other.norm()), rel=1e-5)
-    assert 120 < int((zero > 0).sum()) < 280
-    again = Hardening(clip, noise=noise)(torch.zeros(1, 400), inputs=x[:1], target=1)[0]
-    assert not torch.equal(zero, again)
-    assert not Hardening(clip)(a)[0].any()  # without noise, there is no key to draw from
 
 
 @pytest.mark.parametrize("size", [1e-44, 1e-30, 1e30])
@@ -235,18 +186,11 @@ def test_zeros_in_maps_of_one_sign_get_that_sign():
         assert float(found[:100].amax()) < float(found[100:].amin())
 
 
-def test_without_noise_is_what_averaging_over_keys_leaves():
-    """Of 20 x 20 keys; five standard errors of 30 numbers fail by chance once in 50,000 choices of keys."""
-    clip = RankNorm()
-    a, x = batch(dtype=torch.float64)[0][3:], torch.zeros(3, 1)
-    noisy = Hardening(clip, noise=GaussianNoise(0.2, key=KEY))
-    exact = noisy.without_noise()(a, inputs=x)
-    answers = torch.stack([noisy.with_key(bytes([i, j]) * 16)(a, inputs=x) for i in range(20) for j in range(20)])
-    assert (answers.mean(0) - exact).abs().max() < 5 * 0.2 / 20
-    assert (answers[0] - exact).std().item() > 0.1
+def test_without_noise_key_and_clip_stay_and_the_grid_goes():
+    noisy = Hardening(RankNorm(), noise=GaussianNoise(0.2, key=KEY), grid=0.5)
+    assert noisy.without_noise() == Hardening(RankNorm(), noise=GaussianNoise(0.0))
     assert noisy.without_noise().noise.key == KEY
-    assert noisy.without_noise().grid_step(10) is None
-    plain = Hardening(clip, grid=0.25)
+    plain = Hardening(RankNorm(), grid=0.25)
     assert plain.without_noise() is plain
 
 
@@ -259,9 +203,6 @@ def test_without_noise_the_maps_are_all_that_is_looked_at_and_no_key_is_asked_fo
         released = Hardening(clip)(a)
         assert torch.equal(released, Hardening(clip)(a, inputs=x, target=3, model_digest=b"a", method="IG"))
     assert not released[0].any()
-
-
-# ------------------------------------------------------------------------------------------------ broken numbers
 
 
 @some
@@ -300,9 +241,6 @@ def test_no_configuration_releases_what_is_not_finite(hardening, row, dtype):
         patch.setenv("SAFEXPLAIN_NOISE_KEY", "the environment's own secret key")
         released = hardening(a, inputs=torch.ones(1, 1))
     assert hardening.is_none or bool(released.isfinite().all())
-
-
-# ------------------------------------------------------------------------------------------------ any tensor
 
 
 @some
@@ -383,9 +321,6 @@ def test_large_batches_are_worked_on_in_parts_with_the_same_result(monkeypatch):
     assert torch.equal(in_parts[-5:], hardening(a[-5:], inputs=x[-5:]))
 
 
-# ------------------------------------------------------------------------------------------------ configurations
-
-
 CONFIGURATIONS = [
     *EVERY_PAIR,
     Hardening(RangeClip(-1, 2), ThresholdMask(Relative(0.5)), GaussianNoise(Relative(0.1), key=KEY), 0.25),
@@ -464,7 +399,6 @@ NO_CALLS = [
     (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(3, 3)), "expected 2 inputs"),
     (lambda: NOISY((torch.zeros(2, 3), torch.zeros(3, 3)), inputs=torch.zeros(2, 3)), "of one batch size, got"),
     (lambda: NOISY(torch.zeros(2, 3), inputs=torch.zeros(2, 3), target=[1]), "one target for each"),
-    (lambda: NOISY(torch.tensor(1.0), inputs=torch.zeros(2, 3)), "batch"),
     (lambda: NOISY((), inputs=torch.zeros(2, 3)), "batch"),
     (lambda: NOISY(torch.zeros(2, 3).long(), inputs=torch.zeros(2, 3)), "floating-point"),
     (lambda: Probability(torch.nn.Flatten(0))(torch.zeros(2, 3)), "logits"),

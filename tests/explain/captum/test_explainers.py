@@ -5,12 +5,19 @@ import itertools
 import pytest
 import torch
 from captum.attr import LayerAttribution, LayerGradCam
-from explain_nets import NOISY, image_net, images, quiet
+from explain_nets import (
+    NOISY,
+    hardened_class,
+    image_net,
+    images,
+    quiet,
+)
 from torch import nn
 
 from safexplain import HardenedGradCAM, HardenedGradCAMPlusPlus
 from safexplain.errors import InputError
-from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, harden
+from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, default_layer
+from safexplain.explain.captum.explainers import as_map
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
@@ -53,20 +60,6 @@ def test_nets_of_one_to_three_dimensions_have_captums_map(dimensions, shape):
     assert torch.equal(GradCAM(model).attribute(x, target=1), expected)
     assert expected.shape == (2, 1, *(n - 4 for n in shape[1:]))
     assert GradCAMPlusPlus(model).attribute(x, target=1).shape == expected.shape
-    noise = HardenedGradCAM(model, hardening=NOISY).attribute(x, target=1) - expected
-    assert 0.01 < noise.std() < 0.1
-
-
-def test_without_a_layer_it_is_the_last_convolution():
-    model, x = image_net(), images()
-    expected = LayerGradCam(model, model[3]).attribute(x, target=1)
-    for released in (
-        GradCAM(model).attribute(x, target=1),
-        HardenedGradCAM(model, hardening=Hardening.none()).attribute(x, target=1),
-        CATALOG["GradCAM"].explainer(model).attribute(x, target=1),
-        harden(GradCAM(model), Hardening.none()).attribute(x, target=1),
-    ):
-        assert torch.equal(released, expected)
 
 
 class Siamese(nn.Module):
@@ -172,32 +165,6 @@ def test_what_is_enlarged_is_the_released_map(kind, mode):
     assert not large.requires_grad
 
 
-def test_enlarging_first_and_hardening_the_large_map_would_average_noise_away():
-    """The wrong order: noise on each of the enlarged pixels is averaged by whoever shrinks the map again."""
-    model, x, kind = image_net(), images(32), HardenedGradCAM
-    native = kind(model, hardening=Hardening.none())
-    shrink = nn.AvgPool2d(2)
-    exact = native.attribute(x, target=1)
-    wrong = shrink(NOISY(native.attribute(x, target=1, interpolate_mode="nearest"), inputs=x)) - exact
-    right = shrink(kind(model, hardening=NOISY).attribute(x, target=1, interpolate_mode="nearest")) - exact
-    assert wrong.std().item() == pytest.approx(0.025, rel=0.15)
-    assert right.std().item() == pytest.approx(0.05, rel=0.15)
-
-
-def test_all_modes_share_one_draw_of_noise():
-    explainer, x = HardenedGradCAM(image_net(), hardening=NOISY), images()
-    corners = [explainer.attribute(x, target=1, interpolate_mode=mode)[..., ::2, ::2] for mode in ("nearest", "area")]
-    assert torch.equal(corners[0], corners[1])
-    assert torch.equal(corners[0], explainer.attribute(x, target=1))
-
-
-def test_an_empty_batch_gives_empty_maps():
-    empty = HardenedGradCAM(image_net(), hardening=NOISY).attribute(
-        torch.empty(0, 3, 8, 8), target=torch.empty(0, dtype=torch.long), interpolate_mode="bilinear"
-    )
-    assert empty.shape == (0, 1, 8, 8)
-
-
 def test_a_mode_that_does_not_fit_is_refused_by_name():
     explainer = HardenedGradCAM(image_net(), hardening=NOISY)
     for mode in ("linear", "sharp"):
@@ -274,15 +241,138 @@ def test_channels_may_come_last(layout):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("layout", ["tokens", "BHWC"])
-def test_a_layout_that_does_not_fit_is_refused(layout):
-    model = image_net()
-    with pytest.raises(InputError, match=r"a map in the layout '.*choose another layer, or give reshape_transform="):
-        HardenedGradCAM(model, hardening=NOISY, reshape_transform=layout).attribute(images(), target=1)
-
-
 def test_a_layer_without_places_has_no_grad_cam_plus_plus():
     model = image_net()
     for kind, options in ((GradCAMPlusPlus, {}), (HardenedGradCAMPlusPlus, {"hardening": NOISY})):
         with pytest.raises(InputError, match=r"expected a layer with spatial axes for Grad-CAM\+\+, got \(4, 5\)"):
             kind(model, model[6], **options).attribute(images(), target=1)
+
+
+# Layers
+
+# Which layer
+
+
+def test_the_default_layer_is_the_last_convolution():
+    model = image_net()
+    assert default_layer(model) is model[3]
+    assert default_layer(lambda x: model(x).softmax(1)) is model[3]
+    assert default_layer(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Conv1d(3, 4, 3), nn.Flatten())).out_channels == 4
+
+
+def test_of_an_mlp_it_is_the_second_to_last_linear_layer():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
+    assert default_layer(model) is model[2]
+    assert default_layer(model.forward) is model[2]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
+        nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2), nn.Linear(4, 4), nn.Linear(4, 2)),
+        lambda x: x,
+    ],
+    ids=["one linear layer", "patches", "no module"],
+)
+def test_where_there_is_no_layer_to_choose_one_is_asked_for(model):
+    with pytest.raises(InputError, match=r"Give layer=, for a vision transformer.*blocks\[-1\]\.norm1"):
+        default_layer(model)
+
+
+def test_a_convolution_of_single_pixels_or_with_overlap_cuts_no_patches():
+    for convolution in (nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(3, 4, (1, 3))):
+        assert default_layer(nn.Sequential(convolution, nn.Flatten(), nn.Linear(4, 2))) is convolution
+
+
+# Which layout
+
+
+def square(channels=2, side=3):
+    """A map whose number at channel c, row i and column j is 100 c + 10 i + j."""
+    c, i, j = torch.meshgrid(torch.arange(channels), torch.arange(side), torch.arange(side), indexing="ij")
+    return (100 * c + 10 * i + j)[None].float()
+
+
+def tokens_of(features, front=0):
+    flat = features.flatten(2).transpose(1, 2)
+    return torch.cat([torch.full((len(flat), front, flat.shape[2]), -1.0), flat], 1)
+
+
+@pytest.mark.parametrize(("layout", "front"), [("auto", 0), ("tokens", 1), ("auto", 4)])
+def test_tokens_become_rows_and_columns(layout, front):
+    features = square()
+    model = nn.Module()
+    model.num_prefix_tokens = front
+    assert torch.equal(as_map(tokens_of(features, front), layout, model), features)
+    assert torch.equal(as_map(tokens_of(features, front), layout), features)  # 9 is the largest square in up to 15
+
+
+def test_the_model_says_how_many_tokens_stand_for_no_place():
+    """With 7 of them before 9 places the 16 tokens look like a square of 4 x 4."""
+    features, inner, outer = square(), nn.Module(), nn.Module()
+    inner.num_prefix_tokens, outer.vit = 7, inner
+    assert torch.equal(as_map(tokens_of(features, 7), "tokens", outer), features)
+    assert torch.equal(as_map(tokens_of(features, 7), "tokens", lambda x: outer(x)), features)
+    assert as_map(tokens_of(features, 7), "tokens").shape == (1, 2, 4, 4)
+
+
+def test_tokens_that_are_no_square_are_refused():
+    for count, front in ((12, 0), (3, 5)):
+        model = nn.Module()
+        model.num_prefix_tokens = front
+        with pytest.raises(InputError, match=f"after {front} prefix tokens, got {count} tokens: give reshape_tr"):
+            as_map(torch.zeros(1, count, 5), "auto", model)
+
+
+def test_channels_last_is_moved_and_channels_first_is_left():
+    features = square(channels=5)
+    last = features.permute(0, 2, 3, 1)
+    assert torch.equal(as_map(last, "channels_last"), features)
+    assert torch.equal(as_map(features, "channels_first"), features)
+    assert torch.equal(as_map(features, "auto"), features)
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 7), (4, 8)])
+def test_channels_last_is_seen_by_the_normalisation_and_the_image(height, width):
+    normalised, plain = nn.Sequential(nn.LayerNorm(5)), nn.Sequential(nn.BatchNorm2d(5))
+    last, size = torch.zeros(1, height, width, 5), (32 * height, 32 * width)
+    first = last.permute(0, 3, 1, 2)
+    assert as_map(last, "auto", normalised, size).shape == first.shape
+    assert as_map(first, "auto", normalised, size).shape == first.shape
+    assert as_map(last, "auto", plain, size).shape == last.shape  # nothing says that the channels are at the end
+
+
+def test_what_is_no_map_is_refused():
+    for shape, layout in (
+        ((2, 5), "channels_last"),
+        ((2, 3, 4, 4), "tokens"),
+        ((2, 3, 4, 4), "BHWC"),
+        ((2, 9, 5), "map"),
+    ):
+        with pytest.raises(
+            InputError, match=r"a map in the layout '.*channels_first, channels_last, tokens or a function"
+        ):
+            as_map(torch.zeros(shape), layout)
+
+
+# Beyond the contract that `tests/testing/test_check_explainer.py` runs over every row.
+
+
+@pytest.mark.parametrize("name", ["LayerActivation", "LayerFeatureAblation"])
+def test_another_layer_has_other_noise(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(6, 6), nn.Tanh()] * 2, nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
+    model[2], row, x = nn.Linear(6, 6), CATALOG[name], torch.randn(32, 6)
+    kind = hardened_class(row).kind
+
+    def noise(explained, layer):
+        options = {"target": 1} if row.target else {}
+        found = [kind(explained, layer, hardening=h).attribute(x, **options) for h in (NOISY, Hardening.none())]
+        return (found[0] - found[1]).flatten()
+
+    for explained in (model, lambda inputs: model(inputs) * 2):
+        one, other = noise(explained, model[0]), noise(explained, model[2])
+        assert one.std() > 0.03
+        assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.4
+        torch.testing.assert_close(noise(explained, model[0]), one, atol=1e-6, rtol=0)

@@ -4,7 +4,7 @@ import captum.attr
 import pytest
 import torch
 from captum._utils.gradient import compute_gradients
-from explain_nets import TwoInputs, image_net, images, quiet
+from explain_nets import TwoInputs, image_net, quiet
 from sklearn.ensemble import RandomForestClassifier
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
@@ -116,15 +116,6 @@ def test_blocks_are_only_for_models_that_nobody_hooks_and_that_do_not_train():
     with lend(captum.attr.NoiseTunnel, vars(tunnel)) as lent:
         assert lent.attribution_method.gradient_func is gradients
     assert tunnel.attribution_method.gradient_func is compute_gradients  # the caller's own stays
-
-
-def test_a_gradient_function_of_the_callers_own_is_used():
-    native = captum.attr.Saliency(image_net())
-    native.gradient_func = lambda forward_fn, inputs, *_: tuple(torch.full_like(x, 2.0) for x in inputs)
-    ours = safexplain.captum.Saliency(image_net(), hardening=Hardening.none())
-    assert not torch.equal(ours.attribute(images(), target=1), torch.full_like(images(), 2.0))
-    own = safexplain.harden(native, Hardening.none())
-    assert torch.equal(own.attribute(images(), target=1), torch.full_like(images(), 2.0))
 
 
 @pytest.mark.parametrize("name", ["FeatureAblation", "Lime"])

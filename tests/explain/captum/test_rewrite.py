@@ -71,24 +71,10 @@ def test_a_method_gives_on_a_rewritten_network_what_it_gives_on_one_written_with
 
 
 def test_a_relu_module_beside_relus_as_functions_is_refused_and_rewritten():
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.relu, self.second, self.third = (
-                nn.Linear(6, 8),
-                nn.ReLU(),
-                nn.Linear(8, 8),
-                nn.Linear(8, 3),
-            )
-
-        def forward(self, x):
-            return self.third(torch.relu(self.second(self.relu(self.first(x)))))
-
-    model, x = Half().eval(), torch.randn(4, 6)
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), Calls(torch.relu)).eval(), torch.randn(4, 6)
     with pytest.raises(RefusedError, match="calls 1 of 2 ReLUs as functions"):
         HardenedGuidedBackprop(model, hardening=PLAIN).attribute(x, target=1)
-    first, relu, second, third = model.first, nn.ReLU(), model.second, model.third
-    by_hand = nn.Sequential(first, relu, second, nn.ReLU(), third)
+    by_hand = nn.Sequential(model[0], nn.ReLU(), model[2].first, nn.ReLU(), model[2].last)
     found = HardenedGuidedBackprop(rewrite_functional(model), hardening=PLAIN).attribute(x, target=1)
     assert torch.equal(found, GuidedBackprop(by_hand).attribute(x, target=1))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import threading
 from pathlib import Path
@@ -11,21 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import InputXGradient
 from explain_nets import certificate, image_net, images, net_for, quiet
 from over_http import released_over_http
+from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from safexplain import Hardening, Probability
-from safexplain._digest import file_sha256
+from safexplain import HardenedKernelShap, Hardening, Probability
+from safexplain._digest import file_sha256, model_digest
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain import CATALOG
 from safexplain.explain.hardened import HARDENED
 from safexplain.explain.isolation import one_at_a_time
 from safexplain.explain.libraries import global_generators
 from safexplain.explain.served import load_release
-from safexplain.explain.surrogate import PublicExplainer
 from safexplain.hardening.noise import KEY_VARIABLE, query_seeds
+from safexplain.outputs import EstimatorModule, as_module
 
 pytestmark = quiet
 
@@ -33,7 +35,6 @@ KEY = b"the key of the service, as bytes"
 TARGET = torch.tensor([1, 0, 2, 1])
 MAPS = [row for row in CATALOG.values() if row.entry == "attribute" and row.name != "LayerFeaturePermutation"]
 """All but one whose native class fails on a target, see `target_for`."""
-KINDS = ("SmoothGrad", "Occlusion", "GradCAM", "NeuronIntegratedGradients")
 
 
 @pytest.fixture(autouse=True)
@@ -69,29 +70,6 @@ def test_every_map_is_served_as_it_was_audited(row: Any, tmp_path: Path) -> None
     assert not release.uncertified
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_of_a_map_what_differs_from_the_audit_is_refused(name: str, tmp_path: Path) -> None:
-    row = CATALOG[name]
-    model, kind = net_for(row), HARDENED[row.name]
-    options = {"nt_samples": 3} if row.nt_type else {}
-    explainer = {"method": row.name, "output": "logit", "options": options}
-    path = certificate(tmp_path, model, explainer=explainer)
-    with pytest.raises(CertificateError, match="another model"):
-        load_release(net_for(row, seed=1), path, key=KEY)
-    with pytest.raises(RefusedError, match="noise key"):
-        load_release(model, path, key=b"weak")
-    (tmp_path / "key").write_bytes(KEY)
-    loaded = kind.from_certificate(model, path, key_file=tmp_path / "key")
-    for name in inspect.signature(kind.attribute).parameters.keys() - {"self", "inputs", "target", "kwargs"}:
-        with pytest.raises(RefusedError, match=f"{name}: expected .*, as in the certificate"):
-            loaded.attribute(images(), **{name: "another"})
-    failed = certificate(tmp_path, model, explainer=explainer, references=0)
-    with pytest.raises(CertificateError, match="certifies nothing"):
-        kind.from_certificate(model, failed, key_file=tmp_path / "key")
-    with pytest.raises(CertificateError, match="certifies nothing"):
-        load_release(model, failed, key=KEY)
-
-
 def test_scores_are_those_of_the_audited_model(tmp_path: Path) -> None:
     model, x = image_net(), images()
     release = load_release(Probability(model), certificate(tmp_path, model), key=KEY)
@@ -120,24 +98,6 @@ def test_an_empty_batch_gives_no_answers(tmp_path: Path) -> None:
     joint = {"method": "IG+Saliency", "options": {}}
     release = load_release(model, certificate(tmp_path, model, explainer=joint), key=KEY)
     assert release.explain(images()[:0], none) == []
-
-
-def test_a_guarantee_by_construction_is_told_what_loads_it(tmp_path: Path) -> None:
-    path = PublicExplainer(image_net(), [image_net(1)], InputXGradient).certificate(tmp_path / "guarantee.json")
-    with pytest.raises(CertificateError, match=r"PublicExplainer\.from_certificate"):
-        load_release(image_net(), path)
-
-
-def test_a_key_is_bytes_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, path, x = image_net(), tmp_path / "key", images()
-    path.write_bytes(KEY + b"\n")
-    of_bytes, of_file, of_text = (
-        load_release(model, certificate(tmp_path, model), key=key).explain(x, TARGET) for key in (KEY, path, str(path))
-    )
-    monkeypatch.setenv(KEY_VARIABLE, KEY.decode())
-    of_environment = load_release(model, certificate(tmp_path, model)).explain(x, TARGET)
-    for other in (of_file, of_text, of_environment):
-        np.testing.assert_array_equal(of_bytes, other)
 
 
 def test_another_verdict_is_served_only_where_that_is_said_and_then_says_so(tmp_path: Path) -> None:
@@ -201,3 +161,84 @@ def test_predictions_wait_for_explanations_that_hook_the_very_model(tmp_path: Pa
     thread.join()
     assert torch.equal(answered[0], model(images()).detach())
     assert load_release(model, certificate(tmp_path, model), key=KEY)._alone == (), "IG sets no hooks"
+
+
+# Classifiers of scikit-learn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(90, 4)).astype(np.float32)
+Y = (X[:, 0] + 0.5 * RNG.normal(size=90) > 0).astype(int) + (X[:, 1] > 1)
+ASKED = torch.from_numpy(X[:3])
+CLASSES = torch.tensor([0, 1, 2])
+ESTIMATORS = {
+    "forest": RandomForestClassifier(5, random_state=0),
+    "boosting": GradientBoostingClassifier(n_estimators=3, random_state=0),
+    "pipeline": make_pipeline(StandardScaler(), LogisticRegression()),
+}
+
+
+def about(path: Path, estimator: Any, **explainer: Any) -> Path:
+    said = {"method": "KernelShap", "options": {"n_samples": 20}, "softmax": False, "shape": [4]} | explainer
+    return certificate(path, as_module(estimator), explainer=said, hardening=Hardening.recommended())
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_classifier_is_served_from_its_certificate(name: str, tmp_path: Path) -> None:
+    fitted = ESTIMATORS[name].fit(X, Y)
+    path = about(tmp_path, fitted)
+    torch.manual_seed(0)
+    explainer = HardenedKernelShap.from_certificate(fitted, path)
+    loaded = explainer.attribute(ASKED, target=CLASSES)
+    release = load_release(fitted, path)
+    rows = []
+    for i, seed in enumerate(query_seeds(b"", inputs=ASKED, method="KernelShap samples")):
+        with global_generators((ASKED,), seed):  # each question has random numbers of its own
+            rows.append(explainer.attribute(ASKED[i : i + 1], target=CLASSES[i : i + 1]))
+    np.testing.assert_array_equal(release.explain(ASKED, CLASSES), torch.cat(rows).numpy())
+    torch.manual_seed(0)
+    asked = HardenedKernelShap.catalogued()(EstimatorModule(fitted), hardening=Hardening.recommended())
+    assert torch.equal(asked.attribute(ASKED, target=CLASSES, n_samples=20), loaded)
+    np.testing.assert_allclose(release.predict(ASKED).numpy(), fitted.predict_proba(X[:3]), rtol=1e-6)
+    assert release.shape == (4,)
+
+
+def test_another_fit_is_another_model_also_one_in_place(tmp_path: Path) -> None:
+    fitted, other = (RandomForestClassifier(5, random_state=s).fit(X, Y) for s in (0, 1))
+    path = about(tmp_path, fitted)
+    with pytest.raises(CertificateError, match="another model"):
+        load_release(other, path)
+    release = load_release(fitted, path)
+    fitted.fit(X[:60], Y[:60])
+    with pytest.raises(RefusedError, match="model has changed"):
+        release.explain(ASKED, CLASSES)
+
+
+def test_a_classifier_is_a_module_from_its_fit_on() -> None:
+    fitted = LogisticRegression().fit(X, Y)
+    module = as_module(fitted)
+    assert not module.training
+    assert as_module(module) is module
+    assert as_module(fitted, 5)(ASKED).shape == (3, 5)
+    assert model_digest(module) == model_digest(EstimatorModule(LogisticRegression().fit(X, Y)))
+    with pytest.raises(InputError, match="fit it"):
+        as_module(LogisticRegression())
+    with pytest.raises(ConfigurationError, match="predict_proba"):
+        EstimatorModule(StandardScaler())
+    with pytest.raises(InputError, match="or the fitted scikit-learn classifier, got str"):
+        load_release("model.joblib", None, uncertified=True, method="KernelShap", hardening=Hardening.none())
+
+
+@pytest.mark.parametrize(
+    ("labels", "places"), [(["a", "b", "c"], [0, 1, 2]), ([0, 1, 3], [0, 1, 3]), ([-1, 0, 1], [0, 1, 2])]
+)
+def test_labels_that_are_no_places_stand_in_their_order(labels: list[Any], places: list[int]) -> None:
+    fitted = LogisticRegression().fit(X, np.array(labels)[Y])
+    out = as_module(fitted)(ASKED).numpy()
+    assert out.shape == (3, max(places) + 1)
+    np.testing.assert_allclose(out[:, places], fitted.predict_proba(X[:3]), rtol=1e-5)
+
+
+def test_columns_keep_the_names_that_a_classifier_was_fitted_with() -> None:
+    frame = pytest.importorskip("pandas").DataFrame(X, columns=list("abcd"))
+    fitted = RandomForestClassifier(3, random_state=0).fit(frame, Y)
+    np.testing.assert_allclose(as_module(fitted)(ASKED).numpy(), fitted.predict_proba(frame[:3]), rtol=1e-6)

@@ -16,7 +16,6 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from safexplain import HardenedAnchors, HardenedIG, HardenedProtoDash, Hardening, Probability
-from safexplain.audit import Policy, Population, audit
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain import CATALOG, anchor_hardening
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
@@ -111,9 +110,6 @@ def about(path: Path, case: Case, model: Any, **changes: Any) -> Path:
     return certificate(path, as_module(model), explainer=explainer, hardening=case.hardening, **changes)
 
 
-# --- every method of the catalog -------------------------------------------------------------------------------------
-
-
 def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
     of_rows = {row.name for row in CATALOG.values() if row.entry != "attribute"}
     assert of_rows == set(TABLE_METHODS) == {*CASES, "LinearExplainer"} == {*NEEDS, "LinearExplainer"}
@@ -185,20 +181,6 @@ def test_what_differs_from_the_audit_is_refused(case: Case, tmp_path: Path) -> N
 
 
 @few_cases
-def test_a_weak_key_and_a_changed_model_are_refused(case: Case, tmp_path: Path) -> None:
-    model = forest()
-    path = about(tmp_path, case, model)
-    if case.hardening.noise is not None:
-        for key in (b"short", None):
-            with pytest.raises(RefusedError, match="key"):
-                load_release(model, path, key=key, public=PUBLIC)
-    release = load_release(model, path, key=KEY, public=PUBLIC)
-    model.fit(X[:50], Y[:50])
-    with pytest.raises(RefusedError, match="model has changed"):
-        release.explain(ASKED, torch.tensor([0, 1, 0]))
-
-
-@few_cases
 def test_before_an_audit_a_service_tells_what_an_audit_of_the_plain_choice_would_ask(case: Case) -> None:
     model, hardening = forest(), case.hardening if case.hardening.noise is None else case.hardening.with_key(KEY)
     said = {"method": case.kind._row.name, "hardening": case.hardening}  # type: ignore[union-attr]
@@ -232,9 +214,6 @@ def test_every_column_of_the_background_has_one_name(kind: Any, names: list[str]
     pytest.importorskip("lime" if kind is HardenedLimeTabular else "alibi")
     with pytest.raises(InputError, match="4 distinct names"):
         kind.catalogued(PUBLIC, feature_names=names)(network(), hardening=anchor_hardening(KEY))
-
-
-# --- the loaded classes keep their native calls ----------------------------------------------------------------------
 
 
 def test_lime_explains_the_predicted_class_with_the_audited_options(tmp_path: Path) -> None:
@@ -358,9 +337,6 @@ def test_a_linear_model_is_served_as_it_was_audited(tmp_path: Path) -> None:
     )
 
 
-# --- what cannot be certified ----------------------------------------------------------------------------------------
-
-
 def test_a_background_is_asked_for_before_anything() -> None:
     pytest.importorskip("aix360")
     for kind in (HardenedLimeTabular, HardenedAnchors, HardenedProtoDash):
@@ -395,34 +371,3 @@ def test_a_row_outside_of_the_background_is_not_printed(capsys: pytest.CaptureFi
         net[0].weight[:], net[0].bias[:] = torch.tensor([[0.0, 0, 0, 0, -9], [0, 0, 0, 0, 9]]), torch.tensor([1.0, 0.0])
     asked.explainer._numbers(np.array([0.0, 0, 0, 0, 1]), 1, {})
     assert capsys.readouterr().out == "", "alibi says that no row of the background has the value of this one"
-
-
-# --- from an audit ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["LimeTabular", "ProtoDash"])
-def test_an_audit_ends_in_a_certificate_that_a_service_loads(name: str, tmp_path: Path) -> None:
-    for library in NEEDS[name].split():
-        pytest.importorskip(library)
-    case, member = CASES[name], np.arange(30) % 2 == 0
-    few = Case(case.kind, case.hardening, case.made, {"num_samples": 20} if name == "LimeTabular" else case.options)
-    fitted = RandomForestClassifier(3, random_state=0).fit(X[:30][member], Y[:30][member])
-    run = audit(
-        fitted,
-        Population.of(X[:30], Y[:30]),
-        RandomForestClassifier(3, random_state=0),
-        member=member,
-        explainer=made_of(few),
-        hardening=few.hardening,
-        arguments=few.options,
-        references=4,
-        policy=Policy(patience=(1,), uncounted=True, reason="a small example"),
-    )
-    path = run.save(tmp_path / "run") / "certificate.json"
-    assert run.result.verdict == "inconclusive"
-    release = load_release(fitted, path, key=KEY, public=PUBLIC, uncertified=True)
-    assert (release.method, release.shape) == (name, (4,))
-    assert len(release.explain(ASKED, release.predict(ASKED).argmax(1))) == 3
-    with pytest.raises(CertificateError, match="another background"):
-        load_release(fitted, path, key=KEY, public=X[:40], uncertified=True)

@@ -80,9 +80,6 @@ def native_trees(name: str, *data: Any) -> Any:
         return shap.TreeExplainer(model(name), *data)
 
 
-# --- the values ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "data"), [(name, None) for name in TREES] + [("forest of three classes", PUBLIC), ("xgboost", PUBLIC)]
 )
@@ -141,9 +138,6 @@ def test_two_outputs_that_say_the_same_share_their_noise() -> None:
     assert np.array_equal(released[..., 0], -released[..., 1])
     three = HardenedTreeExplainer(model("forest of three classes"), hardening=NOISY).shap_values(ASKED)
     assert not np.array_equal(three[..., 0], -three[..., 1])
-
-
-# --- nothing else leaves ---------------------------------------------------------------------------------------------
 
 
 def explainers() -> list[Any]:
@@ -212,9 +206,6 @@ def test_what_would_tell_more_cannot_be_read() -> None:
             assert not hasattr(explainer, name)
             with pytest.raises(AttributeError, match="it releases only hardened values"):
                 getattr(explainer, name)
-
-
-# --- questions and answers -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
