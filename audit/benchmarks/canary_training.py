@@ -5,7 +5,7 @@
 it, as every run needs one). Here: all R runs, scores included, on one thread and on `--workers` threads; they share the
 batches of the other records. Figures are medians over rounds: for each run the processor time and the ratio of two in
 the same round; for all runs the time on the clock. That both ways compute the same is tested in
-tests/audit/canaries/batched/test_train.py.
+tests/audit/canaries/test_train.py.
 
     python -m audit.benchmarks.canary_training [--rounds 3] [--device cpu] [--workers 2] [--quick] [--out FILE]
 """
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.audit.canaries.batched import LinearHead, train_runs
 from safexplain.audit.canaries.canary import GradientCanary
+from safexplain.audit.canaries.run import LinearHead, train_runs
 from safexplain.dp.heads.closed_form import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 

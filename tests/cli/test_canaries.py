@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from safexplain.audit.canaries import batched
-from safexplain.audit.canaries.batched import FinishedRuns
+from safexplain.audit.canaries import run as module
+from safexplain.audit.canaries.run import FinishedRuns
 from safexplain.cli import _run
 from safexplain.cli.run.canaries import load_canary_config
 
@@ -229,7 +229,7 @@ def test_names_of_classes_mean_the_same_in_both_files(config, tmp_path, capfd):
 
 
 def test_an_interruption_keeps_what_is_finished(config, tmp_path, capfd, monkeypatch):
-    monkeypatch.setitem(batched._PARAMETERS, "cpu", 14 * 100)  # blocks of 100 runs
+    monkeypatch.setitem(module._PARAMETERS, "cpu", 14 * 100)  # blocks of 100 runs
     save, kept = FinishedRuns.save, []
 
     def interrupted(store, number, values):

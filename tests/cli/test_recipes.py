@@ -11,7 +11,7 @@ from cases import export
 from torch import nn
 
 from safexplain.audit import Recipe
-from safexplain.audit.references.dp_training import DPTraining
+from safexplain.audit.references.recipe import DPTraining
 from safexplain.cli.run.recipes import ParsedRecipe, RecipeFile, TrainingFunction, dp_builder, dp_notes
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.sgd.plan import MECHANISM

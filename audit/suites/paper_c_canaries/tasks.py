@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from safexplain._privacy_loss import Steps
-from safexplain.audit.canaries.batched import reference, train_runs
 from safexplain.audit.canaries.canary import Canary, GradientCanary, Reference, make_canary
-from safexplain.audit.canaries.run import Setting
+from safexplain.audit.canaries.run import Setting, reference, train_runs
 from safexplain.dp.accounting import noise_multiplier
 from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
@@ -29,7 +28,7 @@ from .mlp import MLPSetting
 
 EPSILON, DELTA = 10.0, 1e-5
 """Under substitution, as in the paper."""
-SCORING = tuple(f"safexplain.audit.canaries.{name}" for name in ("make_canary", "reference", "batched"))
+SCORING = tuple(f"safexplain.audit.canaries.{name}" for name in ("canary", "run"))
 """What scores depend on, with all that these modules import."""
 
 

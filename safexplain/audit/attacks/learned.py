@@ -164,7 +164,6 @@ class Learned:
     def _trained(
         self, train: tuple[Tensor, ...], watch: tuple[Tensor, Tensor], watch_member: Bools
     ) -> tuple[nn.Module, int]:
-        """The network of the best epoch on the held-out reference models, and that epoch."""
         import torch
         from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -363,7 +362,6 @@ class Stacked:
         return FittedStack(scaled.centre, scaled.spread, _weights(x, y))
 
     def _adds(self, x: Array, y: Bools) -> bool:
-        """Whether all columns predict held-out pseudo-targets better than the first alone."""
         fold = np.arange(len(x)) % min(FOLDS, len(x))
         gain, found = np.zeros(y.shape), np.zeros((len(x), 2))
         for f in range(fold.max() + 1):
@@ -423,6 +421,5 @@ def _odds(x: Array, weights: Array) -> Array:
 
 
 def _tpr(scores: Array, member: Bools, fpr: float) -> float:
-    """True-positive rate, with ties broken at random."""
     curve = roc(scores, member)
     return float(np.interp(fpr, curve.fpr, curve.tpr))

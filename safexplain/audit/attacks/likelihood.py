@@ -183,7 +183,7 @@ def _ratios_of_vectors(
 ) -> Array:
     """(len(reads), n) log ratios of (models, n, d) numbers, a few examples at a time; `member` is the references'.
 
-    Models that a read one is not compared with are removed from the means and squared deviations of all references,
+    Models that a read one is not compared with are removed from the sums over all references,
 
         mean' = mean - (x - mean) / (c - 1),    SS' = SS - (x - mean)^2 c / (c - 1),    c models on the side of x,
 
@@ -341,7 +341,6 @@ class RMIA:
 
 
 def _log_mean(losses: Floats, chosen: Bools) -> Array:
-    """(n,) logarithm of the mean of exp(-loss) over the chosen models; -inf where none is."""
     losses = np.asarray(losses, dtype=np.float64)
     low = np.where(chosen, losses, np.inf).min(0)
     low = np.where(np.isfinite(low), low, 0.0)

@@ -293,12 +293,10 @@ def _rows(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]:
 
 
 def _named(policy: Policy) -> frozenset[str]:
-    """The single attacks that a policy names, unless it names the stack of all."""
     return frozenset() if "Stacked" in policy.suite else frozenset(policy.suite) - {*STACKS}
 
 
 def _chosen(lines: Sequence[Line], signals: Signals, policy: Policy) -> list[Line]:
-    """The lines that the policy names (default: all), and thresholds if there are too few references."""
     if named := _named(policy):
         return [line for line in (*lines, *WITHOUT_REFERENCES) if line.name in named]
     return [*lines, *(() if _compared(signals) else WITHOUT_REFERENCES)]
@@ -322,7 +320,6 @@ def _explanation(signals: Signals, policy: Policy, level: int) -> list[SuiteRow]
 
 
 def _labels(signals: Signals, level: int) -> list[SuiteRow]:
-    """Attacks on the labels of the same queries; none if these were not stored."""
     if "label" not in signals.values or (level > 1 and at_level("kept", level) not in signals.values):
         return []
     return _suitable(signals, level, LABELS, "label", one=True) if _compared(signals) else []
@@ -413,7 +410,6 @@ def _width(signals: Signals, signal: Signal) -> int:
 
 
 def _varies(signals: Signals, signal: Signal) -> bool:
-    """Whether a signal is not constant."""
     values = values_of(signals, [signal._replace(view="")])
     first = values[(0, 0, *[0] * (values.ndim - 2))] if values.size else 0
     return any(bool((part != first).any()) for _, _, part in blocks(values)) if values.size else False
@@ -541,18 +537,15 @@ class Scorer:
         return found[read]
 
     def _scored(self, row: SuiteRow, reads: Sequence[int]) -> Iterable[Array]:
-        """(n,) scores of each model in `reads`, by a fitted row."""
         fitted = self._fitted.get(row)
         if isinstance(fitted, FittedStack):
             return [fitted.scores(self._features(row, read)) for read in reads]
         return scores_of(row, self._signals, reads, self._references, fitted)
 
     def _features(self, row: SuiteRow, read: int) -> Array:
-        """(n, k) scores of one model by the columns of a stack."""
         return np.stack([self._score(column, read) for column in row.columns], axis=-1)
 
     def _learned(self, attack: Learned | Boosted, row: SuiteRow) -> FittedBoosted | FittedLearned:
-        """The attack fitted on references that are no pseudo-targets."""
         values, member = values_of(self._signals, row.reads), self._signals.membership
         if isinstance(attack, Boosted):
             teachers = np.flatnonzero(np.isin(self._references, self._teachers)).tolist()
@@ -564,7 +557,6 @@ class Scorer:
 
 
 def _columns(row: SuiteRow) -> Iterator[SuiteRow]:
-    """All rows that are columns of the stack, recursively."""
     for column in row.columns:
         yield column
         yield from _columns(column)

@@ -18,7 +18,7 @@ from safexplain.errors import InputError
 from safexplain.verdict.canaries.result import ScenarioName
 
 RecordScenario = Literal["crafted", "mislabelled", "natural", "outlier"]
-"""Scenarios in which z' is a record: S3 to S5, and the outlier."""
+"""Scenarios in which z' is a record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +210,6 @@ def outlier_scores(pair: Tensor, others: Tensor, y: int, y_canary: int, labels: 
 
 
 def _two(logits: Tensor) -> Tensor:
-    """Two logits in place of one for class 1 of two."""
     return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
 
 

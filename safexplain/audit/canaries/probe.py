@@ -22,7 +22,6 @@ from safexplain._digest import Undigestable, digest
 from safexplain._files import atomic_file, make_folder
 from safexplain._progress import Progress, show_progress, silent
 from safexplain._validate import whole_number
-from safexplain.audit.canaries.batched import FinishedRuns, least_confident, true_class_probability
 from safexplain.audit.canaries.canary import (
     OUTLIER_SCORES,
     Canary,
@@ -33,7 +32,14 @@ from safexplain.audit.canaries.canary import (
     far_record,
     make_canary,
 )
-from safexplain.audit.canaries.run import Threshold, checked_threshold, fixed_threshold
+from safexplain.audit.canaries.run import (
+    FinishedRuns,
+    Threshold,
+    checked_threshold,
+    fixed_threshold,
+    least_confident,
+    true_class_probability,
+)
 from safexplain.audit.canaries.trainer import (
     SEEDED,
     Array,
@@ -77,12 +83,7 @@ SOME = 1024  # records that are read from a map-style data set for an outlier
 
 
 def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
-    """The user's record canary (x', y').
-
-    Raises:
-        InputError: not a record like those of the data.
-        ConfigurationError: no target.
-    """
+    """The user's record canary (x', y'); InputError: not a record like those of the data."""
     if target is None:
         raise ConfigurationError("canary: expected target=, the number of the record that it replaces; got None")
     z, own = data[target]
@@ -134,11 +135,8 @@ def make_record(
 
 
 def class_targets(model: nn.Module | None, data: Any) -> dict[int, int]:
-    """Class -> its record with the least confidence (without a model the first one); the rarest class first.
-
-    Raises:
-        InputError: labels are not class indices.
-    """
+    """Class -> its record with the least confidence (without a model the first one), the rarest class first;
+    InputError: labels are not class indices."""
     if model is not None:
         _, _, y, confidence = _with_confidence(model, data)
         return least_confident(confidence, y)
@@ -149,7 +147,6 @@ def class_targets(model: nn.Module | None, data: Any) -> dict[int, int]:
 
 
 def _with_confidence(model: nn.Module, data: Any) -> tuple[ModuleNetwork, Tensor, Tensor, Tensor]:
-    """The model, all records on its device, and the probability of the true class of each."""
     model = without_hooks(copy.deepcopy(model))
     x, y = stacked(data)
     parameter = next(iter(model.parameters()), x)
@@ -220,11 +217,7 @@ def save_canary(path: Path, canary: Canary) -> None:
 
 
 def load_canary(path: Path) -> Canary | None:
-    """The canary that `save_canary` wrote; None if there is none.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """The canary that `save_canary` wrote; None if there is none; InputError: the file is damaged."""
     if not path.is_file():
         return None
     try:
@@ -244,10 +237,9 @@ FIRST = ("gradient", "outlier")  # scenarios in which any record can be the targ
 class CanaryProbe:
     """Trains many models with a user's function, half of them with a canary in a record's place, and judges its claim.
 
-    `train` is called once per run with a map-style data set of (x, y) tensors, D or D', of equal length, and a
-    `torch.Generator` seeded for the run, as are the global ones of torch, NumPy and Python. It must start from scratch
-    each time and return the model. If two trainings on the same data with different seeds are identical, the function
-    seeds its noise itself, and the audit stops.
+    `train` is called once per run with a map-style data set of (x, y) tensors, D or D', and a `torch.Generator` seeded
+    for the run, as are the global ones of torch, NumPy and Python. It must start from scratch and return the model. If
+    two seeds give the same model, the function seeds its noise itself, and the audit stops.
 
     Args:
         train: (dataset, generator) -> model.
@@ -260,24 +252,21 @@ class CanaryProbe:
         model: for crafting a record canary; None: one trained by `train` on the data.
         canary: your own record (x', y'), instead of a crafted one.
         target: number of the record z that is replaced; None: the one with the least confident label (0 for "outlier"
-            and "gradient", where z itself does not matter). "classes": such a record of every class in turn, each with
-            `runs` runs; they share the confidence.
+            and "gradient"). "classes": such a record of every class in turn, which share the confidence.
         auxiliary: pair (x, y) of records outside the data, for "natural".
-        runs: trainings on D and D' together; fix it beforehand, as adding runs until a verdict appears invalidates it.
+        runs: trainings on D and D' together; adding runs until a verdict appears invalidates it.
         seed: of everything random.
-        workers: processes that train; 1: this process, or those of `joblib.parallel_config`, also on other machines.
-        cache: folder for finished runs; a probe of the same training function, data, `model` with its weights, canary,
-            `score` and seed resumes from it, also with more runs or another claim. A data set is read once for its
-            digest.
-        version: identifies the training function in the cache, instead of a digest of its source and everything that it
-            refers to; and `score` if it cannot be digested.
+        workers: processes that train; 1: this process, or those of `joblib.parallel_config`.
+        cache: folder for finished runs, from which a probe of the same training function, data, `model`, canary,
+            `score` and seed resumes, also with more runs or another claim.
+        version: identifies the training function in the cache, instead of a digest of everything that it refers to;
+            and `score` if it cannot be digested.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
         threshold: a number fixed beforehand; "split": chosen on some of the runs, which then do not count; "auto": 0
-            for a gradient canary under SGD, whose drift is known, otherwise "split".
+            for a gradient canary under SGD, otherwise "split".
         confidence: of the bound.
         score: function of the result of `train`, which returns a number, higher on D, or several, of which the best is
-            chosen with its threshold (a fixed threshold uses the first one); None: from logits at z and z', or from the
-            movement of the canary's parameter.
+            chosen with its threshold; None: from logits, or from the movement of the canary's parameter.
 
     Raises:
         ConfigurationError: options that contradict each other.
@@ -325,7 +314,7 @@ class CanaryProbe:
         if target is not None:
             check_target(target := whole_number("target", target, 0), len(self.data))
         if self.scenario in ("worst-case", "white-box"):
-            where = "WhiteBox" if self.scenario == "white-box" else "safexplain.audit.canaries.run"
+            where = "WhiteBox" if self.scenario == "white-box" else "run_canaries"
             raise ConfigurationError(f'scenario: expected one with canaries, got "{self.scenario}"; see {where}')
         if self.scenario == "gradient" and (canary is not None or score is not None):
             raise ConfigurationError(f'scenario "{self.scenario}" takes no canary and no score')
@@ -382,8 +371,7 @@ class CanaryProbe:
             progress: called after each run; None shows a progress bar on a terminal.
 
         Raises:
-            InputError: the function seeds its noise; a run or the reference training failed (finished runs are kept in
-                `cache`); or the model cannot be scored.
+            InputError: the function seeds its noise, a training failed, or the model cannot be scored.
             RefusedError: the target's row is unknown in the loop of a gradient canary.
         """
         if self._classes:
@@ -406,7 +394,6 @@ class CanaryProbe:
         )  # fmt: skip
 
     def _scores(self, d: Array, d_prime: Array) -> Scores:
-        """Scores of (runs, s) numbers on D and on D'."""
         if not np.isfinite(np.concatenate([d, d_prime])).any():
             raise InputError("expected finite logits, got none in any run: training diverged; lower its learning rate")
         if self.score is None and self.runs < MANY:
@@ -433,7 +420,6 @@ class CanaryProbe:
 
     @cached_property
     def _reference(self) -> nn.Module:
-        """The model for crafting record canaries."""
         model = self._plain[0] if self.model is None else self.model
         if not isinstance(model, nn.Module):
             raise InputError(
@@ -475,7 +461,6 @@ class CanaryProbe:
         return call_watched(self.train, dataset, seed, hook, what)
 
     def _folder(self) -> Path | None:
-        """The folder in the cache, by everything that runs depend on."""
         if self._cache is None:
             return None
         given, version = self._given, self._version
@@ -500,11 +485,7 @@ class CanaryProbe:
 
 
 def name_of(what: str, function: Callable[..., Any] | None, version: str | None) -> str:
-    """The digest of a function's source and all that it refers to, or, with a `version`, its name if that fails.
-
-    Raises:
-        ConfigurationError: it cannot be digested, and there is no version.
-    """
+    """The digest of a function, or, with a `version`, its name if that fails; else ConfigurationError."""
     try:
         return digest(function)
     except Undigestable as reason:
@@ -522,10 +503,8 @@ MAX_RUNS = 20_000  # most runs in total, beyond which more time shows little mor
 
 
 def stages_of(scenarios: int, runs: int) -> list[tuple[int, int]]:
-    """Scenarios left at each judgement, and the runs that each of them has had by then.
-
-    Judgements share the runs equally. With too few runs for all scenarios, the last ones are not tried.
-    """
+    """Scenarios left at each judgement, and the runs that each has had by then; with too few, the last scenarios
+    are not tried."""
     scenarios = max(1, min(scenarios, runs // MIN_RUNS))
     left = [scenarios]
     while left[-1] > 1:
@@ -545,14 +524,16 @@ def runs_within(probe: CanaryProbe, minutes: float) -> int:
 def audit_within(
     probes: Mapping[str, CanaryProbe], minutes: float, progress: Progress = silent
 ) -> tuple[list[CanaryResult], dict[str, str]]:
-    """Audit one training function by several scenarios, in about so many minutes.
+    """Audit one training function by several scenarios, in about so many minutes, by successive halving (Jamieson and
+    Talwalkar 2016, arXiv 1502.07943).
 
-    Probes are by the name of their scenario, all of the same function, data and claim; their `runs` are not used, and
-    the first one's `confidence` is that of the whole.
+    Every scenario gets the same number of runs; the half with the stronger signs gets twice as many more, until one is
+    left. Each judgement has the confidence 1 - risk / (scenarios * stages), so by the union bound, the probability that
+    any refutes a correct training is at most the risk. Probes are by scenario, all of the same function, data and
+    claim; the first one's `confidence` is that of the whole.
 
     Returns:
-        The last judgement of each scenario that was tried, at confidences with which all hold together; and the reasons
-        why others were not: the training refuses them, there was no time, or a claim was already refuted.
+        The last judgement of each scenario that was tried; and the reasons why others were not.
 
     Raises:
         ConfigurationError: no probes, or minutes not above 0.
@@ -652,7 +633,6 @@ def audit_training(
 def _on_features(
     tuner: DPFineTuner, model: nn.Module, auxiliary: tuple[Tensor, Tensor] | None, cache: str | Path | None
 ) -> tuple[DPFineTuner, tuple[Tensor, Tensor] | None]:
-    """The training of the head alone, on features, and the auxiliary records as features."""
     assert isinstance(tuner.records, InMemory)
     folder = None if cache is None else Path(cache) / "features"
     problem = head_problem(model, tuner.records, tuner.plan, tuner.config, cache=folder)
@@ -665,7 +645,6 @@ def _on_features(
 
 
 def _version(tuner: DPFineTuner) -> str:
-    """The training in the cache; functions count by their source."""
     config = tuner.config
     try:
         functions = digest(config.optimizer, config.loss)

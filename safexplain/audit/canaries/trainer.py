@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-import pickle
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 from joblib import parallel_config  # type: ignore[import-untyped]
@@ -25,8 +22,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from safexplain._digest import Undigestable, digest
 from safexplain._progress import Progress
-from safexplain.audit.canaries.batched import FinishedRuns
 from safexplain.audit.canaries.canary import Canary, RecordCanary, outlier_scores, probe_rows, record_scores
+from safexplain.audit.canaries.run import FinishedRuns
 from safexplain.audit.references.parallel import each
 from safexplain.dp.sgd.records import InMemory, records_of
 from safexplain.errors import InputError, RefusedError
@@ -44,22 +41,17 @@ class NeighbouringData(Dataset[Record]):
         return len(self.data)
 
     def __getitem__(self, number: int) -> Record:
-        at = self._checked(number)
+        at = range(len(self))[number]
         if self.fetched:
             self.fetched.one(at)
         return self._record(at)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Record]:
         """A batch, as a DataLoader fetches it."""
-        found = [self._checked(number) for number in numbers]
+        found = [range(len(self))[number] for number in numbers]
         if self.fetched:
             self.fetched.batch(found)
         return [self._record(number) for number in found]
-
-    def _checked(self, number: int) -> int:
-        if not -len(self) <= int(number) < len(self):
-            raise IndexError(f"record {int(number)} of {len(self)}")
-        return int(number) % len(self)
 
     def _record(self, number: int) -> Record:
         x, y = self.instead[number] if number in self.instead else self.data[number]
@@ -67,11 +59,8 @@ class NeighbouringData(Dataset[Record]):
 
 
 def records(data: Any) -> Any:
-    """A sequence of records (x, y) of tensors, from a pair of tensors or arrays, or a map-style data set of (x, y).
-
-    Raises:
-        InputError: something else, no records, or several inputs a record.
-    """
+    """A sequence of records (x, y) of tensors, from a pair of tensors or arrays, or a map-style data set of (x, y);
+    InputError: something else, no records, or several inputs a record."""
     found = records_of(data)
     if isinstance(found, InMemory):
         if not isinstance(found.x, Tensor):
@@ -94,17 +83,10 @@ def digest_of(data: Any) -> str:
 
 
 class _OnDemand:
-    """Records of a map-style data set as tensors; pickled once, so that each worker receives it once."""
+    """Records of a map-style data set as tensors."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-
-    @cached_property
-    def _pickled(self) -> NDArray[np.uint8]:
-        return np.frombuffer(cloudpickle.dumps(self.dataset), np.uint8)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._pickled,)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -116,13 +98,9 @@ class _OnDemand:
         return torch.as_tensor(found[0]), torch.as_tensor(found[1])
 
 
-def _unpickled(pickled: NDArray[np.uint8]) -> _OnDemand:
-    return _OnDemand(pickle.loads(pickled.tobytes()))
-
-
 class Fetched:
-    """Numbers of the records that were fetched for the next step, in order; those fetched without gradients, as for an
-    evaluation, do not count, and single ones only if no batch of a `torch.utils.data.DataLoader` was fetched."""
+    """Numbers of the records fetched for the next step, in order: not those fetched without gradients, and single ones
+    only if no batch of a `torch.utils.data.DataLoader` was fetched."""
 
     def __init__(self) -> None:
         self._batches: list[int] | None = None
@@ -154,10 +132,8 @@ _INSTEAD = 'audit it with a record canary (scenario="mislabelled", "crafted" or 
 
 @contextmanager
 def watched_optimizers(attach: Callable[[Any], None]) -> Iterator[None]:
-    """Call `attach` on private optimizers that this thread creates meanwhile; other threads wait.
-
-    Their `clip_and_accumulate` and `add_noise`, which `attach` may replace, are restored afterwards.
-    """
+    """Call `attach` on private optimizers that this thread creates meanwhile; other threads wait. Methods that it
+    replaces are restored afterwards."""
     from opacus.optimizers import DPOptimizer  # a second to import, which the command line would pay at each start
 
     owner, attached = threading.get_ident(), list[Any]()
@@ -187,10 +163,11 @@ def rows_of(p: Any) -> int:
 
 
 class GradientHook:
-    """Watches the optimizer of one training, and replaces the gradient of the record `target`.
+    """Watches the optimizer (of Opacus or `safexplain.dp`) of one training, and replaces the gradient of the record
+    `target` by one along the parameter `coordinate`, up for `sign` +1 (D) and down for -1 (D').
 
-    The new gradient lies along the parameter `coordinate`, `OVER` times as long as the bound, up for `sign` +1 (D) and
-    down for -1 (D'). For the reference (coordinate None) it is 0, there is no noise, and movement is recorded.
+    For the reference (coordinate None) it is 0, there is no noise, and movement is recorded. The target's row is found
+    by counting the records fetched since the last step, so records may be augmented or equal.
     """
 
     def __init__(self, target: int, coordinate: int | None = None, sign: float = 1.0) -> None:
@@ -204,11 +181,7 @@ class GradientHook:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch optimizers that are created meanwhile.
-
-        Raises:
-            RefusedError: at the end, if no step of such an optimizer was observed.
-        """
+        """Watch optimizers that are created meanwhile; RefusedError: none took a step."""
         with watched_optimizers(self._attach):
             yield
         if not self._steps:
@@ -262,7 +235,6 @@ class GradientHook:
         optimizer.clip_and_accumulate, optimizer.add_noise = replaced, watched
 
     def _rows(self) -> list[int]:
-        """The numbers of the records whose gradients are about to be clipped."""
         rows = max(map(rows_of, self.optimizer.params))
         numbers = self.fetched.take()
         if len(numbers) == rows:
@@ -303,7 +275,6 @@ class GradientHook:
         return torch.cat([p.detach().flatten() for p in self.optimizer.params])
 
     def _add_movement(self) -> None:
-        """Add the movement since the last call."""
         now = self._flat()
         moved = torch.zeros_like(now) if self._before is None else (now - self._before).abs()
         self.movement = moved if self.movement is None else self.movement + moved
@@ -332,11 +303,7 @@ class Run:
             self.canary = replace(canary, x=canary.x.cpu())
 
     def __call__(self, number: int, tick: Any = None) -> Array:
-        """Seconds and scores of a run, on D if its number is even.
-
-        Raises:
-            InputError: training or scoring raised an error, or the score is not a number; the message names the run.
-        """
+        """Seconds and scores of a run, on D if its number is even; InputError: training or scoring failed."""
         began, on_d = time.monotonic(), number % 2 == 0
         side = "D" if on_d else "D'"
         seed = seed_of_run(self.seed, "a" if on_d else "b", number // 2)  # as in version 0.1
@@ -385,19 +352,14 @@ class Run:
 
 
 def logits_of(model: nn.Module, x: Tensor, *, finite: bool = True) -> Tensor:
-    """Logits (n, outputs) on the CPU, of a model in evaluation mode.
-
-    Raises:
-        InputError: another shape, or not finite although `finite` is set.
-    """
+    """Logits (n, outputs) on the CPU, of a model in evaluation mode; InputError: another shape, or not finite."""
     parameter = next(model.parameters(), x)
     with torch.no_grad():
         found = model.eval()(in_precision(x.to(parameter.device), parameter))
     if not isinstance(found, Tensor) or found.dim() not in (1, 2) or len(found) != len(x):
         raise InputError(
             "train: expected a model that returns logits (n, classes), got"
-            f" {getattr(found, 'shape', type(found).__name__)}"
-            f" for {len(x)} records; pass score= to compute the score from the model yourself"
+            f" {getattr(found, 'shape', type(found).__name__)} for {len(x)} records; or pass score="
         )
     found = found.detach().double().cpu().reshape(len(x), -1)
     if finite and not bool(found.isfinite().all()):
@@ -425,12 +387,7 @@ def takes(train: Callable[..., Any], arguments: int) -> bool:
 
 
 def call_watched(train: Train, dataset: NeighbouringData, seed: int, hook: GradientHook | None, what: str) -> Any:
-    """One seeded call of a training function outside the runs, which a hook may watch.
-
-    Raises:
-        InputError: it raised an error; the message begins with `what`.
-        RefusedError: as the hook.
-    """
+    """One seeded call of a training function outside the runs; InputError: it failed; RefusedError: as the hook."""
     try:
         with seeded(seed), hook.watching() if hook else nullcontext():
             return train(dataset, torch.Generator().manual_seed(seed))
@@ -471,7 +428,7 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 def seed_of_run(seed: int, what: str, number: int) -> int:
-    """A seed of 63 bits for a run of the kind `what`, independent of the number of runs."""
+    """A seed of 63 bits for a run of the kind `what`."""
     return int(np.random.SeedSequence([seed % 2**64, *what.encode(), number]).generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -492,11 +449,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def run_all(run: Run, runs: int, store: FinishedRuns, *, workers: int, progress: Progress) -> tuple[Array, Array]:
-    """Seconds and scores (runs, 1 + s) of the runs on D and of those on D'; runs in the store are not repeated.
-
-    Raises:
-        InputError: a run failed (finished ones are in the store), or runs differ in their number of scores.
-    """
+    """Seconds and scores (runs, 1 + s) of the runs on D and of those on D', from the store if finished; InputError: a
+    run failed, or runs differ in their number of scores."""
     found = {number: values for number in range(runs) if (values := store.load(number)) is not None}
     missing = [number for number in range(runs) if number not in found]
     before = len(found)

@@ -1,10 +1,7 @@
 """The white box: watches each step of a training and checks that it follows the claimed mechanism.
 
-DP-SGD with seeded randomness is a function of its data and of the released sums, clipped sum plus noise, of its steps.
-So the same seeds are run on neighbouring data sets, and later runs receive the released sums of the first (they are
-*replayed*). All runs then go through the same models: the difference of two sums shows what a record adds to the sum of
-a step, and noise, batches and the returned model must be the same. Trainings with other seeds show the size and
-distribution of the noise, and how batches are drawn.
+The same seeds are run on neighbouring data sets, and later runs receive the released sums of the first (they are
+*replayed*), so that all go through the same models, and every difference comes from the record.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from safexplain._privacy_loss import Steps
 from safexplain._progress import Progress, silent
 from safexplain._secure_random import ENTROPY
 from safexplain._validate import check_number
@@ -131,10 +129,7 @@ class Watched:
 
     @contextmanager
     def watching(self, seed: int) -> Iterator[None]:
-        """Record the steps of optimizers of Opacus and `safexplain.dp`, and of heads trained in closed form.
-
-        In this context, secure random numbers are seeded.
-        """
+        """Record the steps of optimizers and of heads trained in closed form; secure random numbers are seeded."""
         from safexplain.dp.heads.closed_form import STEP_OBSERVER
 
         watched, entropy = STEP_OBSERVER.set(self), ENTROPY.set(np.random.default_rng(seed).bytes)
@@ -174,15 +169,12 @@ class Watched:
 class WhiteBox:
     """Watches the steps of a training, and checks whether they follow the claimed mechanism.
 
-    It finds bugs that models trained with canaries do not show: a bias without noise, layers that are each clipped to
-    the whole bound, batches that are not sampled, moments of clean gradients.
-
     Args:
         train: `train(dataset, generator)` trains with an optimizer of Opacus or `safexplain.dp` and fetches each batch
             from the data set right before its step; `train(dataset, generator, step)` is a hand-written loop that adds
-            noise by `noisy = step(clipped, noise, batch)` (default: `add_noise`). `dataset` has (x, y) tensors;
-            `generator` is seeded for the run, as are the global ones of torch, NumPy and Python. It returns the model:
-            a module, or arrays in lists and dictionaries.
+            noise by `noisy = step(clipped, noise, batch)`, see `add_noise`. `dataset` has (x, y) tensors; `generator`
+            is seeded for the run, as are the global ones of torch, NumPy and Python. It returns a module, or arrays in
+            lists and dictionaries.
         data: a pair (x, y) of tensors or arrays, or a map-style data set of (x, y).
         claim: it must have a mechanism.
         clip: the clipping bound C, in the units of the sums passed to `step`. None: that of the optimizer
@@ -212,13 +204,17 @@ class WhiteBox:
             check_number("clip", self.clip, above=0.0)
         object.__setattr__(self, "data", records(self.data))
 
+    @property
+    def mechanism(self) -> Steps:
+        """That of the claim."""
+        assert self.claim.mechanism is not None
+        return self.claim.mechanism
+
     def run(self, progress: Progress = silent) -> WhiteBoxResult:
         """Train some dozens of times, watch every step, and judge.
 
-        Raises:
-            InputError: the function seeds its noise, so that every run is the same; or two runs with the same seeds
-                differ; or it raised an error.
-            RefusedError: no step was observed.
+        InputError: the function seeds its noise, two runs with the same seeds differ, or it failed. RefusedError: no
+        step was observed.
         """
         began = time.monotonic()
         plain = self._watched(0)
@@ -275,7 +271,6 @@ class WhiteBox:
         return WhiteBoxResult(self.claim, checks, total, time.monotonic() - began, setting)
 
     def _without_steps(self, plain: Watched, began: float) -> WhiteBoxResult:
-        """The result if a private optimizer was created but never stepped, so that the training has no noise."""
         target = self._targets([])[0]
         runs = [plain, *(self._watched(0, {target: new}) for new in self._new_records(target))]
         return WhiteBoxResult(self.claim, (_released([runs]),), len(runs), time.monotonic() - began, {"steps seen": 0})
@@ -285,9 +280,7 @@ class WhiteBox:
     def _watched(
         self, number: int, instead: Mapping[int, Record] | None = None, replay: Watched | None = None
     ) -> Watched:
-        """One training with these records in place of others."""
-        assert self.claim.mechanism is not None
-        found = Watched(len(self.data), self.claim.mechanism.steps, replay, keep=replay is None and number == 0)
+        found = Watched(len(self.data), self.mechanism.steps, replay, keep=replay is None and number == 0)
         seed = seed_of_run(self.seed, "white box", number)
         dataset = NeighbouringData(self.data, instead, found.fetched)
         given = [dataset, torch.Generator().manual_seed(seed)]
@@ -304,7 +297,6 @@ class WhiteBox:
         return found
 
     def _result(self, model: Any, optimizer: Any) -> list[Array]:
-        """All numbers of the returned model, of its outputs for a few records, and of an optimizer's state."""
         found = numbers_of(model) + (self._outputs(model) if isinstance(model, nn.Module) else [])
         if optimizer is not None:
             found += numbers_of([[*state.values()] for state in optimizer.original_optimizer.state.values()])
@@ -321,7 +313,6 @@ class WhiteBox:
         return numbers_of(output)
 
     def _targets(self, batches: Sequence[NDArray[np.bool_] | None]) -> list[int]:
-        """The record of each class that was in most batches, the rarest class first."""
         _, y = stacked(self.data)
         often = np.zeros(len(y))
         for batch in batches:
@@ -354,11 +345,9 @@ class WhiteBox:
     # ------------------------------------------------------------------------------------ checks
 
     def _accounted(self, runs: Sequence[Watched]) -> Iterator[Check]:
-        """Checks that there are no more steps, and no larger epsilon, than claimed."""
         claim = self.claim
-        assert claim.mechanism is not None
         most = max(run.taken for run in runs)
-        yield Check("steps", most, claim.mechanism.steps, f"{most:,} noisy sums were released")
+        yield Check("steps", most, self.mechanism.steps, f"{most:,} noisy sums were released")
         if claim.epsilon is not None and claim.accounted is not None:
             spent = claim.accounted.of(claim.adjacency)
             says = f"these steps spend epsilon {spent:.3g} under {claim.adjacency}"
@@ -371,11 +360,10 @@ class WhiteBox:
             for one, other in combinations(runs, 2):
                 for t in one.sums.keys() & other.sums.keys():
                     most = max(most, _norm(one.sums[t] - other.sums[t]) / 2)
-        assert self.claim.mechanism is not None
         for run in copies:
             for t, total in run.sums.items():
                 batch = run.batches[t]
-                size = len(self.data) if self.claim.mechanism.sample_rate == 1 else 0 if batch is None else batch.sum()
+                size = len(self.data) if self.mechanism.sample_rate == 1 else 0 if batch is None else batch.sum()
                 most = max(most, _norm(total) / size if size else 0.0)
         found = most / clip
         if found < 0.5:
@@ -384,9 +372,7 @@ class WhiteBox:
         return Check("sensitivity", found, SLACK, f"one record adds up to {found:.3g} C to the sum of a step")
 
     def _noise(self, runs: Sequence[Watched], changed: Sequence[Sequence[Watched]], clip: float) -> Iterator[Check]:
-        """Size, distribution and independence of the noise over all runs, and its independence of the records."""
-        assert self.claim.mechanism is not None
-        std = self.claim.mechanism.noise_multiplier * clip
+        std = self.mechanism.noise_multiplier * clip
         steps = sorted(runs[0].noises)
         runs = [run for run in runs if sorted(run.noises) == steps and run.parts == runs[0].parts]
         tensor = np.repeat(np.arange(len(runs[0].parts)), runs[0].parts)
@@ -409,9 +395,7 @@ class WhiteBox:
         yield Check("noise apart from the records", worst, ALIKE, says)
 
     def _batches(self, runs: Sequence[Watched], changed: Sequence[Sequence[Watched]]) -> Iterator[Check]:
-        """How often records are in a batch, and whether they are sampled independently, anew in each step."""
-        mechanism = self.claim.mechanism
-        assert mechanism is not None
+        mechanism = self.mechanism
         if mechanism.sample_rate == 1:
             return
         steps = min(run.taken for run in runs)
@@ -438,7 +422,6 @@ class WhiteBox:
 
 @contextmanager
 def _collected(errors: list[InputError]) -> Iterator[None]:
-    """Collect errors of trainings that refuse unusual records, while others succeed."""
     try:
         yield
     except InputError as error:
@@ -446,7 +429,6 @@ def _collected(errors: list[InputError]) -> Iterator[None]:
 
 
 def _flat(tensors: Sequence[Any]) -> Array:
-    """All their numbers, in one array on the CPU."""
     arrays = [t.detach().cpu().numpy() if isinstance(t, Tensor) else np.asarray(t) for t in tensors]
     found = np.concatenate([a.ravel() for a in arrays]) if arrays else np.zeros(0)
     return found.astype(np.float64 if found.dtype == np.float64 else np.float32)
@@ -473,7 +455,6 @@ def _repeats(one: Watched, other: Watched) -> bool:
 
 
 def _difference(one: Watched, other: Watched) -> float:
-    """The largest relative difference of the results of two trainings; infinite if shapes differ."""
     if [a.shape for a in one.result] != [b.shape for b in other.result]:
         return math.inf
     worst = 0.0
@@ -485,7 +466,6 @@ def _difference(one: Watched, other: Watched) -> float:
 
 
 def _released(changed: Sequence[Sequence[Watched]]) -> Check:
-    """Checks that the model depends on a record only through the released sums."""
     name = "released by the sums alone"
     if not changed[0][0].result:
         says = "train returned no module and no arrays, so models could not be compared"

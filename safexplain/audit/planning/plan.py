@@ -21,10 +21,9 @@ from torch import nn
 
 from safexplain.audit.answers import DITHERS_WITHOUT_NOISE, ExplainModel, predict
 from safexplain.audit.attacks.suite import MIN_FOR_NULL
-from safexplain.audit.canaries.batched import blocks_of
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.probe import CanaryProbe, runs_within, stages_of
-from safexplain.audit.canaries.run import Setting, Threshold, scores_of
+from safexplain.audit.canaries.run import Setting, Threshold, blocks_of, scores_of
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.population import Population
 from safexplain.audit.queries import Queries, levels_of

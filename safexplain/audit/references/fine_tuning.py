@@ -22,9 +22,8 @@ from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.population import Population
 from safexplain.audit.queries import device_of
-from safexplain.audit.references.dp_training import Trained, with_group_norm
 from safexplain.audit.references.parallel import present
-from safexplain.audit.references.recipe import Recipe, Tick
+from safexplain.audit.references.recipe import Recipe, Tick, Trained, with_group_norm
 from safexplain.audit.references.shadows import (
     ModelCache,
     Shadows,
@@ -178,8 +177,8 @@ def fine_tune(
 
 
 def replace_head(model: nn.Module, classes: int | None = None, *, seed: int) -> nn.Module:
-    """A copy with a freshly initialised `nn.Linear` of `classes` outputs (None: as many as before) as its head; raises
-    InputError unless there is one head, an `nn.Linear`."""
+    """A copy with a new `nn.Linear` of `classes` outputs (None: as many as before) as its head; InputError unless the
+    head is one `nn.Linear`."""
     from safexplain.dp.models.replacements import replace_module
 
     name = head_name(model)
@@ -203,7 +202,7 @@ def head_name(model: nn.Module) -> str:
     kind = "a scikit-learn classifier" if isinstance(model, EstimatorModule) else type(model).__name__
     raise InputError(
         f"expected one nn.Linear as the head of {kind}, got {', '.join(names) or 'none'}. Pre-train models whose last"
-        " layer is one nn.Linear with an output for each class, called fc, classifier, head or heads, or at the end"
+        " layer is one, called fc, classifier, head or heads, or at the end"
     )
 
 
@@ -217,7 +216,6 @@ class _Job:
     device: torch.device
 
     def __call__(self, places: list[int], starts: list[nn.Module], tick: Tick) -> list[nn.Module]:
-        """The fine-tuned models of these places, on the CPU."""
         models = [start.to(self.device) for start in starts]
         if len(models) > 1 or self.on_features(models[0]):
             self._train_heads(models, places, tick)
@@ -314,7 +312,6 @@ class _Job:
         return found + [[i] for i in missing if i not in together]
 
     def _train_heads(self, models: Sequence[nn.Module], places: Sequence[int], tick: Tick) -> None:
-        """Compute features once, then train all heads at once."""
         from safexplain.dp.heads.features import features
 
         inputs, labels, index, heads, first = [], [], [], [], 0
@@ -329,7 +326,6 @@ class _Job:
         train_models(self.how.recipe, heads, torch.cat(inputs), torch.cat(labels), index, generators, tick)
 
     def _train_alone(self, model: nn.Module, i: int, tick: Tick) -> None:
-        """Train in the plain loop through the whole network."""
         from safexplain.dp.models.replacements import restore
 
         learner = self._with_adapters(model, i) if self.how.trainable == "lora" else model
@@ -367,7 +363,6 @@ class _Job:
         return replace(how.recipe.dp, trainable=training).tuner(recipe, model, x, y, seed=seed, tick=tick)
 
     def _parts(self, model: nn.Module) -> list[str]:
-        """Names of the modules that train, without modules within these."""
         from safexplain.dp.models.parameters import blocks
         from safexplain.dp.models.replacements import LoRALinear
 
@@ -405,7 +400,6 @@ class _Job:
         return replace_module(model, name, head)
 
     def _adapted(self, model: nn.Module) -> Sequence[str]:
-        """Names of the linear layers that get adapters."""
         from safexplain.dp.models.replacements import TARGETS
 
         head = head_name(model)
@@ -420,7 +414,6 @@ class _Job:
 
 @contextmanager
 def _only(model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Within this context, only the parameters of these parts require gradients."""
     before = {p: p.requires_grad for p in model.parameters()}
     training = {p for part in parts for p in part.parameters()}
     for p in before:

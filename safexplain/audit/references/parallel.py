@@ -70,10 +70,9 @@ def each(
 ) -> Iterator[tuple[int, Any]]:
     """(i, `work(*tasks[i], tick=tick)`) for every task, as they finish; in order if this process does them.
 
-    `tick(share, note="")` moves progress in this process and does nothing in a worker. Each task counts as `sizes`
-    units (or one) of `total`, which includes the `before` finished earlier. Tasks that cannot be pickled, such as an
-    endpoint, run in this process. A task whose worker died is repeated; exceptions of `work` are raised unchanged.
-    Models stay on their device in the worker; results must be on the CPU.
+    `tick(share, note="")` moves progress in this process. Each task counts as `sizes` units (or one) of `total`, which
+    includes the `before` finished earlier. Tasks that cannot be pickled run in this process; a task whose worker died
+    is repeated; exceptions of `work` are raised unchanged. Results must be on the CPU.
     """
     units = [1.0] * len(tasks) if sizes is None else list(sizes)
     total, done = before + sum(units) if total is None else total, before
@@ -115,7 +114,6 @@ def each(
 
 
 def _answers(waiting: Mapping[int, tuple[bytes, list[NDArray[Any]]]]) -> Generator[tuple[int, bool, bytes]]:
-    """Number, whether it raised, and the pickled result of each task, as workers finish them."""
     pool = Parallel(return_as="generator_unordered", batch_size=1, mmap_mode="c")
     results = pool(delayed(_do)(i, VERSIONS, raw, *arrays) for i, (raw, arrays) in list(waiting.items()))
     try:
@@ -186,16 +184,13 @@ def _packed(work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> dict[
 
 
 def _unpacked(raw: bytes, arrays: Sequence[NDArray[Any]]) -> Any:
-    """The inverse of `_packed`; read-only arrays, as of Ray and Dask, are copied for torch."""
+    """The inverse of `_packed`; read-only arrays are copied for torch."""
     usable = [a if a.flags.writeable and a.ctypes.data % 16 == 0 else a.copy() for a in arrays]
     return pickle.loads(raw, buffers=usable)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Keeps large arrays and tensors out of the pickle, as bytes in `arrays`.
-
-    `known` has those of all tasks: (address, bytes) -> array, and id of a tensor -> tensor and its array.
-    """
+    """Keeps large arrays and tensors out of the pickle, as bytes in `arrays`; `known` has those of all tasks."""
 
     def __init__(self, file: io.BytesIO, known: dict[Any, Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._is_small)

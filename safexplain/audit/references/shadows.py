@@ -27,9 +27,9 @@ from safexplain._digest import Undigestable, code_digest, digest, estimator_dige
 from safexplain._files import FileStore
 from safexplain._progress import Progress, silent
 from safexplain.audit.population import Population
-from safexplain.audit.references.dp_training import FrozenAs, train_private_models, with_group_norm
 from safexplain.audit.references.parallel import each, parallel, present, workers
 from safexplain.audit.references.recipe import (
+    FrozenAs,
     Recipe,
     Tick,
     Train,
@@ -39,6 +39,8 @@ from safexplain.audit.references.recipe import (
     fits,
     forget,
     moved,
+    train_private_models,
+    with_group_norm,
 )
 from safexplain.columns import Columns
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
@@ -99,7 +101,7 @@ def load_or_train(
     progress: Progress,
 ) -> list[nn.Module]:
     """The models 0 .. m - 1 in eval mode. Those that `load` does not find are trained by `train(places, starts, tick=)`
-    in groups, here or in workers, and saved, so that an interrupted run resumes."""
+    in groups, here or in workers, and saved."""
     models = [load(i) for i in range(len(starts))]
     missing = [i for i, model in enumerate(models) if model is None]
     parts = groups(missing)
@@ -121,7 +123,7 @@ def load_or_train(
 
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
 BATCHABLE = (nn.Linear, nn.Flatten, *ACTIVATIONS)
-"""Layers whose batched form is one matrix product or elementwise, without state and without randomness."""
+"""Layers without state and without randomness."""
 
 
 def is_batchable(model: nn.Module, recipe: Recipe) -> bool:
@@ -276,8 +278,8 @@ class EstimatorTraining:
     given: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters that replace the estimator's
 
     def fitted(self, x: NDArray[np.float32], y: NDArray[np.int64], *, classes: int, seed: int) -> EstimatorModule:
-        """A clone, seeded if it or its steps have `random_state` and fitted on (members, d) inputs and labels, as a
-        module of `classes` outputs; InputError if it cannot be fitted."""
+        """A seeded clone, fitted on (members, d) inputs and labels, as a module of `classes` outputs; InputError: it
+        cannot be fitted."""
         from sklearn.base import clone
         from sklearn.exceptions import ConvergenceWarning
 
@@ -553,7 +555,6 @@ class _Job:
 
 
 def _can_rebuild(start: nn.Module | None, model: nn.Module, x: Tensor) -> bool:
-    """Whether the model that `build` made gives the same outputs with the weights of a function's model."""
     if start is None:
         return False
     expected = {name: t.shape for name, t in start.state_dict().items()}

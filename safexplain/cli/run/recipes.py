@@ -22,9 +22,8 @@ from safexplain.audit import FineTune, Population, Recipe, Shadows, fine_tune, t
 from safexplain.audit.answers import predict
 from safexplain.audit.controls.splits import copies_of, refuse_copies
 from safexplain.audit.question import Question, SubjectData
-from safexplain.audit.references.dp_training import DPTraining, check_records, overruled
 from safexplain.audit.references.fine_tuning import Trainable, check_trainable, replace_head
-from safexplain.audit.references.recipe import check_examples
+from safexplain.audit.references.recipe import DPTraining, check_examples, check_records, overruled
 from safexplain.audit.references.shadows import Build, EstimatorTraining
 from safexplain.audit.run import hardly_better_than_guessing
 from safexplain.audit.signals import hash_examples

@@ -12,7 +12,6 @@ import torch
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold, learned, map_classifier
 from safexplain.audit.attacks.learned import TrainingPairs
 from safexplain.audit.attacks.map_classifier import CLIP, Standardisation, unit_maps
-from safexplain.audit.store import parts
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
 
@@ -45,9 +44,6 @@ def auc_and_interval(scores, member):
     return curve.auc, auc_interval(curve, 0.999)
 
 
-# ----------------------------------------------------------------------------------------- leaks, and none, both ways
-
-
 def test_a_pattern_that_no_norm_shows_is_found():
     target, shadows, membership, member = world()
     auc, _ = auc_and_interval(QUICK(target, shadows, membership), member)
@@ -77,24 +73,6 @@ def test_only_the_models_and_examples_allowed_are_trained_on():
     assert not np.array_equal(QUICK(target, other, membership), expected)
 
 
-def test_knowing_an_example_by_its_map_is_of_no_use(monkeypatch):
-    """Every example is in the training set of exactly half of the models, so the references' share gives it away."""
-    n, m = 64, 5
-    rng = np.random.default_rng(0)
-    member = rng.permuted(np.tile(np.arange(m + 1)[:, None] < 3, (1, n)), axis=0)
-    maps = np.repeat((10 * np.eye(n))[None], m + 1, axis=0) + rng.normal(0, 0.1, (m + 1, n, n))
-    monkeypatch.setattr(learned, "PATIENCE", 30)
-    monkeypatch.setattr(learned, "DROPOUT", 0.0)
-    pairs = TrainingPairs.draw(member[1:], np.arange(m), 10**6, rng)
-    weight = pairs.weights()
-    for i in range(n):
-        mine = pairs.example == i
-        assert weight[mine & pairs.member].sum() == pytest.approx(weight[mine & ~pairs.member].sum(), rel=1e-5)
-    scores = Learned(epochs=30, lr=1e-2, device="cpu")(maps[0], maps[1:], member[1:])
-    _, (low, high) = auc_and_interval(scores, member[0])
-    assert low < 0.5 < high
-
-
 def test_a_texture_that_moves_is_found_by_the_convolutions():
     """Only the signs change, in a spot anywhere: norms, extremes and the mean map do not."""
     rng = np.random.default_rng(0)
@@ -110,9 +88,6 @@ def test_a_texture_that_moves_is_found_by_the_convolutions():
     found = roc(image(maps[0], maps[1:], member[1:]), member[0]).auc
     assert found > 0.75
     assert found > roc(dense(maps[0], maps[1:], member[1:]), member[0]).auc + 0.1
-
-
-# ---------------------------------------------------------------------------------------------------- repeating itself
 
 
 def test_the_global_random_state_and_precision_of_torch_do_not_matter_and_stay():
@@ -165,16 +140,6 @@ def test_members_and_others_weigh_the_same_and_so_do_an_examples_maps_on_both_si
     assert found == pytest.approx(raw * np.where(member, 3.5 / raw[member].sum(), 3.5 / raw[~member].sum()))
 
 
-def test_work_in_parts_gives_the_same_scores(monkeypatch):
-    target, shadows, membership, _ = world(100, 4)
-    whole = QUICK(target, shadows, membership)
-    monkeypatch.setattr(map_classifier, "parts", lambda n, width: parts(n, width, 1000))
-    assert np.allclose(QUICK(target, shadows, membership), whole, atol=1e-4)
-
-
-# ----------------------------------------------------------------------------------------------------------- inputs
-
-
 def test_unit_maps_and_their_scalars_give_the_map_back():
     maps = torch.tensor([[3.0, -4.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1e-200, 2e-200, 0.0, 1e-200]]).double()
     maps[2] = torch.tensor([1e-200, 2e-200, 0.0, 1e-200], dtype=torch.float64)
@@ -197,10 +162,8 @@ def test_scalars_are_standardised_and_the_logarithm_of_zero_is_that_of_half_of_t
     assert standardise(torch.tensor([[1e9, 5.5]]).double())[0].tolist() == [
         CLIP,
         0.5,
-    ]  # what never changed keeps its unit
+    ]  # an unchanged one keeps its unit
 
-
-# ----------------------------------------------------------------------------------------------------------- errors
 
 T, S, M = world(20, 3)[:3]
 
@@ -236,9 +199,6 @@ def test_training_that_diverges_says_so(monkeypatch):
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ConfigurationError):
         Learned(**options)
-
-
-# ------------------------------------------------------------------------------------------------------------ time
 
 
 @pytest.mark.gpu

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as distributions
+from scipy.stats import rankdata
 
-from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.attacks import (
+    RMIA,
+    JointLikelihoodRatio,
+    LabelLikelihoodRatio,
+    LikelihoodRatio,
+    Threshold,
+    likelihood,
+)
+from safexplain.audit.attacks.likelihood import likelihood_ratios
+from safexplain.audit.attacks.suite import VIEWS
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
 
@@ -23,9 +33,6 @@ def world(n=4000, m=32, leak=1.0, seed=0, d=None):
     moved = member if d is None else member[..., None]
     signal = rng.normal(0, 2, shape[1:]) + rng.normal(size=shape) - leak * moved
     return signal[0], signal[1:], member[1:], member[0]
-
-
-# -------------------------------------------------------------------------------------------------- slow oracle
 
 
 def sides(shadows, membership, i):
@@ -101,12 +108,6 @@ def test_the_likelihood_ratio_equals_the_slow_one():
         assert np.allclose(found, slow_likelihood_ratio(target, shadows, membership), rtol=1e-6, atol=1e-6)
 
 
-def test_one_example_alone_is_compared_with_its_own_references():
-    target, shadows, membership, _ = world(1, 12)
-    found = LikelihoodRatio()(target, shadows, membership)
-    assert np.allclose(found, slow_likelihood_ratio(target, shadows, membership), rtol=1e-6)
-
-
 def test_the_likelihood_ratio_of_a_vector_is_the_sum_over_its_features():
     target, shadows, membership, _ = world(40, 12, d=5)
     membership[:, 3], membership[:, 4] = True, False
@@ -135,13 +136,6 @@ def test_zeros_are_raised_to_half_of_the_smallest_positive_value():
     assert np.allclose(found, LikelihoodRatio("identity")(*np.log(raised[0])[None], np.log(raised[1]), membership))
 
 
-def test_work_in_parts_gives_the_same_scores(monkeypatch):
-    case = world(50, 10, d=4)[:3]
-    whole = LikelihoodRatio()(*case)
-    monkeypatch.setattr("safexplain.audit.attacks.likelihood.CHUNK", 100)
-    assert np.allclose(LikelihoodRatio()(*case), whole, rtol=1e-12)
-
-
 def slow_label_ratio(target, shadows, membership, smoothing):
     scores = []
     for i, label in enumerate(target):
@@ -165,9 +159,6 @@ def test_the_label_ratio_equals_the_slow_one(smoothing):
     labels = rng.integers(0, 3, (13, 80))
     found = LabelLikelihoodRatio(smoothing)(labels[0], labels[1:], membership)
     assert np.allclose(found, slow_label_ratio(labels[0], labels[1:], membership, smoothing))
-
-
-# ------------------------------------------------------------------------------------- leaks, and none, both ways
 
 
 def auc_and_interval(scores, member):
@@ -195,9 +186,6 @@ def test_without_a_leak_nothing_is_found(d):
 def test_the_threshold_score_is_the_negated_signal():
     assert Threshold()(np.array([1, -2, 3])).tolist() == [-1, 2, -3]
     assert Threshold(member_when_low=False)(np.array([1, -2, 3])).tolist() == [1, -2, 3]
-
-
-# -------------------------------------------------------------------------------------------------- odd signals
 
 
 def test_signals_that_are_all_zero_score_0():
@@ -228,8 +216,6 @@ def test_scores_are_always_finite(m, n, data, transform):
         assert np.isfinite(LikelihoodRatio("log")(signal[0], signal[1:], membership)).all()
     assert np.isfinite(LabelLikelihoodRatio()(signal[0], signal[1:], membership)).all()
 
-
-# ------------------------------------------------------------------------------------------------------- errors
 
 T, S, M = world(6, 4)[:3]
 
@@ -272,8 +258,154 @@ def test_vectors_are_refused_where_one_number_is_meant():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: LikelihoodRatio("sqrt"), lambda: LabelLikelihoodRatio(0.0), lambda: LabelLikelihoodRatio(math.inf)]
+    "make",
+    [
+        lambda: LikelihoodRatio("sqrt"),
+        lambda: JointLikelihoodRatio("sqrt"),
+        lambda: LabelLikelihoodRatio(0.0),
+        lambda: RMIA(-0.1),
+        lambda: RMIA(1.1),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(make):
     with pytest.raises(ConfigurationError):
         make()
+
+
+REFERENCES = np.array([0, 2, 3, 4, 5, 6, 8])
+READ = [1, 3, 8, 7, 0]
+
+
+def released(shape, seed=0):
+    """Signals of nine models, larger on members, and who is a member."""
+    rng = np.random.default_rng(seed)
+    member = rng.random(shape[:2]) < 0.5
+    size = np.abs(rng.normal(size=shape)) * np.exp(rng.normal(size=shape[1:]))
+    return size * (1 + 0.3 * member.reshape(*member.shape, *[1] * (len(shape) - 2))), member
+
+
+def ratios(attack, values, member, reads=READ, view=None):
+    return likelihood_ratios(attack, values, member, REFERENCES, reads, view)
+
+
+def oracle(attack, values, member, read):
+    others = [i for i in REFERENCES if i != read and not np.array_equal(member[i], ~member[read])]
+    return attack(values[read], values[others], member[others])
+
+
+@pytest.mark.parametrize(
+    ("shape", "attack"),
+    [((9, 200), LikelihoodRatio()), ((9, 200), LikelihoodRatio("identity")), ((9, 200, 5), LikelihoodRatio())],
+    ids=["numbers", "as they are", "vectors"],
+)
+def test_each_model_is_scored_as_by_the_attack_itself_with_the_others_as_references(shape, attack):
+    values, member = released(shape)
+    values[3, 5] = 0.0
+    for found, read in zip(ratios(attack, values, member), READ, strict=True):
+        np.testing.assert_allclose(found, oracle(attack, values, member, read), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(9, 200), (9, 200, 5)], ids=["numbers", "vectors"])
+def test_the_complement_of_the_model_that_is_read_is_nobodys_reference_for_it(shape):
+    values, member = released(shape)
+    member[4], member[7] = ~member[3], ~member[6]
+    found = ratios(LikelihoodRatio(), values, member)
+    for scores, read in zip(found, READ, strict=True):
+        np.testing.assert_allclose(scores, oracle(LikelihoodRatio(), values, member, read), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_made_of_a_few_examples_at_a_time_is_the_view_of_all(view, monkeypatch):
+    values, member = released((9, 60, 7))
+    values = (values - 1).astype(np.float32)
+    monkeypatch.setattr(likelihood, "CHUNK", 200)
+    found = ratios(LikelihoodRatio(), values, member, view=VIEWS[view])
+    for scores, read in zip(found, READ, strict=True):
+        np.testing.assert_allclose(scores, oracle(LikelihoodRatio(), VIEWS[view](values), member, read), atol=1e-8)
+
+
+def test_an_example_without_references_on_both_sides_says_nothing():
+    values, member = released((9, 50))
+    member[:, 7] = False
+    member[3, 7] = True
+    found = ratios(LikelihoodRatio(), values, member, [1, 3])
+    assert found[0, 7] != 0  # model 3 alone was trained with it
+    assert found[1, 7] == 0  # and is nobody's reference when it is read
+
+
+VARIANTS = [RMIA(), RMIA(offline=True), RMIA(0.0, offline=True), RMIA(1.0, offline=True)]
+
+
+def losses(n=3000, m=16, leak=1.0, seed=0):
+    """Losses of a target and m references: an example's own level, noise, and exp(leak) times smaller on members."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((m + 1, n)) < 0.5
+    loss = np.exp(rng.normal(-1, 1.5, n) + rng.normal(0, 0.5, (m + 1, n)) - leak * member)
+    return loss[0], loss[1:], member[1:], member[0]
+
+
+def slow_ratios(target, shadows, membership, attack):
+    """p(x | model) / p(x) of one example after the other, on plain probabilities."""
+    ratios = []
+    for i, loss in enumerate(target):
+        p = np.exp(-shadows[:, i])
+        with_it, without = p[membership[:, i]], p[~membership[:, i]]
+        if attack.offline:
+            mean = ((1 + attack.a) * without.mean() + (1 - attack.a)) / 2 if len(without) else None
+        else:
+            mean = (with_it.mean() + without.mean()) / 2 if len(with_it) and len(without) else None
+        ratios.append(1.0 if mean is None else math.exp(-loss) / mean)
+    return np.array(ratios)
+
+
+def dense_shares(ratios):
+    """The n x n matrix of ratio(x) / ratio(z) >= 1, its diagonal left out."""
+    won = ratios[:, None] / ratios[None] >= 1
+    np.fill_diagonal(won, False)
+    return won.sum(1)
+
+
+@pytest.mark.parametrize("attack", VARIANTS, ids=repr)
+def test_scores_are_the_dense_shares_with_ties_broken_by_less_than_a_step(attack):
+    target, shadows, membership, _ = losses(200, 8)
+    membership[:, 3], membership[:, 4] = True, False
+    target[20], shadows[:, 20], membership[:, 20] = target[21], shadows[:, 21], membership[:, 21]
+    ratios = slow_ratios(target, shadows, membership, attack)
+    found = attack(target, shadows, membership)
+    assert np.array_equal(np.floor(found * 200 + 1e-9), dense_shares(ratios))
+    assert found[20] == found[21]
+    assert ((found >= 0) & (found <= 1)).all()
+    keep = np.arange(200) != 20
+    assert np.array_equal(rankdata(found[keep]), rankdata(ratios[keep]))
+
+
+def test_probabilities_below_the_smallest_float_are_told_apart():
+    rng = np.random.default_rng(0)
+    member = rng.random((9, 400)) < 0.5
+    loss = 2000 + rng.normal(0, 1, (9, 400)) - 3 * member
+    assert (np.exp(-loss) == 0).all()
+    assert roc(RMIA()(loss[0], loss[1:], member[1:]), member[0]).auc > 0.9
+    shifted = RMIA()(loss[0] - 1900, loss[1:] - 1900, member[1:])
+    assert np.array_equal(np.argsort(shifted), np.argsort(RMIA()(loss[0], loss[1:], member[1:])))
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_leak_is_found_and_no_leak_is_not(offline):
+    for leak in (1.0, 0.0):
+        target, shadows, membership, member = losses(leak=leak)
+        low, high = auc_interval(roc(RMIA(offline=offline)(target, shadows, membership), member), 0.999)
+        assert (low > 0.6) if leak else (low < 0.5 < high)
+
+
+def test_what_it_cannot_use_is_refused():
+    target, shadows, membership, _ = losses(6, 4)
+    membership[:2] = [[True], [False]]
+    with pytest.raises(InputError, match="pass the loss"):
+        RMIA()(-target, shadows, membership)
+    with pytest.raises(InputError, match="one loss per example"):
+        RMIA()(target[:, None], shadows[..., None], membership)
+    with pytest.raises(InputError, match="train more reference models"):
+        RMIA()(target, shadows, np.zeros_like(membership))
+    assert np.isfinite(RMIA(offline=True)(target, shadows, np.zeros_like(membership))).all()
+    with pytest.raises(InputError, match="needs reference models without the example"):
+        RMIA(offline=True)(target, shadows, np.ones_like(membership))

@@ -83,9 +83,6 @@ def against_first(signals, attack, name):
     return attack(values[0], values[1:], signals.membership[1:]), signals.membership[0]
 
 
-# ------------------------------------------------------------------------------------------------ the likelihood ratio
-
-
 def slow_lrt(target, shadows, membership, variance):
     logs, out = np.log(shadows), ~membership
     squares, freedom, scores = [], [], np.zeros(len(target))
@@ -132,9 +129,6 @@ def test_wrong_input_is_refused():
         CounterfactualLRT("none")
 
 
-# ---------------------------------------------------------------------------------------------- densities over all
-
-
 @pytest.mark.parametrize(("bins", "each", "n"), [(4, 150, 100), (200, 50, 100), (200, 30, 10)])
 def test_a_pooled_ratio_is_that_of_counts_in_bins(bins, each, n):
     """At least 50 values a bin, where there are so many, and at least two bins."""
@@ -165,19 +159,6 @@ def test_pooled_ratios_of_equal_values_are_equal_and_wrong_input_is_refused():
         PooledDensityRatio(1)
 
 
-# ------------------------------------------------------------------------------------------------ reading the boundary
-
-
-def test_one_answer_tells_the_weights_of_a_linear_model():
-    x, y = data()
-    model = Linear.fitted(x, y)
-    one = np.flatnonzero(~model.explain(x).favourable)[:1]
-    direction, offset = Answers.collect(model, x[one]).boundary(x[one])
-    size = np.linalg.norm(model.w)
-    assert direction @ model.w / size == pytest.approx(1.0, abs=1e-12)
-    assert offset == pytest.approx(model.b / size, abs=1e-9)
-
-
 def test_offsets_are_read_through_noise_by_averaging_over_questions():
     x, y = data(n=4000, d=20)
     model = Linear.fitted(x, y, noise=2.0, rng=np.random.default_rng(0))
@@ -193,9 +174,6 @@ def test_offsets_are_read_through_noise_by_averaging_over_questions():
 def test_margins_are_signed_by_the_true_label():
     found = margins(np.array([0.6, 0.8]), 1.0, np.ones((2, 2)), np.array([True, False]))
     assert found == pytest.approx([2.4, -2.4])
-
-
-# ----------------------------------------------------------------------------------------------------------- collecting
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +250,6 @@ def test_pools_that_cannot_be_used_are_refused():
         collect_recourse(exact, x, y, models=2, repeats=0)
 
 
-# ------------------------------------------------------------------------------------------- what is found, or not
-
-
 def test_overfitted_models_are_found_and_the_signed_margin_finds_more(overfitted):
     found = {
         name: auc(*against_first(overfitted, attack, signal))
@@ -292,12 +267,6 @@ def test_overfitted_models_are_found_and_the_signed_margin_finds_more(overfitted
     assert min(found["direction LRT"], found["direction density"]) > found["global"] + 0.02
 
 
-def test_noise_on_lengths_stops_the_distance_and_not_the_direction():
-    signals = collect_recourse(lambda x, y, seed: noised(x, y, seed, noise=20.0), *data(), models=9)
-    assert abs(auc(*against_first(signals, CounterfactualDistance(), "distance")) - 0.5) < 0.08
-    assert auc(*against_first(signals, Threshold(member_when_low=False), "recovered_margin")) > 0.7
-
-
 def test_models_that_were_never_trained_leak_nothing():
     x, y = data(n=1200, d=20)
     signals = collect_recourse(repeated_noise, x, y, models=7, repeats=2)
@@ -306,9 +275,6 @@ def test_models_that_were_never_trained_leak_nothing():
         low, high = auc_interval(attack.curve, confidence=0.9999)
         assert low <= 0.5 <= high, attack.title
     assert result.verdict != "leak"
-
-
-# ------------------------------------------------------------------------------------------------------------ the suite
 
 
 def test_the_suite_runs_the_attacks_that_the_signals_allow(overfitted):

@@ -120,9 +120,6 @@ def test_thresholds_are_for_audits_without_references_and_for_those_who_name_the
     assert {r.name for r in named} == {"Threshold", "LabelPatience", "Stacked"}
 
 
-# ------------------------------------------------------------------------------------------------ whole predictions
-
-
 def foreign(leak=0.0, levels=(1, 4, 20), labelled=True, seed=0, explained=False):
     """Log odds of all classes of another task, which membership moves in a direction of each example's own."""
     rng = np.random.default_rng(seed)

@@ -80,9 +80,7 @@ def test_a_gradient_canary_goes_through_the_tuners_own_loop(tmp_path):
 def test_the_same_training_on_other_data_has_the_same_plan():
     tuned = tuner(network())
     again = tuned.with_data(OTHERS, seed=3)
-    assert again.plan is tuned.plan
-    assert again.config.seed == 3
-    assert tuned.config.seed is None
+    assert (again.plan, again.config.seed, tuned.config.seed) == (tuned.plan, 3, None)
     assert torch.equal(again.records.x, OTHERS[0])
     with pytest.raises(InputError, match="expected 40 records"):
         tuned.with_data((X[:5], Y[:5]), seed=0)

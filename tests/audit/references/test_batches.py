@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from safexplain.audit import Recipe
 from safexplain.audit.references import recipe as batches
-from safexplain.audit.references.recipe import Batches, padding, shift_and_flip
+from safexplain.audit.references.recipe import Batches, padding
 from safexplain.audit.references.shadows import train_one
 from safexplain.errors import InputError
 
@@ -112,20 +112,6 @@ def test_data_goes_to_a_gpu_where_it_takes_at_most_a_third_of_what_is_free_there
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**12))
         assert batches.fits(x, gpu) is expected
     assert batches.fits(x, CPU)
-
-
-@pytest.mark.parametrize(
-    ("shape", "layout"), [((40, 3, 16, 16), torch.channels_last), ((40, 1, 3, 4), torch.contiguous_format)]
-)
-def test_crops_are_those_of_padded_images_in_numbers_and_in_memory_format(shape, layout):
-    x = torch.randn(shape, generator=seeded()).contiguous(memory_format=layout)
-    most, g = 2 * padding(x) + 1, seeded(1)
-    rows, columns = (torch.randint(0, most, shape[:1], generator=g) for _ in range(2))
-    mirrored = torch.rand(shape[0], generator=g) < 0.5
-    found = shift_and_flip(x, rows, columns, mirrored)
-    assert torch.equal(found, slowly_cropped(x, rows, columns, mirrored))
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    assert not torch.equal(found, slowly_cropped(x, rows, columns, ~mirrored))
 
 
 def test_augmentation_is_for_images_and_crops_for_images_that_can_be_padded():

@@ -11,8 +11,8 @@ from torch import nn
 
 from safexplain._progress import silent
 from safexplain.audit import Population, Recipe, train_shadows
-from safexplain.audit.references import dp_training
-from safexplain.audit.references.dp_training import DPTraining, FrozenAs
+from safexplain.audit.references import recipe as recipes
+from safexplain.audit.references.recipe import DPTraining, FrozenAs
 from safexplain.audit.references.shadows import Repeated, mixed_seed
 from safexplain.dp import DPFineTuner, FlatClipping
 from safexplain.errors import InputError
@@ -68,8 +68,8 @@ def test_a_reference_is_what_dpfinetuner_makes_of_its_members_with_its_own_seed(
 
 def test_heads_train_together_and_without_noise_they_are_those_of_dpfinetuner(monkeypatch):
     seen = []
-    together = dp_training._train_heads
-    monkeypatch.setattr(dp_training, "_train_heads", lambda *a: seen.append(len(a[4])) or together(*a))
+    together = recipes._train_heads
+    monkeypatch.setattr(recipes, "_train_heads", lambda *a: seen.append(len(a[4])) or together(*a))
     plain = {"delta": 1e-3, "noise_multiplier": 0.0, "sample_rate": 1.0, "steps": 7, "trainable": "head", "clip": 0.5}
     population, recipe = pool(), Recipe(lr=0.02, dp=plain)
     shadows = train_shadows(population, recipe, build=shared, models=4, members=30)

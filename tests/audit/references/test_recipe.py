@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from safexplain.audit import Recipe
-from safexplain.audit.references.recipe import check_examples
+from safexplain.audit import Population, Recipe
+from safexplain.audit.references.recipe import DPTraining, check_examples, check_records, overruled
+from safexplain.dp import AutoSClipping, FlatClipping, PerLayerClipping, Steps
+from safexplain.dp.sgd.plan import MECHANISM
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
+from safexplain.verdict.privacy_statement import PrivacyStatement
 
 RECIPES = st.builds(
     Recipe,
@@ -138,3 +143,155 @@ def test_the_cosine_schedule_ends_at_zero_and_the_constant_one_stays():
             schedule.step()
             seen.append(schedule.get_last_lr()[0])
         assert seen == pytest.approx(expected, abs=1e-9)
+
+
+STATED = PrivacyStatement(
+    MECHANISM,
+    records=900,
+    delta=1e-5,
+    phases=(Steps(2.4, 0.2, 100),),
+    clipping=repr(FlatClipping(0.5)),
+    expected_batch_size=180,
+    trained="head: 650 of 4,810 parameters",
+)
+
+TABLES = [
+    {"epsilon": 3.0, "delta": 1e-6, "adjacency": "add_remove", "clip": 0.5, "clipping": "flat"},
+    {"noise_multiplier": 1.5, "delta": 1e-5, "steps": 70, "sample_rate": 0.1, "trainable": ("blocks.11", "*.norm.*")},
+]
+
+
+def of(text: str, statement: PrivacyStatement | None = None) -> Recipe:
+    import tomllib
+
+    return Recipe.of(tomllib.loads(text), "recipe r.toml", statement)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_recipe_with_privacy_survives_toml(tmp_path, table):
+    recipe = Recipe(lr=0.01, epochs=20, batch_size=180, dp=table)
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    assert Recipe.from_toml(tmp_path / "recipe.toml") == recipe
+    assert recipe.dp == DPTraining(**table)
+
+
+def test_without_the_table_the_text_is_what_it_was():
+    assert "dp" not in Recipe().to_toml()
+    assert (
+        Recipe(dp={"epsilon": 8, "delta": 1e-5}).to_toml()
+        == Recipe().to_toml() + "\n[dp]\ndelta = 1e-05\nepsilon = 8\n"
+    )
+
+
+def test_what_a_file_leaves_out_is_as_dpfinetuner_has_it():
+    recipe = of('optimizer = "adamw"\nepochs = 3\n[dp]\nepsilon = 8\ndelta = 1e-5')
+    assert (recipe.lr, recipe.batch_size, recipe.momentum, recipe.weight_decay) == (5e-4, 256, 0.0, 0.01)
+    assert of("epochs = 3") == Recipe(epochs=3)
+
+
+@pytest.mark.parametrize(("name", "rule"), [("auto-s", AutoSClipping(2.0)), ("per-layer", PerLayerClipping(2.0))])
+def test_clipping_goes_by_name(name, rule):
+    assert DPTraining(1e-5, 8, clip=2.0, clipping=name).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("[dp]\nepsilon = 0\ndelta = 1e-5", ConfigurationError, r"\[dp\] epsilon: expected a finite number above 0"),
+        ("[dp]\nepsilon = 8", ConfigurationError, r"r.toml: \[dp\] lacks delta"),
+        ("[dp]\ndelta = 1e-5", ConfigurationError, r"\[dp\] expected epsilon .*, got neither"),
+        ("[dp]\nepsilon = 8\ndelta = 1e-5\nadjacency = 'replace'", ConfigurationError, r"\[dp\] adjacency"),
+        ("[dp]\nepsilon = 8\ndelta = 1e-5\nclipping = 'norm'", ConfigurationError, r"\[dp\] clipping is one of auto-s"),
+        ("[dp]\nepsilon=8\ndelta=1e-5\nclipping='flat'\ngamma=1", ConfigurationError, r"\[dp\] gamma belongs to"),
+        ("dp = 8", ConfigurationTypeError, r"r.toml: \[dp\] must be a table"),
+        ("augmentation = 'flip'\n[dp]\nepsilon = 8\ndelta = 1e-5", ConfigurationError, "augmentation = \"none\" only"),
+    ],
+)  # fmt: skip
+def test_a_table_that_makes_no_sense_is_refused_by_its_name(text, kind, message):
+    with pytest.raises(kind, match=message):
+        of(text)
+
+
+def test_a_statement_fills_the_table_exactly():
+    recipe = of("lr = 0.01", STATED)
+    assert recipe.dp == DPTraining(
+        1e-5, noise_multiplier=2.4, steps=100, sample_rate=0.2, clip=0.5, clipping="flat", trainable="head"
+    )
+    assert (recipe.lr, recipe.epochs, recipe.batch_size) == (0.01, 20, 180)
+    spent = STATED.epsilons.substitute
+    same = f'[dp]\nepsilon = {spent:.2f}\ndelta = 1e-5\nadjacency = "substitute"\nclip = 0.5\ntrainable = "head"'
+    assert of(f"lr = 0.01\n{same}", STATED) == recipe
+
+
+@pytest.mark.parametrize(
+    ("trained", "means"),
+    [
+        ("all: 10 of 10 parameters", "all"),
+        ("low-rank adapters and the head", "lora"),
+        ("blocks.11, *.norm.*: 3 of 10 parameters", ("blocks.11", "*.norm.*")),
+    ],
+)
+def test_what_trained_is_read_off_the_statement(trained, means):
+    assert of("", replace(STATED, trained=trained)).dp.trainable == means
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("epsilon = 3", r"\[dp\] epsilon = 3, but the privacy statement has"),
+        ("delta = 1e-6", r"\[dp\] delta = 1e-06, but the privacy statement has 1e-05; remove"),
+        ('clipping = "auto-s"', r'\[dp\] clipping = "auto-s", but'),
+        ('trainable = "all"', r'\[dp\] trainable = "all", but'),
+    ],
+)
+def test_a_table_that_contradicts_the_statement_is_refused(line, message):
+    with pytest.raises(ConfigurationError, match=message):
+        of(f"[dp]\n{line}", STATED)
+
+
+def test_epochs_and_batches_of_another_training_give_way_to_the_statement_and_that_is_said():
+    assert overruled({"epochs": 20, "batch_size": 180}, STATED, "recipe") == ""
+    assert overruled({}, STATED, "recipe") == ""
+    assert overruled({"epochs": 3, "batch_size": 64}, STATED, "recipe") == (
+        "Reference models were trained by the privacy statement (100 steps of batches of 180 of 900 records, 20"
+        " epochs), not by the recipe (epochs = 3 and batch_size = 64)."
+    )
+    recipe = of("epochs = 3\nbatch_size = 64", STATED)
+    assert (recipe.epochs, recipe.batch_size, recipe.dp.steps) == (20, 180, 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"phases": (Steps(2.4, 0.2, 50), Steps(3.0, 0.2, 50))}, "2 phases"),
+        ({"mechanism": "objective perturbation"}, '"objective perturbation"'),
+        ({"phases": (Steps(2.4, 0.2, 100, "fixed-size"),)}, "fixed-size batches"),
+        ({"unit": "person", "rows_per_person": 5}, "persons of several rows"),
+        ({"clipping": "by hand"}, "clipping by hand"),
+        ({"clipping": ""}, "unknown clipping"),
+    ],
+)
+def test_trainings_that_cannot_be_repeated_ask_for_a_function(changes, says):
+    with pytest.raises(InputError, match=f'with {says}: name .* function = "module:train"'):
+        of("", replace(STATED, **changes))
+
+
+def test_a_clipping_that_the_statement_does_not_tell_can_be_given():
+    dp = of('[dp]\nclip = 2.0\nclipping = "flat"', replace(STATED, clipping="by hand")).dp
+    assert dp.rule == FlatClipping(2.0)
+
+
+def test_members_that_are_not_the_records_are_refused():
+    check_records(STATED, 900)
+    check_records(STATED, 880)
+    check_records(replace(STATED, count_noised=True), 100)
+    with pytest.raises(InputError, match="900 records, but the data marks 400 members"):
+        check_records(STATED, 400)
+
+
+def test_what_trains_with_privacy_is_named_in_its_table():
+    data = Population(torch.randn(8, 3), torch.arange(8) % 2)
+    with pytest.raises(ConfigurationError, match="leave out parts"):
+        Recipe(dp={"epsilon": 8, "delta": 1e-5}).train(
+            net := nn.Linear(3, 2), data.x, data.y, torch.Generator(), parts=[net]
+        )

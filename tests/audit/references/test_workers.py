@@ -10,7 +10,6 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 from safexplain.audit import (
@@ -26,7 +25,6 @@ from safexplain.audit.references.shadows import most_together
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 RECIPE = Recipe(lr=0.01, epochs=3, batch_size=16)
-PRIVATE = Recipe(lr=0.01, epochs=2, batch_size=10, dp={"noise_multiplier": 1.0, "delta": 1e-3, "trainable": "head"})
 
 
 def population(n=80, d=5):
@@ -42,16 +40,6 @@ def mlp(seed):
     return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def dropping(seed):
-    return nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
-
-
-def same_below_the_head(seed):
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        return mlp(seed)
-
-
 def of_ones_own(x, y, generator):
     model = mlp(torch.rand(1))
     with torch.no_grad():
@@ -62,30 +50,6 @@ def of_ones_own(x, y, generator):
 def equal(a, b):
     assert np.array_equal(a.membership, b.membership)
     return all(torch.equal(m(POOL.x), n(POOL.x)) for m, n in zip(a.models, b.models, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("train", "build"),
-    [
-        pytest.param(RECIPE, dropping, marks=pytest.mark.slow),
-        pytest.param(of_ones_own, None, marks=pytest.mark.slow),
-        pytest.param(DecisionTreeClassifier(), None, marks=pytest.mark.slow),
-        pytest.param(PRIVATE, same_below_the_head, marks=pytest.mark.slow),
-    ],
-    ids=["alone", "function", "estimator", "private heads"],
-)
-def test_whatever_trains_gives_the_models_of_one_process(tmp_path, train, build):
-    options = {"build": build, "models": 6, "seed": 3}
-    whole = train_shadows(POOL, train, **options)
-    with joblib.parallel_config("loky", n_jobs=2):
-        found = train_shadows(POOL, train, **options, cache=tmp_path)
-    if train is PRIVATE:  # heads in other groups
-        assert all(
-            torch.allclose(m(POOL.x), n(POOL.x), atol=1e-5) for m, n in zip(found.models, whole.models, strict=True)
-        )
-    else:
-        assert equal(found, whole)
-    assert equal(train_shadows(POOL, train, **options, cache=tmp_path), found)
 
 
 class Saliency:

