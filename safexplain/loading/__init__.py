@@ -1,6 +1,6 @@
 """Read the files of users safely: no code in them runs unless the user allows it.
 
-`data` has the data of audits, `models` networks (with `exported` and `huggingface`), `estimators` classifiers of tables.
+`data` has data of audits, `models` networks (with `exported`, `huggingface`), `estimators` classifiers of tables.
 """
 
 from safexplain.loading.data import load_data as load_data
