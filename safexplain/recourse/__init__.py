@@ -1,8 +1,7 @@
 """Recourse with a privacy guarantee: the changes that would turn a decision around.
 
-A public `preprocessing` turns the frame of a person into columns of numbers, a mechanism (`mechanisms`) provides a
-score from which answers are differentially private, and `linear` or `networks` find the cheapest change within
-`constraints` at a `cost`. Every answer (`result`) has its `guarantee`, and `letters` put it into words.
+A public `preprocessing` reads people, `mechanisms` provide private scores, and `linear` or `networks` find the cheapest
+change within `constraints` at a `cost`. Every answer (`result`) has a `guarantee`, and `letters` put it into words.
 """
 
 from safexplain.recourse.constraints import Constraints, Rule

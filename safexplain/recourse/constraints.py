@@ -1,7 +1,7 @@
 """Constraints on recommended changes.
 
-They are public: they follow from the meaning of the features (ages do not fall, counts are whole), never from training
-data. Limits at the minimum and maximum of the training data would publish two of its records.
+They are public, from the meaning of the features (ages do not fall). Limits at the minimum and maximum of the training
+data would publish two of its records.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ NEARLY = 1e-9
 Mask = NDArray[np.bool_]
 
 _LISTS = ("immutable", "integer", "increasing", "decreasing")
-_NUMBERS = {"lower": -np.inf, "upper": np.inf, "largest_change": np.inf, "step": 0.0}
-"""Limits and sizes of changes, with the values for none."""
+_NUMBERS = {"lower": -np.inf, "upper": np.inf, "largest_change": np.inf, "step": 0.0}  # with the values for none
 
 
 @dataclass(frozen=True)
 class Rule:
     """Links two features: if `when` rises by d, `then` rises by at least per_unit d + at_least.
 
-    A rule does not apply if `when` stays or falls, so that a row without changes always satisfies it.
+    It does not apply if `when` stays or falls, so that a row without changes always satisfies it.
 
         Rule("education", "age", per_unit=2)    # each level of education takes 2 years
         Rule("employment", "age")               # years of employment rise no faster than age ...
@@ -87,30 +86,30 @@ class Constraints:
     Args:
         features: number of columns d, or their names.
         lower: least value: one number for all, a mapping (or pandas Series) feature -> number, or d numbers. None: no
-            limit. Queries are compared exactly; float32 numbers may miss a limit by their rounding.
+            limit. Queries are compared exactly.
         upper: greatest value, likewise.
         immutable: features that never change.
         integer: features of whole numbers.
         increasing: features that must not fall.
         decreasing: features that must not rise.
-        one_hot: groups of columns of which exactly one is 1 and the others are 0. Other constraints apply to each of
-            their columns: `upper` 0 excludes a category, `immutable` keeps a column at its value, `decreasing` keeps a
-            category from being chosen (nobody becomes single again).
+        one_hot: groups of columns of which exactly one is 1 and the others are 0. Other constraints apply to each
+            column: `upper` 0 excludes a category, `decreasing` keeps it from being chosen (nobody becomes single
+            again).
         most_changes: largest number of changed features; a one-hot group is one feature. None: no limit.
         largest_change: largest change of each feature, in its units, up or down; as `lower`. One number for all does
             not apply to one-hot groups.
         step: features change by whole multiples of it from the query; 0: by any amount. As `lower`; one number for all
             does not apply to one-hot groups. `integer` alone is a step of 1.
         rules: links between features, each a `Rule`.
-        reachable: for categories of a person, the labels that can be changed to: {"home": ["owns"]}. With a
-            preprocessing, categories not named here never change.
+        reachable: with a preprocessing, the labels of categories that can be changed to: {"home": ["owns"]}. Other
+            categories never change.
 
     Attributes:
-        low: (d,) least values; whole where whole numbers are needed.
+        low: (d,) least values, whole for integer features.
         high: (d,) greatest values, likewise.
         whole: (d,) bool, integer features outside one-hot groups.
         grid: (d,) size of a step, 1 for `integer` alone; 0: none, also in one-hot groups.
-        largest: (d,) largest changes; infinite: no limit.
+        largest: (d,) largest changes.
         groups: one (k,) array of columns for each one-hot group.
         grouped: (d,) bool, columns in a one-hot group.
         feature: (d,) first column of the one-hot group of each column, or the column itself.
@@ -155,8 +154,9 @@ class Constraints:
         for group in groups:
             feature[group] = group.min()
         marked = {name: np.isin(np.arange(d), positions(features, getattr(self, name), name)) for name in _LISTS}
-        numbers = {name: hashable(features, getattr(self, name), name, none) for name, none in _NUMBERS.items()}
-        low, high, largest, step = (limits(features, numbers[name], name, none) for name, none in _NUMBERS.items())
+        found = {name: limits(features, getattr(self, name), name, none) for name, none in _NUMBERS.items()}
+        numbers = {name: hashable(getattr(self, name), array) for name, array in found.items()}
+        low, high, largest, step = found.values()
         low[members], high[members] = np.maximum(low[members], 0.0), np.minimum(high[members], 1.0)
         rounded, whole = marked["integer"] | members, marked["integer"] & ~members
         for name, size in (("largest_change", largest), ("step", step)):
@@ -187,44 +187,37 @@ class Constraints:
         }
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
-        self._check_changes(members, step)
-        self._check_possible()
+        self._check(members, step)
 
-    def _refuse(self, bad: Mask, message: str, *numbers: Floats) -> None:
-        """Raise ConfigurationError if a column is bad; {} in the message stand for the first one's name and numbers."""
-        if bad.any():
-            column = int(bad.argmax())
-            raise ConfigurationError(message.format(self.label(column), *(each[column] for each in numbers)))
+    def _check(self, members: Mask, step: Floats) -> None:
+        """Refuse constraints that no row can satisfy, or under which nothing can change."""
 
-    def _check_changes(self, members: Mask, step: Floats) -> None:
-        for name, size in (("largest_change", self.largest), ("step", step)):
+        def refuse(bad: Mask, message: str, *numbers: Floats) -> None:
+            """{} in the message stand for the name and numbers of the first bad column."""
+            if bad.any():
+                column = int(bad.argmax())
+                raise ConfigurationError(message.format(self.label(column), *(each[column] for each in numbers)))
+
+        grid, largest, low, high = self.grid, self.largest, self.low, self.high
+        for name, size in (("largest_change", largest), ("step", step)):
             bad = (size < 0) | (np.isinf(size) & (name == "step"))
-            self._refuse(bad, name + " of {}: expected a number from 0 up, got {}", size)
-            self._refuse(
-                members & (size != _NUMBERS[name]),
-                name + ": expected a number, but {} is a category; list its group under immutable to keep it",
-            )
-        self._refuse(
-            self.whole & (self.grid != np.rint(self.grid)),
-            "step of {}: expected a whole number, as it is listed under integer, got {:g}",
-            self.grid,
-        )
-        self._refuse(
-            (self.grid > 0) & (self.largest > 0) & (self.largest < self.grid * (1 - NEARLY)),
+            refuse(bad, name + " of {}: expected a number from 0 up, got {}", size)
+            message = ": expected a number, but {} is a category; list its group under immutable to keep it"
+            refuse(members & (size != _NUMBERS[name]), name + message)
+        message = "step of {}: expected a whole number, as it is listed under integer, got {:g}"
+        refuse(self.whole & (grid != np.rint(grid)), message, grid)
+        refuse(
+            (grid > 0) & (largest > 0) & (largest < grid * (1 - NEARLY)),
             "{}: its step of {:g} exceeds its largest change of {:g}; raise largest_change, or list it under immutable",
-            self.grid,
-            self.largest,
+            *(grid, largest),
         )
-
-    def _check_possible(self) -> None:
-        self._refuse(
-            (self.low > self.high) | np.isposinf(self.low) | np.isneginf(self.high),
+        refuse(
+            (low > high) | np.isposinf(low) | np.isneginf(high),
             "{}: no allowed value (a whole number for categories and integer features) lies between its lower limit"
             " {:g} and its upper limit {:g}; correct lower or upper",
-            self.low,
-            self.high,
+            *(low, high),
         )
-        self._refuse(self._rising & self._falling, "{}: both increasing and decreasing; list it under immutable")
+        refuse(self._rising & self._falling, "{}: both increasing and decreasing; list it under immutable")
         for group in self.groups:
             if not self.admissible(group, self.low[None], self.high[None]).any():
                 raise ConfigurationError(f"one_hot group {self._names(group)}: the limits exclude all categories")
@@ -244,9 +237,8 @@ class Constraints:
         return label(self.features, column)
 
     def check(self, x: Floats, frozen: Mask | None = None) -> None:
-        """Refuse queries (n, d) that break the constraints, without tolerance; `frozen` values (n, d) may lie outside
-        the limits, which apply to changes. InputError: another width, a value outside its limits, an integer feature
-        that is not whole, or a one-hot group without exactly one 1; with the rows."""
+        """Raise InputError for queries (n, d) that break the constraints, without tolerance; `frozen` values (n, d) may
+        lie outside the limits, which apply to changes."""
         if x.ndim != 2 or x.shape[1] != self.width:
             raise InputError(f"x: expected shape (n, {self.width}), as for the constraints, got {x.shape}")
         for group in self.groups:
@@ -255,7 +247,7 @@ class Constraints:
             if bad.any():
                 raise InputError(
                     f"x: one-hot group {self._names(group)} needs exactly one 1 and otherwise 0 ({rows_where(bad)});"
-                    " perhaps a category is unknown: encoders that ignore unknown categories write only zeros"
+                    " encoders that ignore unknown categories write only zeros"
                 )
         free = np.ones(x.shape, dtype=bool) if frozen is None else ~frozen
         outside = free & ((x < self.low) | (x > self.high))
@@ -266,21 +258,20 @@ class Constraints:
             raise InputError(
                 f"x: expected {self.label(column)} from {self.low[column]:.12g} to {self.high[column]:.12g}, got"
                 f" {value:.12g} ({rows_where(bad)}); correct the rows or widen the limits. If float32 missed a limit by"
-                " rounding, pass float64 numbers, or np.clip(np.float64(x), constraints.low, constraints.high)"
+                " rounding, pass np.clip(np.float64(x), constraints.low, constraints.high)"
             )
         fraction = free & self.whole & (x != np.rint(x))
         if fraction.any():
             column = int(fraction.any(axis=0).argmax())
             raise InputError(
                 f"x: expected whole numbers for the integer feature {self.label(column)}"
-                f" ({rows_where(fraction[:, column])}); round it, or if it was standardised, use its original units for"
-                " constraints and model"
+                f" ({rows_where(fraction[:, column])}); round it, or if it was standardised, use its original units"
             )
 
     def bounds(self, x: Floats, frozen: Mask | None = None) -> tuple[Floats, Floats]:
-        """Lower and upper limits, (n, d) each, of counterfactuals of queries x (n, d), at multiples of steps; the lower
-        one is above the upper one where nothing is allowed. `frozen` (n, d): further values that must not change; a
-        frozen column freezes its one-hot group."""
+        """Lower and upper limits, (n, d) each, of counterfactuals of queries x (n, d), at multiples of steps; lower >
+        upper where nothing is allowed. `frozen` (n, d): further values that must not change, with their one-hot
+        group."""
         fixed = np.broadcast_to(self._fixed | (self.largest == 0), x.shape)
         if frozen is not None:
             fixed = fixed | frozen
@@ -307,11 +298,8 @@ class Constraints:
 
     def project(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Floats:
         """The candidates (n, d) for queries x (n, d) moved within limits and steps, with the largest allowed category
-        of each one-hot group (in a tie the query's own); then rules are repaired.
-
-        Where a rule is broken, `then` rises as required if its limits allow it; otherwise `when` goes back until they
-        do. `most_changes` is not enforced, and some rows may stay infeasible: check them with `satisfied`.
-        """
+        of each one-hot group (in a tie the query's own); then rules are repaired. `most_changes` is not enforced, and
+        some rows may stay infeasible: check them with `satisfied`."""
         lower, upper = self.bounds(x, frozen)
         allowed = np.clip(self._on_grid(x, candidate), lower, upper)
         for group in self.groups:
@@ -323,8 +311,7 @@ class Constraints:
         return self._repair_rules(x, allowed, lower, upper) if self.rules else allowed
 
     def satisfied(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Mask:
-        """(n,) bool, whether the candidates (n, d) for queries x (n, d) satisfy all constraints; tolerance only for
-        rounding in rules."""
+        """(n,) bool, whether the candidates (n, d) for queries x (n, d) satisfy all constraints."""
         lower, upper = self.bounds(x, frozen)
         inside = (candidate >= lower) & (candidate <= upper)
         inside &= ~self.whole | (candidate == np.rint(candidate)) | (candidate == x)
@@ -340,14 +327,14 @@ class Constraints:
         return kept
 
     def changes(self, x: Floats, candidate: Floats) -> NDArray[np.intp]:
-        """(n,) number of features in which the candidates (n, d) differ from the queries (n, d)."""
+        """(n,) number of features that candidates (n, d) change."""
         moved = candidate != x
         for group in self.groups:
             moved[:, group[1:]], moved[:, group[0]] = False, moved[:, group].any(axis=1)
         return np.asarray(moved.sum(axis=1))
 
     def keeps_rules(self, x: Floats, candidate: Floats) -> Mask:
-        """(n,) bool, whether the changes from x (n, d) to the candidates (n, d) satisfy all rules, up to rounding."""
+        """(n,) bool, whether candidates (n, d) satisfy all rules, up to rounding."""
         kept = np.ones(len(x), dtype=bool)
         for rule, (when, then) in zip(self.rules, self.linked, strict=True):
             needed = rule.needed(candidate[:, when] - x[:, when])
@@ -356,7 +343,7 @@ class Constraints:
         return kept
 
     def _on_grid(self, x: Floats, candidate: Floats) -> Floats:
-        """(n, d) the candidates at the nearest multiples of steps from x; columns without steps unchanged."""
+        """(n, d) the candidates at the nearest multiples of steps from x."""
         moved = np.where(self.whole, np.rint(candidate), candidate) + 0.0
         for column in np.flatnonzero(self.grid != self.whole):
             step, start = self.grid[column], x[:, column]
@@ -364,7 +351,8 @@ class Constraints:
         return moved
 
     def _repair_rules(self, x: Floats, moved: Floats, lower: Floats, upper: Floats) -> Floats:
-        """Rows (n, d) within limits, changed to satisfy the rules as far as a few rounds over the rules can."""
+        """Rows (n, d) within limits, changed to satisfy the rules as far as a few rounds can: `then` rises as required
+        if its limits allow it; otherwise `when` goes back until they do."""
         moved = moved.copy()
         for _ in range(2 * len(self.rules) + 1):
             if self.keeps_rules(x, moved).all():
@@ -380,7 +368,7 @@ class Constraints:
                 most = np.where(room * (1 + NEARLY) >= rule.at_least, np.maximum(most, 0.0), 0.0)
                 back = moved[:, when] - x[:, when] > most * (1 + NEARLY)
                 if self.grouped[when]:
-                    group = next(group for group in self.groups if when in group)
+                    group = self._group_of(when)
                     moved[np.ix_(back, group)] = x[np.ix_(back, group)]
                     continue
                 if self.grid[when]:
@@ -388,18 +376,22 @@ class Constraints:
                 moved[back, when] = np.maximum(x[:, when] + most, lower[:, when])[back]
         broken = ~self.keeps_rules(x, moved)  # rules that drive each other: their features do not rise
         for when, _ in self.linked if broken.any() else ():
-            columns = next((group for group in self.groups if when in group), np.array([when]))
+            columns = self._group_of(when)
             held = np.minimum(np.maximum(x[:, columns], lower[:, columns]), upper[:, columns])
             rows = broken & (moved[:, when] > x[:, when])
             moved[np.ix_(rows, columns)] = held[rows]
         return moved
+
+    def _group_of(self, column: int) -> NDArray[np.intp]:
+        """The columns of its feature."""
+        return np.flatnonzero(self.feature == self.feature[column])
 
     def _names(self, group: NDArray[np.intp]) -> str:
         return "(" + ", ".join(self.label(int(column)) for column in group) + ")"
 
 
 def _labels_by_feature(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """`reachable` as hashable pairs; ConfigurationError: not a mapping of features to lists of labels."""
+    """`reachable` as hashable pairs."""
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         found = tuple((str(name), tuple(labels)) for name, labels in pairs)
@@ -417,7 +409,7 @@ def check_constraints(constraints: Any) -> None:
 
 
 def _members(features: Features, groups: tuple[NDArray[np.intp], ...]) -> Mask:
-    """(d,) bool, columns in a one-hot group; ConfigurationError: groups overlap, or have a single column."""
+    """(d,) bool, columns in a one-hot group."""
     count = np.zeros(width_of(features), dtype=int)
     for group in groups:
         if len(group) < 2:
@@ -431,7 +423,6 @@ def _members(features: Features, groups: tuple[NDArray[np.intp], ...]) -> Mask:
 
 
 def _linked(features: Features, rule: Any, members: Mask) -> tuple[int, int]:
-    """Columns (when, then) of a rule."""
     if not isinstance(rule, Rule):
         raise ConfigurationTypeError(f"rules: expected Rule(when, then, ...), got {rule!r}")
     when, then = position(features, rule.when, "rules, when"), position(features, rule.then, "rules, then")

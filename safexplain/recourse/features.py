@@ -1,8 +1,5 @@
-"""Features of a person, their columns in the table, and frames of people.
-
-A frame has one column for each feature: a pandas or polars DataFrame (neither library is imported here), a list of
-dicts, or a dict of lists; a single person may also be a dict, or a row of a pandas DataFrame.
-"""
+"""Features of a person, their columns in the table, and frames of people, which have one column for each feature;
+neither pandas nor polars is imported here."""
 
 from __future__ import annotations
 
@@ -35,34 +32,24 @@ class Feature:
 
     A numeric or ordinal feature has one column for its value, a category one 0/1 column for each label; then follows
     one 0/1 column for each state (special or missing value). For a row in a state, the value column holds `middle`.
-
-    Args:
-        name: the frame's column.
-        kind: "numeric", "category" or "ordinal".
-        first: its first column in the table.
-        low: least value in the table; 0 for an ordinal feature.
-        high: greatest value.
-        labels: categories, or the levels in order.
-        states: special values, and None for missing as the last.
-        unit: of a numeric feature, for messages.
+    `low` and `high` are its ends in the table, 0 and k - 1 for k levels.
     """
 
     name: str
     kind: Kind
-    first: int
+    first: int  # its first column
     low: float
     high: float
-    labels: tuple[Label, ...]
-    states: tuple[Label | None, ...]
-    unit: str = ""
+    labels: tuple[Label, ...]  # categories, or the levels in order
+    states: tuple[Label | None, ...]  # special values, and None for missing as the last
+    unit: str = ""  # of a numeric feature
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of its columns: "age", or "job=clerk" for each category; "age=-9" for a state."""
-        regular = [self.name]
-        if self.kind == "category":
-            regular = [f"{self.name}={_label_text(label)}" for label in self.labels]
-        names = regular + [f"{self.name}={_label_text(state)}" for state in self.states if state is not None]
+        regular = [] if self.kind == "category" else [self.name]
+        labels = (*(self.labels if self.kind == "category" else ()), *self.states)
+        names = regular + [f"{self.name}={_label_text(label)}" for label in labels if label is not None]
         missing = f"{self.name}=missing" if f"{self.name}=missing" not in names else f"{self.name}=(missing)"
         return (*names, missing) if None in self.states else tuple(names)
 
@@ -116,7 +103,7 @@ class Feature:
 
     def read(self, column: Any, *, clip: bool = False) -> Floats:
         """(n, k) its columns of the table from n values of a frame; `clip` moves numbers outside the public range to
-        its ends. InputError: an undeclared value; with its row."""
+        its ends."""
         value, state = self._read_numbers(column, clip) if self.kind == "numeric" else self._read_labels(column)
         if self.kind == "category":
             regular = (value[:, None] == np.arange(len(self.labels))) & (state < 0)[:, None]
@@ -165,15 +152,12 @@ class Feature:
             raise InputError(self._missing(rows_where(lost)))
         infinite = np.isinf(values) & (state < 0)
         if infinite.any():
-            raise InputError(
-                f"{self.name}: expected finite numbers, got infinity in {rows_where(infinite)}; correct it"
-            )
+            raise InputError(f"{self.name}: expected finite numbers, got infinity in {rows_where(infinite)}")
         if not clip:
             self._check_range(values, ((values < self.low) | (values > self.high)) & (state < 0))
         return np.clip(values, self.low, self.high) + 0.0, state
 
     def _read_labels(self, column: Any) -> tuple[Floats, NDArray[np.intp]]:
-        """The same for labels: (n,) their positions in the list."""
         known = (*self.labels, *self.states)
         index = {label: i for i, label in enumerate(known)}
         found = []
@@ -223,21 +207,14 @@ def width_of(features: Features) -> int:
 
 def check_features(features: Any) -> Features:
     """The features as a number of columns or as distinct names; ConfigurationError: neither."""
-    if isinstance(features, (int, np.integer)) and not isinstance(features, bool):
-        if features < 1:
-            raise ConfigurationError(f"features: expected at least one column, got {features}")
+    if isinstance(features, (int, np.integer)) and not isinstance(features, bool) and features > 0:
         return int(features)
-    if isinstance(features, Mapping):
-        raise ConfigurationError(
-            f"features: expected a number of columns or a tuple of names, got the mapping {dict(features)!r}; pass"
-            f" features={tuple(features)!r}, and limits under lower= and upper="
-        )
-    names = None if isinstance(features, str) or not isinstance(features, Iterable) else tuple(map(str, features))
-    if not names:
-        raise ConfigurationError(f"features: expected a number of columns or a tuple of names, got {features!r}")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigurationError(f"features: expected distinct names, got these twice: {', '.join(twice)}")
+    names = () if isinstance(features, str) or not isinstance(features, Iterable) else tuple(map(str, features))
+    if not names or isinstance(features, Mapping):
+        hint = f"; pass features={names!r}, and limits under lower= and upper=" if names else ""
+        raise ConfigurationError(f"features: expected a number of columns or their names, got {features!r}{hint}")
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"features: expected distinct names, got {', '.join(names)}")
     return names
 
 
@@ -266,8 +243,8 @@ def positions(features: Features, given: Any, what: str) -> list[int]:
     """Columns of one or several features; ConfigurationError: an unknown one, or a mapping."""
     if isinstance(given, Mapping):
         raise ConfigurationError(
-            f"{what}: expected names of features, got the mapping {dict(given)!r}; pass {what}={tuple(given)!r}, and"
-            " numbers as lower=, upper=, largest_change= or step="
+            f"{what}: expected names of features, got {given!r}; pass {what}={tuple(given)!r}, and numbers as lower=,"
+            " upper=, largest_change= or step="
         )
     return [position(features, feature, what) for feature in as_tuple(given)]
 
@@ -303,14 +280,13 @@ def limits(features: Features, given: Limit, what: str, missing: float) -> NDArr
     return array
 
 
-def hashable(features: Features, given: Limit, what: str, missing: float) -> Any:
-    """Limits as None, one number, or d numbers."""
-    if is_mapping(given):
-        return tuple(limits(features, given, what, missing).tolist())
+def hashable(given: Limit, found: Floats) -> Any:
+    """Limits as None, one number, or d numbers, from what was given and found (d,)."""
     if given is None:
         return None
-    numbers = real_numbers(given, what, ConfigurationError)
-    return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
+    shape: Any = getattr(given, "shape", ())
+    several = bool(shape) or isinstance(given, Sequence) or is_mapping(given)
+    return tuple(found.tolist()) if several else float(found[0])
 
 
 def as_tuple(given: Any) -> tuple[Any, ...]:
@@ -368,15 +344,14 @@ def frame_kind(x: Any) -> str | None:
     if name == "Series" and library == "pandas":
         return "person"
     if isinstance(x, Mapping):
-        return "lists" if any(_is_column(value) for value in x.values()) else "person"
+        return "lists" if x and all(_is_column(value) for value in x.values()) else "person"
     if isinstance(x, Sequence) and not isinstance(x, str) and len(x) and all(isinstance(row, Mapping) for row in x):
         return "records"
     return None
 
 
 def columns_of(x: Any, names: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """The columns of a frame by name, in the order of `names`, and the number of rows; InputError: columns are missing,
-    repeated, unknown, or of different lengths."""
+    """The columns of a frame by name, in the order of `names`, and the number of rows."""
     kind = frame_kind(x)
     if kind == "records":
         for i, row in enumerate(x):
@@ -387,22 +362,15 @@ def columns_of(x: Any, names: Sequence[str]) -> tuple[dict[str, Any], int]:
         return {name: [x[name]] for name in names}, 1
     if kind != "lists":
         return {name: x[name] for name in names}, len(x)
-    single = [name for name in names if not _is_column(x[name])]
-    if single:
-        raise InputError(f"x: expected a list for each column, got a single value for {single[0]}")
     columns = {name: readable(x[name], name) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        least, most = min(names, key=lengths.__getitem__), max(names, key=lengths.__getitem__)
-        raise InputError(
-            f"x: expected columns of one length, but {least} has {lengths[least]} rows and {most} {lengths[most]}"
-        )
+        raise InputError(f"x: expected columns of one length, got {lengths}")
     return columns, lengths[names[0]]
 
 
 def numbers_of(column: Any, name: str) -> tuple[Floats, bool]:
-    """(n,) a column as numbers, NaN for missing ones, and whether it has less than double precision; InputError: text,
-    dates or other values."""
+    """(n,) a column as numbers, NaN for missing ones, and whether it has less than double precision."""
     dtype = getattr(column, "dtype", None)
     narrow = str(dtype).lower() in ("float16", "float32", "float[pyarrow]", "halffloat[pyarrow]")
     if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
@@ -410,10 +378,9 @@ def numbers_of(column: Any, name: str) -> tuple[Floats, bool]:
     values = [None if is_missing(value) else value for value in values_of(column)]
     for row, value in enumerate(values):
         if value is not None and not isinstance(value, int | float | Decimal | Fraction):
-            what = f"the text {value!r}" if isinstance(value, str) else f"{type(value).__name__} {reprlib.repr(value)}"
             raise InputError(
-                f"{name}: expected numbers, got {what} in row {row}; convert the column, or declare the feature under"
-                " categories or ordinal"
+                f"{name}: expected numbers, got {reprlib.repr(value)} in row {row}; convert the column, or declare the"
+                " feature under categories or ordinal"
             )
     try:
         return np.array(values, dtype=np.float64), narrow  # None becomes NaN
@@ -447,20 +414,17 @@ def write_frame(
     columns: Mapping[str, Any], like: Any, came: Mapping[str, Any], labels: Mapping[str, Sequence[Any]]
 ) -> Any:
     """Columns (name -> n values, None for missing) as a frame of the kind of `like`, with its order of columns, its
-    types if they hold the values exactly (whole numbers stay integers, categories stay categorical), and its index if
-    the number of rows is the same. `came` are its own columns; a column that is the same object there is kept.
-    `labels`: all labels of a feature that has some."""
+    types if they hold the values exactly, and its index if the number of rows is the same. `came` are its own columns;
+    a column that is the same object there is kept. `labels`: all labels of each feature."""
     kind, n = frame_kind(like), len(next(iter(columns.values())))
     if kind in ("pandas", "polars"):
-        index = like.index if kind == "pandas" and len(like) == n else None
-        options = {"index": index} if kind == "pandas" else {"strict": False}
+        index = {"index": like.index if len(like) == n else None} if kind == "pandas" else {}
         made = {
-            name: came[name]
-            if columns[name] is came[name]
-            else _typed_series(columns[name], came[name], labels.get(name, ()), options)
+            name: own if columns[name] is own else _typed_series(columns[name], own, labels[name], index)
             for name in like.columns
+            for own in (came[name],)
         }
-        return type(like)(made, index=index, columns=like.columns) if kind == "pandas" else type(like)(made)
+        return type(like)(made, **index)
     names = like[0] if kind == "records" else like.keys()
     found = {name: _as_integers(values_of(columns[name]), came[name]) for name in names}
     if kind == "person" and n == 1:
@@ -476,18 +440,13 @@ def _is_column(value: Any) -> bool:
 
 def _check_columns(found: Iterable[Any], names: Sequence[str], where: str = "") -> None:
     count = Counter(list(found))
-    twice = [str(name) for name in count if count[name] > 1]
-    if twice:
-        raise InputError(
-            f"x: expected distinct columns, got {', '.join(twice)} more than once{where}; keep one of them"
-        )
+    if twice := [str(name) for name in count if count[name] > 1]:
+        raise InputError(f"x: expected distinct columns, got {', '.join(twice)} more than once{where}")
     lacking = [name for name in names if name not in count]
     unknown = [str(name) for name in count if name not in names]
     if lacking:
-        hint = suggestion(lacking[0], unknown)
-        raise InputError(
-            f"x: expected the columns {', '.join(names)}, but {', '.join(lacking)} is missing{where}{hint}"
-        )
+        hint = f"{where}{suggestion(lacking[0], unknown)}"
+        raise InputError(f"x: expected the columns {', '.join(names)}, but {', '.join(lacking)} is missing{hint}")
     if unknown:
         raise InputError(
             f"x: unknown column {', '.join(unknown)}{where}; pass the columns {', '.join(names)} only, as in"
@@ -495,16 +454,8 @@ def _check_columns(found: Iterable[Any], names: Sequence[str], where: str = "") 
         )
 
 
-def _equal_values(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return all(
-        is_missing(a) if is_missing(b) else (not is_missing(a) and bool(a == b))
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _typed_series(values: list[Any], own: Any, labels: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """A Series of the type of `own` if it holds the values exactly, else of a type that does."""
-    dtype = own.dtype
+def _typed_series(values: list[Any], own: Any, labels: Sequence[Any], index: Mapping[str, Any]) -> Any:
+    dtype, options = own.dtype, index or {"strict": False}
     if type(dtype).__name__ in ("CategoricalDtype", "Enum"):  # an answer may be a label that the frame lacks
         known = list(dtype.categories)
         new = [value for value in dict.fromkeys(values) if value in labels and value not in known]
@@ -514,15 +465,17 @@ def _typed_series(values: list[Any], own: Any, labels: Sequence[Any], options: M
     for given, kind in ((values, dtype), (numbers, float)):
         with suppress(Exception):  # each library raises its own errors for values that do not fit a type
             made = type(own)(given, dtype=kind, **options)
-            if _equal_values(made.to_list(), values):
+            pairs = zip(made.to_list(), values, strict=True)
+            if all(is_missing(a) == is_missing(b) and (is_missing(a) or a == b) for a, b in pairs):
                 return made
     return type(own)(values, **options)
 
 
 def _as_integers(values: list[Any], came: Any) -> list[Any]:
     """Values as integers, if all original values were integers and all of these are whole."""
-    if any(type(value) is not int for value in values_of(came) if not is_missing(value)):
+    before, after = ([value for value in column if not is_missing(value)] for column in (values_of(came), values))
+    if any(type(value) is not int for value in before):
         return values
-    if any(type(value) not in (int, float) or value != int(value) for value in values if not is_missing(value)):
+    if any(type(value) not in (int, float) or value != int(value) for value in after):
         return values
     return [value if is_missing(value) else int(value) for value in values]

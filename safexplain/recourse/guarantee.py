@@ -1,8 +1,4 @@
-"""The guarantee of an answer: differential privacy in numbers and words, and its assumptions.
-
-A guarantee comes either from the privacy statement of the model that answers (`per` "model"), or from the noise on each
-answer (`per` "answer"), which `MeteredRecourse` charges to a ledger before the answer leaves.
-"""
+"""The guarantee of an answer: differential privacy in numbers and words, and its assumptions."""
 
 from __future__ import annotations
 
@@ -43,14 +39,14 @@ class Guarantee:
 
     Args:
         mechanism: its name and source.
-        per: what spends epsilon: "model" (training, once) or "answer" (each answer; n answers at most n times).
+        per: what spends epsilon: "model" (training, once) or "answer" (each answer; `MeteredRecourse` charges them).
         epsilon: bound on the privacy loss.
         delta: probability with which the bound may fail.
         adjacency: how neighbouring training sets differ.
         released: what is released.
         why: the proof in a sentence.
-        statement: privacy statement of the trained model, or of the model that provides public weights and spends once
-            in addition to the answers; None: before `fit`, or no privately trained model.
+        statement: of the trained model, or of the model that provides public weights and spends once in addition; None:
+            before `fit`, or no privately trained model.
         vouched: whether the statement about a training outside this package is only its owner's word.
         assumptions: conditions of the guarantee.
         preprocessing: digest of the public preprocessing of frames; None: rows are plain numbers.

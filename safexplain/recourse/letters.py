@@ -1,9 +1,7 @@
 """Recourse in words: the changes that a person would have to make, and letters to declined applicants.
 
-The principal reasons in a letter, required by Regulation B of the Equal Credit Opportunity Act (12 CFR 1002.9(b)(2);
-its official commentary recommends no more than four), are the features with the largest shares of the cost. Sentences
-stay true although their numbers are rounded: counterfactuals are rounded away from the person's own numbers, as far as
-the model still accepts them. "Or less" and "or more" appear only where a larger change cannot lower the score.
+Sentences stay true although their numbers are rounded: away from the person's own numbers, as far as the model still
+accepts them. "Or less" and "or more" appear only where a larger change cannot lower the score.
 """
 
 from __future__ import annotations
@@ -17,20 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safexplain.errors import ConfigurationError
-from safexplain.recourse.constraints import Constraints
+from safexplain.recourse.constraints import Constraints, Mask
 from safexplain.recourse.cost import Cost, for_columns
 from safexplain.recourse.features import Feature
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.solution import Floats, Solution
 
-Mask = NDArray[np.bool_]
-
 MOST_REASONS = 4
-"""Largest number of principal reasons in a letter, recommended by the commentary on Regulation B."""
+"""Largest number of principal reasons in a letter (those with the largest shares of the cost), recommended by the
+official commentary on Regulation B of the Equal Credit Opportunity Act (12 CFR 1002.9(b)(2)), which requires them."""
 
 PREFIXED = ("$", "£", "€")
 """Units written before their number."""
+
+CURRENCIES = ("USD", "EUR", "GBP", "CHF", *PREFIXED)
+"""Units, or first words of units, whose numbers have two decimals or none."""
 
 NONE_PROVEN = "No change within the limits that apply would lead to a favourable decision."
 NONE_FOUND = "No change was found that would lead to a favourable decision."
@@ -61,89 +61,38 @@ class Change:
 
 def changes_of(answer: Any) -> list[tuple[Change, ...]]:
     """Changes of each query of a `Recourse`, by decreasing share of the cost; none if it is favourable or invalid."""
-    advice = _unverified_advice(answer, _numeric(answer)) if answer.advice is None else answer.advice
-    found: list[tuple[Change, ...]] = []
-    for row, has_changes in enumerate((answer.valid & ~answer.favourable).tolist()):
-        changes = _row_changes(answer, advice, row) if has_changes else []
-        total = sum(change.share for change in changes) or 1.0
-        changes = [replace(change, share=change.share / total) for change in changes]
-        found.append(tuple(sorted(changes, key=lambda change: -change.share)))
-    return found
+    rows = enumerate((answer.valid & ~answer.favourable).tolist())
+    return [_row_changes(answer, row, answer.counterfactual, answer.advice.rounded) if has else () for row, has in rows]
 
 
-def _unlimited_changes(answer: Any, row: int) -> list[Change]:
-    """Reasons for a person without recourse, by decreasing share: the changes that would do if only public ranges and
-    directions limited them; none where these are unknown."""
-    advice = answer.advice
-    if advice is None or advice.unlimited is None:
-        return []
-    instead = replace(answer, counterfactual=advice.unlimited)
-    changes = _row_changes(instead, replace(advice, rounded=advice.unlimited), row)
-    return sorted(changes, key=lambda change: -change.share)
-
-
-def _features(answer: Any) -> Sequence[Any] | None:
-    return None if answer.table is None else getattr(answer.table, "parts", None)
-
-
-def _numeric(answer: Any) -> Mask:
-    """(d,) bool, columns of numbers."""
-    parts = _features(answer)
-    if parts is None:
-        return np.ones(answer.x.shape[1], dtype=bool)
-    mask = np.zeros(answer.x.shape[1], dtype=bool)
-    for part in parts:
-        mask[part.first] |= part.kind == "numeric"
-    return mask
-
-
-def _unverified_advice(answer: Any, numeric: Mask) -> Advice:
-    """Advice without the model: numbers change by at most 5e-4 of a change when rounded, within their ranges."""
-    x, to = answer.x, answer.counterfactual
-    low, high = np.full(x.shape[1], -np.inf), np.full(x.shape[1], np.inf)
-    scale = np.ones(x.shape[1])
-    for part in _features(answer) or ():
-        if part.kind != "category":
-            low[part.first], high[part.first] = part.low, part.high
-        scale = np.asarray(answer.table.scale)
-    fraction = (x != np.rint(x)) | (to != np.rint(to))
-    rounded = np.where(numeric & fraction, np.clip(round_outward(x, to, 5e-4), low, high), to)
-    return Advice(rounded, np.zeros(x.shape, dtype=bool), np.abs(to - x) / scale)
-
-
-def _row_changes(answer: Any, advice: Advice, row: int) -> list[Change]:
-    x, to, exact = answer.x[row], advice.rounded[row], answer.counterfactual[row]
-    names = [str(name) for name in getattr(answer.like, "columns", ())]
-    parts = _features(answer)
-    found = []
-    if parts is None:
-        for k in np.flatnonzero(x != exact).tolist():
-            name = names[k] if len(names) == len(x) else f"feature {k}"
-            further = bool(advice.further[row, k])
-            found.append(_number(name, "", "", x[k], to[k], float(advice.share[row, k]), further))
-        return found
-    units, descriptions = getattr(answer.table, "units", {}), answer.table.describe
-    for part in parts:
-        columns = part.columns
-        if (x[columns] == exact[columns]).all():
+def _row_changes(answer: Any, row: int, counterfactual: Floats, rounded: Floats) -> tuple[Change, ...]:
+    """Changes from one query to a row (n, d), with rounded numbers."""
+    x, exact, to, share = answer.x[row], counterfactual[row], rounded[row], answer.advice.share[row]
+    total, found = float(share.sum()) or 1.0, []
+    before: Any
+    after: Any
+    for part in _features(answer):
+        own, first, number = part.columns, part.first, part.kind != "category"
+        if (x[own] == exact[own]).all():
             continue
-        share, label = float(advice.share[row, columns].sum()), descriptions.get(part.name, "")
-        further = bool(advice.further[row, part.first])
         if part.kind == "numeric":
-            unit = units.get(part.name, "")
-            found.append(_number(part.name, label, unit, x[part.first], to[part.first], share, further))
-        elif part.kind == "ordinal":
-            levels = [part.labels[int(value)] for value in (x[part.first], exact[part.first])]
-            rises = bool(exact[part.first] > x[part.first])
-            found.append(Change(part.name, label, "ordinal", levels[0], levels[1], "", share, further, rises))
+            before, after = float(x[first]), float(to[first])
         else:
-            labels = [part.labels[int(values[columns].argmax())] for values in (x, exact)]
-            found.append(Change(part.name, label, "category", labels[0], labels[1], "", share, False, False))
-    return found
+            before, after = (part.labels[int(v[first] if number else v[own].argmax())] for v in (x, exact))
+        described = "" if answer.table is None else answer.table.describe.get(part.name, "")
+        further, rises = number and bool(answer.advice.further[row, first]), number and bool(exact[first] > x[first])
+        of_cost = float(share[own].sum()) / total
+        found.append(Change(part.name, described, part.kind, before, after, part.unit, of_cost, further, rises))
+    return tuple(sorted(found, key=lambda change: -change.share))
 
 
-def _number(name: str, description: str, unit: str, before: float, after: float, share: float, further: bool) -> Change:
-    return Change(name, description, "numeric", float(before), float(after), unit, share, further, bool(after > before))
+def _features(answer: Any) -> Sequence[Feature]:
+    if answer.table is not None:
+        parts: Sequence[Feature] = answer.table.parts
+        return parts
+    names, d = getattr(answer.like, "columns", ()), answer.x.shape[1]
+    names = map(str, names) if len(names) == d else (f"feature {k}" for k in range(d))
+    return [Feature(name, "numeric", k, -math.inf, math.inf, (), ()) for k, name in enumerate(names)]
 
 
 def number_text(value: float, digits: int | None = None) -> str:
@@ -152,9 +101,7 @@ def number_text(value: float, digits: int | None = None) -> str:
     >>> number_text(4000.0), number_text(1234.567, 2)
     ('4,000', '1,234.57')
     """
-    if digits is not None:
-        value = round(value, digits)
-    plain = repr(value + 0.0)
+    plain = repr((value if digits is None else round(value, digits)) + 0.0)
     if "e" in plain or not math.isfinite(value):
         return plain
     whole, _, decimals = plain.removesuffix(".0").partition(".")
@@ -162,18 +109,14 @@ def number_text(value: float, digits: int | None = None) -> str:
     return f"{sign}{abs(int(whole)):,}" + (f".{decimals}" if decimals else "")
 
 
-def _decimals(value: float) -> int:
-    plain = repr(value)
-    return 0 if "e" in plain or plain.endswith(".0") else len(plain.partition(".")[2])
-
-
 def _value_texts(change: Change) -> tuple[str, str]:
-    """Texts of the person's value and of the required one."""
-    if change.kind != "numeric":
-        return _label_text(change.before), _label_text(change.after)
     before, after = change.before, change.after
+    if change.kind != "numeric":
+        return _label_text(before), _label_text(after)
+    plain = repr(after)
+    decimals = 0 if "e" in plain or plain.endswith(".0") else len(plain.partition(".")[2])
     size = 0 if before == 0 else max(0, 2 - math.floor(math.log10(abs(before))))
-    digits = max(_decimals(after), 2 if abs(before) >= 1 else size)
+    digits = max(decimals, 2 if abs(before) >= 1 else size)
     text = number_text(before, digits if round(before, digits) != after else None)
     return _with_unit(text, change.unit), _with_unit(number_text(after), change.unit)
 
@@ -181,13 +124,9 @@ def _value_texts(change: Change) -> tuple[str, str]:
 def _with_unit(number: str, unit: str) -> str:
     if is_money(unit) and number[-2:-1] == ".":  # one decimal
         number += "0"
-    if not unit:
-        return number
-    if unit == "%":
-        return f"{number}%"
-    if unit in PREFIXED and not number.startswith("-"):
-        return unit + number
-    return f"{number} {unit}"
+    if unit in ("", "%"):
+        return number + unit
+    return unit + number if unit in PREFIXED and not number.startswith("-") else f"{number} {unit}"
 
 
 def _label_text(label: Any) -> str:
@@ -209,14 +148,10 @@ def sentence(change: Change) -> str:
 
 def reasons_of(answer: Any) -> tuple[tuple[str, ...], ...]:
     """Sentences for each query; see `safexplain.recourse.Recourse.reasons`."""
-    return tuple(_sentences(answer, row, changes) for row, changes in enumerate(changes_of(answer)))
-
-
-def _sentences(answer: Any, row: int, changes: tuple[Change, ...]) -> tuple[str, ...]:
-    """Sentences for one query with these changes."""
-    if answer.valid[row]:
-        return tuple(map(sentence, changes))
-    return (NONE_PROVEN if answer.proven[row] else NONE_FOUND,)
+    return tuple(
+        tuple(map(sentence, changes)) if valid else (NONE_PROVEN if proven else NONE_FOUND,)
+        for changes, valid, proven in zip(changes_of(answer), answer.valid, answer.proven, strict=True)
+    )
 
 
 def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> list[str]:
@@ -233,15 +168,15 @@ def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> l
     if names is not None and (isinstance(names, str) or len(names) != n):
         got = repr(names) if isinstance(names, str) else f"{len(names)} names"
         raise ConfigurationError(f"names: expected one name for each of {n} queries, got {got}")
-    protected = _privacy_sentence(answer.guarantee)
-    parts = {part.name: part for part in answer.table.parts}
-    letters = []
-    for row, changes in enumerate(changes_of(answer)):
+    protected, unlimited = _privacy_sentence(answer.guarantee), answer.advice.unlimited
+    parts, letters = {part.name: part for part in answer.table.parts}, []
+    for row, (changes, sentences) in enumerate(zip(changes_of(answer), reasons_of(answer), strict=True)):
         if answer.favourable[row]:
             continue
-        blocks = [] if names is None else [f"Dear {names[row]},"]
-        blocks.append(REFUSED)
-        sentences, principal = _sentences(answer, row, changes), changes or _unlimited_changes(answer, row)
+        blocks = [REFUSED] if names is None else [f"Dear {names[row]},", REFUSED]
+        principal = changes
+        if not changes and unlimited is not None:
+            principal = _row_changes(answer, row, unlimited, unlimited)
         if principal:
             listed = [f"{k}. {_reason(c, parts[c.feature])}" for k, c in enumerate(principal[:most_reasons], 1)]
             blocks.append("\n".join([REASONS, *listed]))
@@ -256,16 +191,13 @@ def letters_of(answer: Any, names: Sequence[str] | None, most_reasons: int) -> l
 
 def _reason(change: Change, part: Feature) -> str:
     """One principal reason; a number at an end of its public range is not called too low or high."""
-    before, _ = _value_texts(change)
-    what = change.description[:1].upper() + change.description[1:]
-    end = change.kind == "numeric" and change.before in (part.low, part.high)
-    if change.kind == "category" or end:
-        return f"{what}: {before}."
-    return f"{what}: {before} (too {'low' if change.rises else 'high'})."
+    text = f"{change.description[:1].upper()}{change.description[1:]}: {_value_texts(change)[0]}"
+    if change.kind == "category" or (change.kind == "numeric" and change.before in (part.low, part.high)):
+        return f"{text}."
+    return f"{text} (too {'low' if change.rises else 'high'})."
 
 
 def _privacy_sentence(guarantee: Any) -> str:
-    """The sentence about privacy, with numbers rounded up."""
     terms = f"epsilon {_rounded_up(guarantee.epsilon)}, delta {_rounded_up(guarantee.delta)}"
     if guarantee.per == "answer":
         terms += ", for each answer"
@@ -288,23 +220,21 @@ def _rounded_up(value: float) -> str:
 
 def change_columns(answer: Any) -> dict[str, list[Any]]:
     """Columns of a table with one row for each change; see `safexplain.recourse.Recourse.changes`."""
-    found: dict[str, list[Any]] = {name: [] for name in ("row", "feature", "from", "to", "unit", "share")}
-    for row, changes in enumerate(changes_of(answer)):
-        for c in changes:
-            for name, value in zip(found, (row, c.feature, c.before, c.after, c.unit, c.share), strict=True):
-                found[name].append(value)
-    return found
+    rows = [
+        (row, c.feature, c.before, c.after, c.unit, c.share)
+        for row, changes in enumerate(changes_of(answer))
+        for c in changes
+    ]
+    return {name: [row[k] for row in rows] for k, name in enumerate(("row", "feature", "from", "to", "unit", "share"))}
 
 
 # --- rounded counterfactuals that stay valid, and reasons for people without recourse -------------------------------
+
 COARSEST = (0.05, 0.005, 5e-4, 5e-6)
 """Shares of a change by which rounding may enlarge it, in the order in which they are tried."""
 
 SMALL = 2e-3
 """A change below this share of the number is rounded as if it had this share: 23,300.61 becomes 23,301."""
-
-CURRENCIES = ("USD", "EUR", "GBP", "CHF", "$", "£", "€")
-"""Units, or first words of units, whose numbers have two decimals or none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +255,7 @@ class Advice:
     unlimited: Floats | None = None
 
 
-def checked_advice(
+def advise(
     found: Solution,
     table: Preprocessing | None,
     weights: Floats | None,
@@ -337,111 +267,63 @@ def checked_advice(
     frozen: Mask | None,
     accepts: Callable[[Floats, NDArray[np.intp]], Mask],
 ) -> Advice:
-    """Advice about answers, rounded as far as the model still accepts them.
+    """Advice about answers, rounded outwards as far as the model still accepts them.
 
     `weights` (D,) and `bias`, one number or (n,), are those of a linear score; None: the score is a network's.
     `accepts`: (k, D) rows and positions of their queries (k,) -> (k,) bool, whether the decision is favourable.
     """
-    rows, change = found.x, found.change
-    cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
-    free = np.ones(rows.shape[1], dtype=bool)
-    stepped, money = np.zeros(len(free), dtype=bool), np.zeros(len(free), dtype=bool)
+    rows, exact, change = found.x, found.counterfactual, found.change
+    d = rows.shape[1]
+    rules = constraints or Constraints(d)
+    cost = for_columns(cost, rules.features, d)
+    number, money = ~rules.grouped, np.zeros(d, dtype=bool)
     if table is not None:
-        free[:] = False
-        for part in table.parts:
-            free[part.first] = part.kind == "numeric"
-            money[part.first] = is_money(table.units.get(part.name, ""))
-    limits = np.full(rows.shape, -np.inf), np.full(rows.shape, np.inf)
-    if constraints is not None:
-        free &= ~constraints.grouped
-        stepped = free & (constraints.grid != 0)
-        free &= ~stepped
-        limits = constraints.bounds(rows, frozen)
-
-    def valid(candidate: Floats, index: NDArray[np.intp]) -> Mask:
-        good = accepts(candidate, index)
-        if constraints is not None:
-            inside = np.where(stepped, found.counterfactual[index], candidate)
-            inside = np.clip(inside, limits[0][index], limits[1][index])
-            good = good & constraints.satisfied(rows[index], inside, None if frozen is None else frozen[index])
-        return good
-
-    advice = advise(
-        rows,
-        found.counterfactual,
-        cost.parts(change),
-        free=free,
-        stepped=stepped,
-        money=money,
-        limits=limits,
-        valid=valid,
-        further=np.zeros(change.shape, dtype=bool) if weights is None else change * weights > 0,
-    )
-    ranges = constraints
-    if table is not None:  # immutable features can be reasons too
-        ranges = table.constraints(Constraints(table.features, reachable=table.categories))
-    if ranges is not None:  # nobody can go beyond the range
-        room = np.where(change > 0, advice.rounded < ranges.high, advice.rounded > ranges.low)
-        advice = replace(advice, further=advice.further & room)
-    lost = np.flatnonzero(~found.valid)
-    if weights is None or table is None or ranges is None or not len(lost):
-        return advice
-    if constraints is not None:
-        numbers = {part.name for part in table.parts if part.kind != "category"}
-        rising, falling = (
-            tuple(name for name in listed if name in numbers)
-            for listed in (constraints.increasing, constraints.decreasing)
-        )
-        ranges = replace(ranges, increasing=rising, decreasing=falling)
-    unlimited, share = rows.copy(), advice.share.copy()
-    offset, held = np.broadcast_to(bias, len(rows))[lost], table.held(rows[lost])
-    without = linear_recourse(weights, offset, rows[lost], target=target, cost=cost, constraints=ranges, frozen=held)
-    unlimited[lost], share[lost] = without.counterfactual, cost.parts(without.change)
-    return replace(advice, unlimited=unlimited, share=share)
-
-
-def advise(
-    x: Floats,
-    counterfactual: Floats,
-    share: Floats,
-    *,
-    free: Mask,
-    stepped: Mask,
-    money: Mask,
-    limits: tuple[Floats, Floats],
-    valid: Callable[[Floats, NDArray[np.intp]], Mask],
-    further: Mask,
-) -> Advice:
-    """Round counterfactuals (n, d) of queries x outwards, as far as they stay `valid`: rows (k, d) and positions of
-    their queries (k,) -> (k,) bool.
-
-    Of `free` columns (d,), numbers are rounded, of `money` (d,) at least to cents; of `stepped` ones only the rounding
-    errors of sums are removed. `limits` are lower and upper ones, (n, d) each; `share` and `further` as in `Advice`.
-    """
-    change = counterfactual - x
-    moved, on_steps = (change != 0) & free, (change != 0) & stepped
-    out = counterfactual.copy()
-    left = np.flatnonzero((moved | on_steps).any(axis=1))
+        units = {part.first: part.unit for part in table.parts if part.kind == "numeric"}
+        number &= np.isin(np.arange(d), list(units))
+        money[[first for first, unit in units.items() if is_money(unit)]] = True
+    stepped = number & (rules.grid != 0)  # of these, only the rounding errors of sums are removed
+    moved, on_steps = (change != 0) & number & ~stepped, (change != 0) & stepped
+    low, high = rules.bounds(rows, frozen)
+    rounded, left = exact.copy(), np.flatnonzero((moved | on_steps).any(axis=1))
     for coarsest in (*COARSEST, 0.0):
         if not len(left):
             break
-        exact = _to_twelve_digits(counterfactual[left])
-        candidate = round_outward(x[left], counterfactual[left], coarsest, money) if coarsest else exact
-        inside = np.clip(candidate, limits[0][left], limits[1][left])
+        digits = _to_twelve_digits(exact[left])
+        candidate = round_outward(rows[left], exact[left], coarsest, money) if coarsest else digits
+        inside = np.clip(candidate, low[left], high[left])
         candidate = np.where(inside == candidate, candidate, _to_twelve_digits(inside))  # limits have rounding errors
-        candidate = np.where(moved[left], candidate, np.where(on_steps[left], exact, counterfactual[left]))
-        good = valid(candidate, left)
-        out[left[good]] = candidate[good]
+        candidate = np.where(moved[left], candidate, np.where(on_steps[left], digits, exact[left]))
+        inside = np.clip(np.where(stepped, exact[left], candidate), low[left], high[left])
+        good = accepts(candidate, left)
+        good &= rules.satisfied(rows[left], inside, None if frozen is None else frozen[left])
+        rounded[left[good]] = candidate[good]
         left = left[~good]
-    return Advice(out, further & (change != 0), share)
+    ranges = rules if table is None else table.constraints(Constraints(table.features, reachable=table.categories))
+    share, unlimited, further = cost.parts(change), None, np.zeros(change.shape, dtype=bool)
+    if weights is not None:  # nobody can go beyond the range
+        further = (change * weights > 0) & np.where(change > 0, rounded < ranges.high, rounded > ranges.low)
+    lost = np.flatnonzero(~found.valid)
+    if weights is not None and table is not None and len(lost):  # immutable features can be reasons too
+        numbers = {part.name for part in table.parts if part.kind != "category"}
+        rising, falling = (
+            tuple(name for name in names if name in numbers) for names in (rules.increasing, rules.decreasing)
+        )
+        ranges = replace(ranges, increasing=rising, decreasing=falling)
+        offset, held = np.broadcast_to(bias, len(rows))[lost], table.held(rows[lost])
+        without = linear_recourse(
+            weights, offset, rows[lost], target=target, cost=cost, constraints=ranges, frozen=held
+        )
+        unlimited = rows.copy()
+        unlimited[lost], share[lost] = without.counterfactual, cost.parts(without.change)
+    return Advice(rounded, further, share, unlimited)
 
 
-def round_outward(x: Floats, to: Floats, coarsest: float, money: Mask | None = None) -> Floats:
-    """Numbers rounded away from x by at most this share of the change; money at least to cents."""
+def round_outward(x: Floats, to: Floats, coarsest: float, money: Mask) -> Floats:
+    """Numbers (n, d) rounded away from x by at most this share of the change; `money` (d,) at least to cents."""
     change = to - x
     size = np.where(change == 0, 1.0, np.maximum(np.abs(change), SMALL * np.abs(x))) * coarsest
     digits = -np.floor(np.log10(np.clip(size, 1e-300, 1e300))).astype(int)
-    digits = digits if money is None else np.where(money, np.minimum(digits, 2), digits)
+    digits = np.where(money, np.minimum(digits, 2), digits)
     out = to.copy()
     for k in np.unique(digits[change != 0]).tolist():
         if not -300 < k < 300:
@@ -455,7 +337,6 @@ def round_outward(x: Floats, to: Floats, coarsest: float, money: Mask | None = N
 
 
 def _to_twelve_digits(to: Floats) -> Floats:
-    """Numbers rounded to twelve digits."""
     return np.array([[float(f"{value:.12g}") for value in row] for row in to.tolist()]).reshape(to.shape)
 
 

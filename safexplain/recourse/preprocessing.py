@@ -1,20 +1,4 @@
-"""Public preprocessing: from frames of people, in units and categories, to the columns of solvers and training.
-
-A row has three forms:
-
-- the frame: numbers in their units, categories as labels, special values (-9) and missing ones;
-- the table, float64 (n, D), for solvers: numbers in their units, ordinal levels as 0 to k - 1, one 0/1 column for each
-  category, and one 0/1 column for each special or missing value of a feature;
-- the scaled table, for training: affine in each column of the table, and of bounded norm. Numbers and levels are mapped
-  from their public range to [-1, 1], 0/1 columns stay, and the norm bound is the worst case: each feature counts at
-  most 1, so that F features give sqrt(F).
-
-Everything is declared and nothing is computed from data, so that each record is mapped on its own: neighbouring frames
-become neighbouring tables (add/remove, substitute and zero-out alike), and a mechanism that is private for rows of the
-table is private for rows of the frame. In training, numbers outside their public range count as its ends, as refusing
-them would reveal something about a record. Undeclared labels and missing values are refused in training too; every
-guarantee assumes that such a failure is hidden from recipients of answers.
-"""
+"""Public preprocessing: from frames of people, in units and categories, to the columns of solvers and training."""
 
 from __future__ import annotations
 
@@ -23,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +20,7 @@ from safexplain._digest import sha256
 from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse.constraints import Constraints, check_constraints
-from safexplain.recourse.cost import Cost, check_cost, constraints_on_columns, cost_on_columns, numbers_on_columns
+from safexplain.recourse.cost import SIDES, Cost, by_name, check_cost, for_columns
 from safexplain.recourse.features import (
     Feature,
     Kind,
@@ -49,7 +33,7 @@ from safexplain.recourse.features import (
     values_of,
     write_frame,
 )
-from safexplain.recourse.solution import Floats, as_rows, rows_where
+from safexplain.recourse.solution import Floats, as_rows
 
 Range = tuple[float, float]
 PUBLIC_PREPROCESSING = (
@@ -63,10 +47,19 @@ _DECLARED = ("numeric", "categories", "ordinal", "special", "missing", "units", 
 
 @dataclass(eq=False, repr=False)
 class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Public knowledge about the features; a scikit-learn transformer to the scaled table that learns nothing.
+    """Public knowledge about features; a scikit-learn transformer to the scaled table that learns nothing.
 
-    Answers stay in the public ranges, and special and missing values never change, as they are facts and not numbers. A
-    special value is special inside the range too; at an end of the range, the regular values begin next to it.
+    The *table*, float64 (n, D), is for solvers: numbers in their units, levels as 0 to k - 1, and one 0/1 column for
+    each category and for each special or missing value of a feature. The *scaled table* is for training: numbers
+    and levels mapped from their public range to [-1, 1], and 0/1 columns.
+
+    Each record is mapped on its own, so that neighbouring frames become neighbouring tables, and a mechanism that is
+    private for rows of the table is private for rows of the frame. In training, numbers outside their public range
+    count as its ends. Undeclared labels and missing values are refused; every guarantee assumes that such a failure is
+    hidden from recipients of answers.
+
+    Answers stay in the public ranges, and special and missing values never change. A special value is special inside
+    the range too; at an end of the range, the regular values begin next to it.
 
     Args:
         numeric: name -> (least, greatest) value in the feature's unit.
@@ -79,7 +72,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         describe: name -> name of a feature in sentences and letters ("revolving balance").
 
     Attributes:
-        parts: (F,) the person's features, each a `Feature`: numeric ones first, then categories, then ordinal ones.
+        parts: (F,) the features, each a `Feature`: numeric ones first, then categories, then ordinal ones.
         features: (F,) their names.
         columns: (D,) names of the table's columns: a numeric feature by its name, a category as "job=clerk".
         offset: (D,) scaled = (table - offset) / scale.
@@ -130,7 +123,8 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for name, value in given.items():
             setattr(self, name, MappingProxyType(value) if isinstance(value, dict) else value)
         self.features, self.columns = tuple(part.name for part in parts), columns
-        self.offset, self.scale = _read_only(offset), _read_only(scale)
+        offset.flags.writeable = scale.flags.writeable = False
+        self.offset, self.scale = offset, scale
         self.norm_bound = math.sqrt(sum(part.longest for part in parts))
         self.n_features_in_, self.feature_names_in_ = len(parts), np.array(self.features, dtype=object)
         self.parts = parts  # last, as nothing may change afterwards
@@ -151,7 +145,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             frame: n persons with the features in any order: a pandas or polars DataFrame, a list of dicts, a dict of
                 lists; one person as a dict or a pandas Series. An array is read as rows of the table.
-            clip: move numbers outside their public range to its ends, as in training, instead of refusing them.
+            clip: move numbers outside their public range to its ends, instead of refusing them.
 
         Returns:
             (n, D) float64.
@@ -171,16 +165,12 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return rows
 
     def frame(self, table: Any, like: Any = None) -> Any:
-        """Rows of the table as a frame.
+        """Rows (n, D) or (D,) of the table as a frame of n persons.
 
         Args:
-            table: (n, D) or (D,) rows.
+            table: the rows.
             like: a frame whose kind and types of columns to use; if it has n rows, unchanged values are copied from it,
-                and a pandas index is kept. None: a dict of lists.
-
-        Returns:
-            n persons; whole numbers stay integers if the column had integers, labels and special values are the
-            declared ones, missing values stay missing. For a Series, a dict.
+                and a pandas index is kept. A Series gives a dict. None: a dict of lists.
 
         Raises:
             InputError: rows that do not fit this table.
@@ -228,7 +218,55 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 or whole numbers for a category; with the feature.
         """
         check_constraints(constraints)
-        return constraints_on_columns(self.parts, constraints)
+        given, columns = constraints or Constraints(self.features), self.columns
+        reachable, groups = dict(given.reachable), list[Sequence[str]]()
+        lists: dict[str, list[str]] = {name: [] for name in ("immutable", "integer", "increasing", "decreasing")}
+        numbers: dict[str, Any] = {
+            "lower": dict.fromkeys(columns, 0.0),
+            "upper": dict.fromkeys(columns, 1.0),
+            "largest_change": {},
+            "step": {},
+        }
+        for part in self.parts:
+            lists["immutable"] += columns[part.state_columns]
+            if part.kind != "category":
+                numbers["lower"][part.name], numbers["upper"][part.name] = part.regular
+                lists["integer"] += [part.name] if part.kind == "ordinal" else []
+                continue
+            groups += [part.names] if len(part.names) > 1 else []
+            labels = reachable.pop(part.name, ())
+            if unknown := [label for label in labels if label not in part.labels]:
+                raise ConfigurationError(
+                    f"reachable: expected labels of {part.name} among {list(part.labels)}, got {unknown[0]!r}"
+                )
+            if labels and len(part.names) > 1:
+                pairs = zip(part.names, part.labels, strict=False)
+                lists["decreasing"] += [column for column, label in pairs if label not in labels]
+            else:
+                lists["immutable"] += part.names
+        if reachable:
+            raise ConfigurationError(f"reachable: {next(iter(reachable))!r} is not a category of the preprocessing")
+        names = given.features
+        if isinstance(names, int):
+            raise ConfigurationError(
+                f"constraints: expected names among the {len(self.parts)} features of the preprocessing"
+                f" ({', '.join(self.features)}), got {names} columns; pass Constraints(preprocessing.features, ...)"
+            )
+        check_known(names, self._known, "constraints")
+
+        def at(feature: int | str, what: str) -> Sequence[str]:
+            return self._columns_of(feature if isinstance(feature, str) else names[feature], what)
+
+        self._apply_limits(names, given, numbers)
+        for name, found in lists.items():
+            found += [column for feature in getattr(given, name) for column in at(feature, name)]
+        groups += [[column for feature in group for column in at(feature, "one_hot")] for group in given.one_hot]
+        others: dict[str, Any] = {name: tuple(c for c in columns if c in found) for name, found in lists.items()}
+        others["most_changes"] = given.most_changes
+        others["rules"] = tuple(
+            replace(rule, when=at(rule.when, "rules")[0], then=at(rule.then, "rules")[0]) for rule in given.rules
+        )
+        return Constraints(columns, one_hot=tuple(map(tuple, groups)), **numbers, **others)
 
     def cost(self, cost: Cost) -> Cost:
         """The cost on the table's columns.
@@ -241,12 +279,86 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             ConfigurationError: a scale of another length, or an unknown name.
         """
         check_cost(cost)
-        return cost_on_columns(self.parts, cost)
+        sides = {side: self._side(getattr(cost, side), side, cost.power) for side in SIDES}
+        return for_columns(replace(cost, **sides), None, len(self.columns))
 
     def vector(self, given: Any, what: str) -> Floats:
         """(D,) finite numbers, not all 0, for the columns of the table, from D numbers, or a mapping from features (not
         categories) and columns, 0 for missing ones. ConfigurationError: anything else, called `what`."""
-        return _read_only(numbers_on_columns(self.parts, given, what))
+        columns = self.columns
+        if isinstance(given, Mapping):
+            check_known(given, self._known, what)
+            named = {
+                column: number_of(value, f"{what} of {name}")
+                for name, value in given.items()
+                for column in self._columns_of(name, what)
+            }
+            given = [named.get(column, 0.0) for column in columns]
+        found = real_numbers(given, what, ConfigurationError)
+        if found.shape != (len(columns),):
+            raise ConfigurationError(
+                f"{what}: expected a mapping, or one number for each of the {len(columns)} columns"
+                f" {', '.join(columns)}, got shape {found.shape}"
+            )
+        if not np.isfinite(found).all() or not found.any():
+            raise ConfigurationError(f"{what}: expected finite numbers that are not all 0")
+        return found
+
+    def _apply_limits(self, names: Sequence[str], given: Constraints, numbers: dict[str, dict[str, float]]) -> None:
+        """Apply limits and sizes of changes in place; one number for all does not apply to categories."""
+        categories = {part.name for part in self.parts if part.kind == "category"}
+        steps = given.grid * (given.grid != given.whole)  # whole numbers come from `integer`
+        for what, sizes, nearer in (
+            ("lower", given.low, max),
+            ("upper", given.high, min),
+            ("largest_change", given.largest, min),
+            ("step", steps, max),
+        ):
+            for_all, so_far = isinstance(getattr(given, what), float), numbers[what]
+            for name, number in zip(names, sizes.tolist(), strict=True):
+                none = not math.isfinite(number) or (what == "step" and number == 0)
+                if none or (for_all and name in categories):
+                    continue
+                for column in self._columns_of(name, what):
+                    so_far[column] = nearer(so_far.get(column, number), number)
+        for part in self.parts:
+            lower, upper = numbers["lower"][part.names[0]], numbers["upper"][part.names[0]]
+            if lower > upper:
+                which = f"upper {upper:.15g}" if upper < part.regular[0] else f"lower {lower:.15g}"
+                raise ConfigurationError(
+                    f"{part.names[0]}: {which} leaves nothing of the public range {part.low:.15g} to {part.high:.15g};"
+                    " change the limit or the range"
+                )
+
+    def _side(self, given: Any, side: str, power: int) -> Any:
+        if given is not None and not by_name(given):
+            return given  # one number for all, or one a column
+        named, found = dict(given or ()), []
+        check_known(named, self._known, side)
+        for part in self.parts:
+            usual, times = part.high - part.low if side == "scale" else 1.0, 1.0
+            if side == "scale" and part.kind == "category":
+                times = 2.0 ** (1 / power)  # two of its columns change
+            of_feature = named.get(part.name, usual) * times
+            found += [of_feature if name == part.name else named.get(name, of_feature) for name in part.names]
+        return tuple(map(float, found))
+
+    @property
+    def _known(self) -> list[str]:
+        """Names of features and of columns."""
+        return list(dict.fromkeys([*self.features, *self.columns]))
+
+    def _columns_of(self, name: str, what: str) -> Sequence[str]:
+        """Columns of the table named by a feature or by a column; `what` names the argument in messages."""
+        part = next((part for part in self.parts if part.name == name), None)
+        if part is None or part.kind != "category":
+            return [name]
+        if what == "immutable":
+            return part.names
+        raise ConfigurationError(
+            f"{what}: expected a number, but {name} is a category; name one of its columns, such as"
+            f" {part.names[0]!r}, or declare the order of its labels, ordinal={{{name!r}: [...]}}"
+        )
 
     # scikit-learn's transformer
 
@@ -300,36 +412,22 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _from_array(self, x: Any, clip: bool) -> Floats:
-        """Rows of the table from an array, checked."""
-        d = len(self.columns)
-        expected = (
-            f"expected a frame with the columns {', '.join(self.features)} (a pandas or polars DataFrame, a list of"
-            " dicts, a dict of lists; for one person a dict)"
-        )
-        rows = real_numbers(x, "x", expected=f"{expected}, got {type(x).__name__}; arrays must hold rows of numbers")
-        rows = rows[None] if rows.ndim == 1 else rows
-        if rows.ndim != 2 or rows.shape[1] != d:
-            raise InputError(f"x: {expected}, or rows of the table of shape (n, {d}), got shape {np.shape(x)}")
-        if not np.isfinite(rows).all():
+        try:
+            rows = as_rows(x, len(self.columns))
+        except InputError as error:
             raise InputError(
-                f"x: NaN or infinite numbers in {rows_where(~np.isfinite(rows).all(axis=1))}; pass a frame"
-            )
+                f"x: expected a frame with the columns {', '.join(self.features)} (a DataFrame, a list of dicts, a dict"
+                f" of lists; for one person a dict), got {type(x).__name__}; as rows of the table: {error}"
+            ) from None
         if clip:
             for part in self.parts:
                 rows[:, part.first] = np.clip(rows[:, part.first], part.low, part.high)
         return self._check_rows(rows)
 
     def _check_rows(self, rows: Floats) -> Floats:
-        """The rows, checked to fit this table."""
         for part in self.parts:
             part.check(rows[:, part.columns])
         return rows
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, made read-only."""
-    array.flags.writeable = False
-    return array
 
 
 # Checks of what is declared
@@ -341,39 +439,42 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     lost = (given["missing"],) if isinstance(given["missing"], str) else tuple(given["missing"] or ())
     given = {name: lost if name == "missing" else _mapping(name, value) for name, value in given.items()}
     names = [*given["numeric"], *given["categories"], *given["ordinal"]]
-    _check_names(names, given)
-    given["numeric"] = {name: _range(name, ends) for name, ends in given["numeric"].items()}
-    for kind in ("categories", "ordinal"):
-        given[kind] = {name: _labels(name, kind, labels) for name, labels in given[kind].items()}
-    states = {name: _states(name, values) for name, values in given["special"].items()}
-    given["missing"] = tuple(name for name in names if name in lost or None in states.get(name, ()))
-    special = {name: tuple(value for value in values if value is not None) for name, values in states.items()}
-    given["special"] = {name: values for name, values in special.items() if values}
-    _check_values(given)
-    return given
-
-
-def _mapping(what: str, given: Any) -> dict[str, Any]:
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise ConfigurationTypeError(f"{what}: expected a mapping from names of features, got {given!r:.80}")
-    for name in given:
-        if not isinstance(name, str) or not name:
-            raise ConfigurationTypeError(f"{what}: expected names of features as text, got {name!r}")
-    return dict(given)
-
-
-def _check_names(names: list[str], given: Mapping[str, Any]) -> None:
-    """Check that each feature is declared once, and that all other names are features."""
     if not names:
         raise ConfigurationError("Preprocessing: no features; declare them under numeric, categories or ordinal")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigurationError(
             f"{twice[0]}: declared more than once; list a feature under one of numeric, categories and ordinal"
         )
     for what in ("special", "missing", "units", "describe"):
         check_known(given[what], names, what)
+    given["numeric"] = {name: _range(name, ends) for name, ends in given["numeric"].items()}
+    for kind, least in (("categories", 1), ("ordinal", 2)):
+        given[kind] = {name: _labels(name, kind, labels, least) for name, labels in given[kind].items()}
+    states = {name: _labels(name, "special", values) for name, values in given["special"].items()}
+    given["missing"] = tuple(name for name in names if name in lost or None in states.get(name, ()))
+    special = {name: tuple(value for value in values if value is not None) for name, values in states.items()}
+    given["special"] = {name: values for name, values in special.items() if values}
+    for name, values in given["special"].items():
+        regular = given["categories"].get(name, ()) + given["ordinal"].get(name, ())
+        for state in values:
+            if name in given["numeric"] and isinstance(state, str | bool):
+                raise ConfigurationError(f"special: {name} is numeric and needs numbers, got {state!r}")
+            if state in regular:
+                raise ConfigurationError(f"special: {name} has {state!r} as a regular label too; remove one of them")
+    for name, unit in given["units"].items():
+        if not isinstance(unit, str) or name not in given["numeric"]:
+            raise ConfigurationError(f"units: expected a unit of a numeric feature as text, got {name}: {unit!r}")
+    for name, label in given["describe"].items():
+        if not isinstance(label, str) or not label:
+            raise ConfigurationError(f"describe: expected the name of a feature in sentences, got {name}: {label!r}")
+    return given
+
+
+def _mapping(what: str, given: Any) -> dict[str, Any]:
+    given = {} if given is None else given
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+        raise ConfigurationTypeError(f"{what}: expected a mapping from names of features, as text, got {given!r:.80}")
+    return dict(given)
 
 
 def _range(name: str, ends: Any) -> Range:
@@ -390,27 +491,19 @@ def _range(name: str, ends: Any) -> Range:
     return low, high
 
 
-def _labels(name: str, what: str, given: Any) -> tuple[Label, ...]:
-    """The categories or levels of a feature."""
-    labels = _states(name, given, what)
-    if None in labels:
-        raise ConfigurationError(f"{what}: {name} lists a missing value; declare missing=({name!r},) instead")
-    least = 2 if what == "ordinal" else 1
-    if len(labels) < least:
-        raise ConfigurationError(f"{what}: {name} needs at least {least} labels, got {len(labels)}")
-    return tuple(label for label in labels if label is not None)
-
-
-def _states(name: str, given: Any, what: str = "special") -> tuple[Label | None, ...]:
-    """Distinct labels, None for missing; a single special value need not be in a list."""
+def _labels(name: str, what: str, given: Any, least: int = 0) -> tuple[Label | None, ...]:
+    """Distinct labels, None for missing among special values, of which a single one need not be in a list."""
     if what == "special" and (isinstance(given, str) or not hasattr(given, "__iter__")):
         given = [given]
     if isinstance(given, str | bytes | Mapping | Set) or not hasattr(given, "__iter__"):
         raise ConfigurationError(f"{what}: {name} needs a list, got {given!r:.80}")
     labels = tuple(None if is_missing(value) else _label(name, what, value) for value in given)
-    twice = [label for i, label in enumerate(labels) if label in labels[:i]]
-    if twice:
+    if twice := [label for i, label in enumerate(labels) if label in labels[:i]]:
         raise ConfigurationError(f"{what}: {name} lists {twice[0]!r} twice (for Python True is 1 and 1.0 is 1)")
+    if None in labels and what != "special":
+        raise ConfigurationError(f"{what}: {name} lists a missing value; declare missing=({name!r},) instead")
+    if len(labels) < least:
+        raise ConfigurationError(f"{what}: {name} needs at least {least} labels, got {len(labels)}")
     return labels
 
 
@@ -421,33 +514,15 @@ def _label(name: str, what: str, value: Any) -> Label:
     return plain
 
 
-def _check_values(given: Mapping[str, Any]) -> None:
-    """Check special values against regular ones, units and descriptions."""
-    for name, states in given["special"].items():
-        regular = given["categories"].get(name, ()) + given["ordinal"].get(name, ())
-        for state in states:
-            if name in given["numeric"] and isinstance(state, str | bool):
-                raise ConfigurationError(f"special: {name} is numeric and needs numbers, got {state!r}")
-            if state in regular:
-                raise ConfigurationError(f"special: {name} has {state!r} as a regular label too; remove one of them")
-    for name, unit in given["units"].items():
-        if not isinstance(unit, str) or name not in given["numeric"]:
-            raise ConfigurationError(f"units: expected a unit of a numeric feature as text, got {name}: {unit!r}")
-    for name, label in given["describe"].items():
-        if not isinstance(label, str) or not label:
-            raise ConfigurationError(f"describe: expected the name of a feature in sentences, got {name}: {label!r}")
-
-
 def _parts(given: Mapping[str, Any]) -> tuple[Feature, ...]:
-    """The features from checked arguments."""
     declared: list[tuple[str, Kind, Range, tuple[Label, ...]]] = [
         *((name, "numeric", ends, ()) for name, ends in given["numeric"].items()),
         *((name, "category", (0.0, 1.0), labels) for name, labels in given["categories"].items()),
         *((name, "ordinal", (0.0, len(levels) - 1.0), levels) for name, levels in given["ordinal"].items()),
     ]
     found: list[Feature] = []
-    for name, kind, (low, high), labels in declared:
+    for name, kind, ends, labels in declared:
         first = found[-1].columns.stop if found else 0
         states = (*given["special"].get(name, ()), *((None,) if name in given["missing"] else ()))
-        found.append(Feature(name, kind, first, low, high, labels, states, given["units"].get(name, "")))
+        found.append(Feature(name, kind, first, *ends, labels, states, given["units"].get(name, "")))
     return tuple(found)

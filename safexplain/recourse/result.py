@@ -12,7 +12,7 @@ from safexplain.errors import ConfigurationTypeError, InfeasibleError
 from safexplain.recourse.guarantee import Guarantee
 from safexplain.recourse.letters import MOST_REASONS, Advice, change_columns, letters_of, reasons_of
 from safexplain.recourse.preprocessing import Preprocessing
-from safexplain.recourse.solution import Solution, first_of
+from safexplain.recourse.solution import Solution, rows_where
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,19 +21,19 @@ class Recourse(Solution):
     released score, and nothing else.
 
     Args:
-        guarantee: limit on what the answers reveal about training records; required.
+        guarantee: limit on what the answers reveal about training records.
+        advice: what sentences need besides the numbers.
         table: the preprocessing, if x and counterfactual are rows of its table; None: they are plain numbers.
         like: the original queries, for `frame`.
-        advice: what sentences need besides the numbers; None: nothing more is known.
 
     Raises:
         ConfigurationTypeError: no guarantee.
     """
 
     guarantee: Guarantee = field(kw_only=True)
+    advice: Advice = field(kw_only=True, repr=False)
     table: Preprocessing | None = field(default=None, repr=False)
     like: Any = field(default=None, repr=False)
-    advice: Advice | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,12 +48,11 @@ class Recourse(Solution):
         """
         if self.table is not None:
             return self.table.frame(self.counterfactual, self.like)
-        names = getattr(self.like, "columns", None)
-        if type(self.like).__name__ != "DataFrame" or names is None or len(names) != self.counterfactual.shape[1]:
+        names = getattr(self.like, "columns", ())
+        if type(self.like).__name__ != "DataFrame" or len(names) != self.counterfactual.shape[1]:
             return self.counterfactual
-        columns = dict(zip(names, self.counterfactual.T, strict=True))
-        index = getattr(self.like, "index", None)
-        return type(self.like)(columns) if index is None else type(self.like)(columns, index=index)
+        index = {"index": self.like.index} if hasattr(self.like, "index") else {}
+        return type(self.like)(dict(zip(names, self.counterfactual.T, strict=True)), **index)
 
     def reasons(self) -> tuple[tuple[str, ...], ...]:
         """The changes that each person would have to make, in sentences.
@@ -68,9 +67,8 @@ class Recourse(Solution):
         """Letters to declined applicants, in the order of the queries: the principal reasons, the changes that would
         have led to approval, and the protection of the training records.
 
-        Features are named as in `describe` of the preprocessing. For an applicant without recourse, the letter states
-        that no change within the constraints would lead to approval; with a linear model, the reasons are then the
-        changes that would do if only public ranges and directions limited them.
+        Without recourse, the letter states that no change within the constraints would lead to approval; with a linear
+        model, the reasons are then the changes that would do if only public ranges and directions limited them.
 
         Args:
             names: (n,) names of all applicants, for the salutation.
@@ -108,9 +106,8 @@ class Recourse(Solution):
         certain = int(self.proven[rows].sum())
         known = f"proven for {'all' if certain == len(rows) else certain} of these" if certain else "not proven"
         raise InfeasibleError(
-            f"{len(rows)} of {len(self)} queries have no recourse within the constraints (rows {first_of(rows)};"
-            f" {known}); loosen the constraints (fewer immutable features, wider lower, upper and largest_change, a"
-            ' higher most_changes, fewer rules), lower the target, or pass infeasible="mark" to get valid=False for'
+            f"{len(rows)} of {len(self)} queries have no recourse within the constraints ({rows_where(~self.valid)};"
+            f' {known}); loosen the constraints, lower the target, or pass infeasible="mark" to get valid=False for'
             " these. The other answers are in .result",
             result=self,
             rows=rows,

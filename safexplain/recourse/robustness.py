@@ -5,9 +5,8 @@ together, in the Euclidean norm. By Cauchy and Schwarz, the least score of a row
 
     min over |(dw, db)| <= shift of (w + dw).z + (b + db)  =  w.z + b - shift |(z, 1)|,
 
-so that an answer stays valid under every such shift exactly if w.z + b - shift |(z, 1)| >= target. Upadhyay, Joshi and
-Lakkaraju 2021 (ROAR, arXiv 2102.13620) search by gradients for answers that withstand the worst shift; for linear
-scores the worst shift is known. Its size can only be measured (`DPModelRecourse.measured_shift`).
+so that an answer stays valid under every such shift exactly if that is at least the target. Upadhyay, Joshi and
+Lakkaraju 2021 (ROAR, arXiv 2102.13620) search by gradients for answers that withstand the worst shift.
 """
 
 from __future__ import annotations
@@ -48,15 +47,14 @@ def robust_answers(
     shift: float,
     target: float,
 ) -> Solution:
-    """Verified answers to `rows` (n, d) whose score still reaches the target after the worst shift of the weights;
-    `valid` is False where none was found. Favourable queries do not change, and may not withstand the shift.
+    """Verified answers to `rows` (n, d) whose score still reaches the target after the worst shift of the weights.
+    Favourable queries do not change, and may not withstand it.
 
     `solve`: (k,) positions of queries and (k,) margins -> cheapest answers whose score is at least target + margin;
     `length`: (n, d) rows -> (n,) |(z, 1)|.
 
     The target of each query is raised from below, by shift |(z, 1)| of the previous answer, until the answer withstands
-    the shift; it is then about the least target for which the cheapest answer does. A shorter row that withstands the
-    shift may cost less, so that only results of the first round are `proven`.
+    the shift. A shorter row that does may cost less, so that only results of the first round are `proven`.
     """
     margin = np.zeros(len(rows))
     found = solve(np.arange(len(rows)), margin)
@@ -85,12 +83,7 @@ def measured_shift(
     answers: Callable[[float], Solution], accepts: Callable[[Floats], NDArray[np.bool_]], start: float, share: float
 ) -> float:
     """About the smallest shift for which at least this share of the `answers` (a function of the shift) stays valid
-    under another model, which `accepts` (n, d) rows. `start`, above 0, is tried first, then doubled, bisected.
-
-    Raises:
-        InputError: all queries are favourable, or no shift will do, as fewer than half of the queries have an answer.
-        ConfigurationError: a share out of range.
-    """
+    under another model, which `accepts` (n, d) rows. `start`, above 0, is tried first, then doubled, bisected."""
     if not 0 < check_number("share", share) <= 1:
         raise ConfigurationError(f"share: expected a number in (0, 1], got {share!r}")
 

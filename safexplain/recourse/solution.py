@@ -12,6 +12,11 @@ from safexplain.errors import InputError
 
 Floats = NDArray[np.float64]
 
+NO_NUMBERS = (
+    "expected numbers, one column for each feature; encode categories (one column each) and dates first, or pass"
+    " preprocessing=Preprocessing(...), which reads frames of people"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Solution:
@@ -51,34 +56,22 @@ class Solution:
         return self.counterfactual - self.x
 
 
-def first_of(rows: NDArray[np.intp]) -> str:
-    """Positions of the first five rows, for messages."""
-    return ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
-
-
 def rows_where(bad: NDArray[np.bool_]) -> str:
-    """The rows marked in (n,) bool, for messages: "row 3", or "rows 0, 2, 5"."""
-    rows = np.flatnonzero(bad)
-    return f"row{'s' if len(rows) > 1 else ''} {first_of(rows)}"
+    """The first five rows marked in (n,) bool, for messages: "row 3", or "rows 0, 2, 5"."""
+    rows = np.flatnonzero(bad).tolist()
+    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{', ...' * (len(rows) > 5)}"
 
 
 def as_rows(x: ArrayLike, features: int | None = None) -> Floats:
     """(n, d) float64 copy of queries, of which a single one may be (d,); InputError: not finite real numbers, not one
     or two dimensions, or another number of features."""
-    rows = real_numbers(
-        x,
-        "x",
-        expected="expected numbers, one column for each feature; encode categories (one column each) and dates first,"
-        " or pass preprocessing=Preprocessing(...), which reads frames of people",
-    )
+    rows = real_numbers(x, "x", expected=NO_NUMBERS)
     shape = rows.shape
     rows = rows[None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or (features is not None and rows.shape[1] != features):
         expected = "(n, d)" if features is None else f"(n, {features}) or ({features},)"
         raise InputError(f"x: expected shape {expected}, got {shape}")
     if not np.isfinite(rows).all():
-        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-        raise InputError(
-            f"x: expected finite numbers, got NaN or infinity in {len(bad)} rows (first: {bad[0]}); fill or remove them"
-        )
+        bad = rows_where(~np.isfinite(rows).all(axis=1))
+        raise InputError(f"x: expected finite numbers, got NaN or infinity in {bad}; fill or remove them")
     return rows

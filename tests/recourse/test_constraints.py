@@ -54,7 +54,7 @@ def test_constraints_that_nothing_satisfies_are_refused_at_once(options, said):
         Constraints(NAMES, **options)
 
 
-@pytest.mark.parametrize("features", [0, (), ("age", "age"), 2.5])
+@pytest.mark.parametrize("features", [0, (), ("age", "age"), 2.5, {"age": (18, 99)}])
 def test_features_are_a_number_of_columns_or_distinct_names(features):
     with pytest.raises(ConfigurationError, match="features"):
         Constraints(features)
@@ -78,7 +78,7 @@ def test_a_limit_that_float32_rounded_is_refused_with_its_digits_and_what_to_do(
     [
         (0, 17.0, r"expected age from 18 to 100, got 17 \(row 1\)"),
         (2, 1.5, r"whole numbers for the integer feature children \(row 1\)"),
-        (5, 0.0, r"a category is unknown.*write only zeros"),
+        (5, 0.0, "write only zeros"),
         (3, 1.0, "exactly one 1"),
         (5, 0.5, "exactly one 1"),
     ],
@@ -196,11 +196,6 @@ def test_projection_is_the_nearest_allowed_row(candidate, count, category, risin
     allowed = allowed[rules.satisfied(np.repeat(query, len(allowed), axis=0), allowed)]
     assert len(allowed)
     assert L2().distance(wanted - got)[0] <= L2().distance(wanted - allowed).min() + 1e-12
-
-
-def test_limits_in_place_of_features_are_refused_with_what_to_pass():
-    with pytest.raises(ConfigurationError, match=r"features=\('age', 'income'\), and limits under lower= and upper="):
-        Constraints({"age": (18, 99), "income": (0, None)})
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from torch import nn
 
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import Constraints, DPModelRecourse, LaplaceScore
-from safexplain.recourse.features import column_names
-from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.networks.search import network_recourse
 
 pd = pytest.importorskip("pandas")
 
@@ -27,8 +23,6 @@ MECHANISM = DPModelRecourse(MODEL, constraints=RULES)
 ANSWERS = {
     "explain": MECHANISM.explain,
     "explain_diverse": lambda x: MECHANISM.explain_diverse(x, 2),
-    "linear": lambda x: linear_recourse([1.0, 2.0, 3.0], 0.0, x, constraints=RULES),
-    "network": lambda x: network_recourse(nn.Linear(3, 1).requires_grad_(False), x[:1], constraints=RULES),
     "a list of rows": lambda x: MECHANISM.explain([x.iloc[0], x.iloc[1]]),
 }
 
@@ -71,11 +65,6 @@ def test_a_model_that_was_trained_on_other_columns_than_the_constraints_have_is_
         DPModelRecourse(other, constraints=RULES)
     with pytest.raises(InputError, match="as the training table has them"):
         DPModelRecourse(other).explain(RIGHT)
-
-
-def test_numbers_are_no_names():
-    for x in ([0.0, 0.0, 0.0], pd.DataFrame(np.zeros((1, 3))), pd.Series([0.0, 0.0, 0.0], index=[7, 8, 9])):
-        assert column_names(x) is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from safexplain._validate import real_numbers
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
 from safexplain.recourse.solution import as_rows
 
 NUMBERS = {
@@ -41,17 +40,9 @@ def test_numbers_are_read_whatever_holds_them_and_copied(name):
         ([[10**400]], "too large for float64"),
         ([torch.ones(2, device="meta")], "expected a dense tensor with data"),
         (torch.eye(2).to_sparse(), "expected a dense tensor with data"),
-        (np.array([[1.0, np.nan]], dtype=object), "expected finite numbers, got NaN or infinity in 1 rows"),
+        (np.array([[1.0, np.nan]], dtype=object), "expected finite numbers, got NaN or infinity in row 0"),
     ],
 )
 def test_what_only_looks_like_numbers_is_refused(given, said):
     with pytest.raises(InputError, match=said):
         as_rows(given)
-
-
-def test_the_error_is_the_one_that_was_asked_for_and_short():
-    with pytest.raises(ConfigurationError, match="scale: expected numbers, got 'a'"):
-        real_numbers("a", "scale", ConfigurationError)
-    with pytest.raises(InputError) as caught:
-        real_numbers(["a"] * 10_000, "weights")
-    assert len(str(caught.value)) < 200

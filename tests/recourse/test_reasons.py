@@ -15,7 +15,7 @@ from torch import nn
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, LaplaceScore, Preprocessing, Recourse
-from safexplain.recourse.letters import Change, _rounded_up, advise, is_money, number_text, round_outward, sentence
+from safexplain.recourse.letters import Advice, Change, _rounded_up, is_money, number_text, round_outward, sentence
 
 PUBLIC = Preprocessing(
     numeric={"balance": (0, 50_000), "age": (18, 100), "use": (0, 100)},
@@ -36,7 +36,7 @@ def answer(before, after, public=PUBLIC, **changes):
     parts = L1().parts((to - x) / public.scale)
     return Recourse(
         x, to, valid, parts.sum(axis=1), np.zeros(1), favourable, np.zeros(1, dtype=bool), table=public,
-        like=before, **{"guarantee": GIVEN} | changes,
+        like=before, advice=Advice(to, np.zeros(x.shape, dtype=bool), parts), guarantee=GIVEN, **changes,
     )  # fmt: skip
 
 
@@ -59,12 +59,6 @@ def test_a_favourable_person_needs_nothing_and_one_without_recourse_is_told_so()
     assert lost.reasons() == (("No change was found that would lead to a favourable decision.",),)
     proven = answer(PERSON, PERSON, valid=False, proven=np.array([True]))
     assert proven.reasons() == (("No change within the limits that apply would lead to a favourable decision.",),)
-
-
-def test_no_dust_of_float_arithmetic_is_shown():
-    found = answer(PERSON | {"balance": 4000.1 + 0.2}, PERSON | {"balance": 3137.2999999999997, "use": 79.123456789})
-    for text in found.reasons()[0]:
-        assert not re.search(r"\.\d{5}", text), text
 
 
 def test_numbers_are_written_as_people_write_them():
@@ -155,20 +149,8 @@ def test_numbers_are_rounded_away_from_where_they_came_by_at_most_a_share_of_the
     to = np.array([[1.234567, 3.3333, 20_000.1234, 0.001234, 7.0, -1.234567]])
     money = np.array([False, False, False, True, False, False])
     assert round_outward(x, to, 0.05, money).tolist() == [[1.24, 3.33, 20_001.0, 0.01, 7.0, -1.24]]
-    assert round_outward(x, to, 0.005).tolist() == [[1.235, 3.333, 20_000.2, 0.001234, 7.0, -1.235]]
+    assert round_outward(x, to, 0.005, ~money & money).tolist() == [[1.235, 3.333, 20_000.2, 0.001234, 7.0, -1.235]]
     assert [is_money(unit) for unit in ("USD", "EUR a month", "%", "")] == [True, True, False, False]
-
-
-def test_rounding_never_comes_nearer_and_stays_exact_where_no_rounding_is_valid():
-    x, to = np.array([[0.0, 5.0]]), np.array([[1.234567891, 3.3333]])
-    never = np.array([False, False])
-    fixed = {"free": ~never, "stepped": never, "money": never}
-    fixed |= {"limits": (np.full((1, 2), -9.0), np.full((1, 2), 9.0))}
-    none = np.zeros((1, 2), dtype=bool)
-    allowed = advise(x, to, np.ones((1, 2)), valid=lambda rows, _: np.ones(len(rows), bool), further=none, **fixed)
-    assert allowed.rounded.tolist() == [[1.24, 3.33]]
-    refused = advise(x, to, np.ones((1, 2)), valid=lambda rows, _: np.zeros(len(rows), bool), further=none, **fixed)
-    assert (refused.rounded == to).all()
 
 
 MONEY = Preprocessing(numeric={"income": (0, 120_000), "debt": (0, 30_000)}, units={"income": "USD", "debt": "EUR"})
@@ -316,8 +298,7 @@ def test_changes_of_a_polars_frame_are_one():
 
 def test_arrays_have_reasons_too_by_number_or_name():
     x = np.array([[0.0, 1.0]])
-    plain = Recourse(
-        x, x + np.array([[0.0, 2.5]]), np.array([True]), np.ones(1), np.zeros(1), np.array([False]),
-        np.array([False]), guarantee=GIVEN,
-    )  # fmt: skip
+    to, no = x + np.array([[0.0, 2.5]]), np.array([False])
+    advice = Advice(to, np.zeros(x.shape, dtype=bool), to - x)
+    plain = Recourse(x, to, ~no, np.ones(1), np.zeros(1), no, no, guarantee=GIVEN, advice=advice)
     assert plain.reasons() == (("Raise feature 1 from 1 to 3.5.",),)

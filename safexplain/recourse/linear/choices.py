@@ -1,22 +1,19 @@
 """The cheapest change of columns that raises a linear score to a goal, for many queries at once.
 
-Whole numbers and categories are a knapsack. Each integer column (k steps towards its better side) and each one-hot
+Whole numbers and categories are a knapsack: each integer column (k steps towards its better side) and each one-hot
 group (its categories) is an item whose choice has a gain in score and a cost; continuous columns provide the rest.
 
 1. The Lagrangian relaxation, for all queries at once. For a multiplier m, each item minimises cost - m gain (Everett
-   1963; with one choice per group, Sinha and Zoltners 1979). The sum of the minima plus m goal is a lower bound on the
-   cost of all choices that reach the goal.
+   1963; with one choice per group, Sinha and Zoltners 1979). The sum of the minima plus m goal is a lower bound.
 2. Lists, query by query (dynamic programming by dominance: Horowitz and Sahni 1974; Pisinger 1997 restricts them by the
-   bound): all choices of the items so far, except those that another choice dominates (no more cost, no less gain) or
-   whose bound is above a cap. The integer column with the most remaining steps comes last, together with the continuous
-   columns: their cost is convex in its count, so that only the counts next to the continuous optimum can be best.
+   bound): all choices of the items so far, except those that another choice dominates or whose bound is above a cap.
+   The integer column with the most steps comes last, with the continuous columns: their cost is convex in its count, so
+   that only the counts next to the continuous optimum can be best.
 
-The cap starts slightly above the lower bound and rises until a choice below it is found, which then is optimal; it
-falls if lists grow longer than `STATES`. A query without a suitable cap goes to an integer program.
+The cap starts slightly above the bound and rises until a choice below it is found, which then is optimal; it falls if
+lists grow longer than `STATES`. A query without a suitable cap goes to an integer program.
 
-Continuous columns are filled within limits (`WaterFilling`). A change of column j by t raises the score by at most
-|w_j| t, up to its room R_j = |w_j| (distance to the limit), and costs c_j t. With gains g_j = |w_j| t_j the problem is:
-min sum cost_j(g_j) subject to sum g_j >= goal, 0 <= g_j <= R_j.
+Continuous columns (`Slack`) have gains g_j = |w_j| t_j up to a room R_j: min sum cost_j(g_j), sum g_j >= goal.
 
     L1: cost_j = (c_j / |w_j|) g_j; columns fill in order of their rate c_j / |w_j|.
     L2: squared cost_j = g_j^2 / s_j with speed s_j = (w_j / c_j)^2. The Karush-Kuhn-Tucker conditions give
@@ -40,28 +37,20 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Choices of n queries.
+    """Choices of n queries: gain and cost of one step of each of i integer columns, and the greatest number of steps;
+    for each group, gain of each category over the query's own, and cost to the power, infinite for excluded ones."""
 
-    Args:
-        step: (i,) gain of one step of each integer column.
-        unit: (i,) cost of one step.
-        most: (n, i) greatest number of steps.
-        gain: one (n, k) array for each group, gain of each category over the query's own.
-        cost: one (n, k) array for each group, cost to the power; infinite for excluded categories.
-        slack: the continuous columns.
-    """
-
-    step: Floats
-    unit: Floats
-    most: Floats
-    gain: tuple[Floats, ...]
-    cost: tuple[Floats, ...]
-    slack: WaterFilling
+    step: Floats  # (i,)
+    unit: Floats  # (i,)
+    most: Floats  # (n, i)
+    gain: tuple[Floats, ...]  # (n, k) each
+    cost: tuple[Floats, ...]  # (n, k) each
+    slack: Slack
 
     def take(self, rows: Ints) -> Items:
         """Items of some queries."""
         gain, cost = (tuple(array[rows] for array in arrays) for arrays in (self.gain, self.cost))
-        slack = WaterFilling.of(self.slack.room[rows], self.slack.rate, self.slack.power)
+        slack = replace(self.slack, room=self.slack.room[rows])
         return replace(self, most=self.most[rows], gain=gain, cost=cost, slack=slack)
 
     @property
@@ -74,8 +63,7 @@ class Items:
 
     def step_cost(self, steps: Floats) -> Floats:
         """Cost, to the power, of steps (..., i)."""
-        price: Floats = (self.unit * steps) ** self.slack.power
-        return price
+        return np.asarray((self.unit * steps) ** self.slack.power)
 
     def relaxed(self, level: Floats) -> tuple[Floats, list[Ints]]:
         """Best choice of each item at multiplier `level` (n,): steps (n, i), and a category (n,) for each group."""
@@ -103,10 +91,8 @@ class Items:
         return np.column_stack([*groups, whole, free])
 
     def near(self, level: Floats, gap: Floats) -> tuple[Floats, Floats]:
-        """Least and greatest step counts, (n, i) each, whose cost - level gain is within `gap` (n,) of its minimum.
-
-        It is convex in the count. No choice with another count costs less than the Lagrangian bound plus the gap.
-        """
+        """Least and greatest step counts, (n, i) each, whose cost - level gain, convex in the count, is within `gap`
+        (n,) of its minimum: no choice with another count costs less than the Lagrangian bound plus the gap."""
         steps, gap = self.relaxed(level)[0], np.maximum(gap, 0.0)[:, None]
         if self.slack.power == 1:
             middle, radius = steps, gap / np.abs(self.unit - level[:, None] * self.step)
@@ -125,8 +111,7 @@ class Items:
 
     def relaxed_gain(self, level: Floats) -> Floats:
         """(n,) gain of the relaxed choice, continuous columns included; it increases with the level."""
-        total: Floats = self.gained(*self.relaxed(level)) + self.slack_gains(level).sum(axis=1)
-        return total
+        return np.asarray(self.gained(*self.relaxed(level)) + self.slack_gains(level).sum(axis=1))
 
 
 def multiplier(items: Items, goal: Floats) -> Floats:
@@ -152,9 +137,8 @@ TIE = 1e-14
 
 
 def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints], Mask]:
-    """Cheapest choice of each query, to gain the `goal` (n,) together with continuous columns, whose rooms are finite,
-    and above the goal where limits allow. At a gain of `enough` (n,) choices need no continuous change; it is at most
-    the goal (they differ by rounding).
+    """Cheapest choice of each query, to gain the `goal` (n,) together with continuous columns; at a gain of `enough`
+    (n,), which is less by rounding, choices need no continuous change.
 
     Returns:
         Steps (n, i); the category (n,) of each group; and (n,) bool, whether certainly no choice is cheaper, or none
@@ -178,7 +162,7 @@ def solve(items: Items, enough: Floats, goal: Floats) -> tuple[Floats, list[Ints
 
 
 def missing(gain: Floats, enough: Floats | float, goal: Floats | float, most: Floats) -> Floats:
-    """Gain that continuous columns, which can add `most`, must add; all of it if only rounding errors are missing."""
+    """Gain that continuous columns must add; all that they can (`most`) if only rounding errors are missing."""
     rest = np.where(gain >= enough, 0.0, goal - gain)
     return np.where((rest > most) & (enough - gain <= most), most, rest)
 
@@ -250,12 +234,13 @@ class _ChoiceLists:
         if column is not None:
             step, unit, most = self.items.step[column], self.items.unit[column], self.items.most[0, column]
             rooms, rates = np.append([most * step], slack.room), np.append([(unit / step) ** slack.power], slack.rate)
-            both = WaterFilling.of(np.broadcast_to(rooms, (len(gain), len(rooms))), rates, slack.power)
+            both = Slack(np.broadcast_to(rooms, (len(gain), len(rooms))), rates, slack.power)
             below = np.floor(both.gains(self.enough - gain)[:, 0] / step)
             counts = np.clip(below + np.array([[-1.0], [0.0], [1.0]]), 0.0, most)
             gain, cost = gain + counts * step, cost + (unit * counts) ** slack.power
-        rest = missing(gain.reshape(1, -1), self.enough, self.goal, slack.total)
-        paid = cost.ravel() + slack.cost(rest)[0]
+        rest = missing(gain.ravel(), self.enough, self.goal, slack.total)
+        each = replace(slack, room=np.broadcast_to(slack.room, (len(rest), slack.room.shape[1])))
+        paid = cost.ravel() + each.cost(rest)
         best = int(paid.argmin())
         return best % counts.shape[1], float(counts.flat[best]), float(paid[best])
 
@@ -272,88 +257,38 @@ def _undominated(cost: Floats, gain: Floats, tie: float) -> NDArray[np.intp]:
 
 
 @dataclass(frozen=True, eq=False)
-class WaterFilling:
-    """Rooms of n queries in the order in which columns fill; all arrays are (n, d) unless stated otherwise.
+class Slack:
+    """Continuous columns of n queries: gains (n, d) at their limits, at least 0, perhaps infinite, and positive finite
+    costs (d,) of a unit of gain, to the power (1 or 2) that adds up over columns."""
 
-    Attributes:
-        power: 1 or 2, the power of the cost that adds up over columns.
-        room: gain at which each column is full, in the original order of columns.
-        rate: (d,) c/|w| for L1, its square for L2; low rates fill first.
-        before: gain of the columns filled before.
-        reach: total gain when this column is full.
-        spent: cost, to the power, of the columns filled before.
-        slope: L1: rate of this column; L2: 1 / (sum of the speeds of this column and the later ones).
-    """
-
-    power: int
     room: Floats
     rate: Floats
-    before: Floats
-    reach: Floats
-    spent: Floats
-    slope: Floats
-
-    @classmethod
-    def of(cls, room: Floats, rate: Floats, power: int) -> WaterFilling:
-        """Sort the columns, with gains (n, d) at the limits, at least 0, perhaps infinite, and positive finite rates
-        (d,)."""
-        if power == 1:
-            order = np.broadcast_to(np.argsort(rate, kind="stable"), room.shape)
-        else:
-            order = np.argsort(room * rate, axis=1, kind="stable")
-        rooms, rates = np.take_along_axis(room, order, axis=1), rate[order]
-        before = _exclusive(rooms)
-        full = rates * rooms**power
-        if power == 1:
-            reach, slope = before + rooms, rates
-        else:
-            slope = 1.0 / np.cumsum((1.0 / rates)[:, ::-1], axis=1)[:, ::-1]
-            reach = before + rooms * rates / slope
-        return cls(power, room, rate, before, reach, _exclusive(full), slope)
+    power: int
 
     @property
     def total(self) -> Floats:
-        """(n,) greatest gain, added in the same order as in `cost`."""
-        return self.reach[:, -1] if self.room.shape[1] else np.zeros(len(self.room))
+        """(n,) greatest gain."""
+        return np.asarray(self.room.sum(axis=1))
 
     def cost(self, goal: Floats) -> Floats:
-        """(n, k) least cost, to the power, of k gains (n, k) of each query; infinite where out of reach."""
-        goal = np.maximum(goal, 0.0)
-        if not self.room.shape[1]:
-            return np.where(goal > 0, np.inf, 0.0)
-        at, missing = self._segment(goal)
-        spent, slope = np.take_along_axis(self.spent, at, axis=1), np.take_along_axis(self.slope, at, axis=1)
-        above = goal - np.take_along_axis(self.before, at, axis=1)
-        return np.where(missing, np.inf, spent + slope * above**self.power)
-
-    def _segment(self, goal: Floats) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """(n, k) the column that is filling at each goal (n, k), and whether there is none; 0 there."""
-        at = np.zeros(goal.shape, dtype=np.intp)
-        for column in range(self.reach.shape[1]):
-            at += self.reach[:, column, None] < goal
-        missing: NDArray[np.bool_] = at == self.reach.shape[1]
-        at[missing] = 0
-        return at, missing
+        """(n,) least cost, to the power, of gains (n,); infinite where out of reach."""
+        paid = (self.rate * self.gains(goal) ** self.power).sum(axis=1)
+        return np.where(goal > self.total, np.inf, paid)
 
     def gains(self, goal: Floats) -> Floats:
-        """(n, d) gain of each column, in the original order, for goals (n,); all are full if out of reach."""
-        goal = np.maximum(goal, 0.0)
-        if not self.room.shape[1]:
-            return self.room
-        at, missing = (found[:, 0] for found in self._segment(goal[:, None]))
-        row = np.arange(len(goal))
-        if self.power == 1:
-            order = np.argsort(self.rate, kind="stable")
-            taken = np.empty_like(self.room)
-            taken[:, order] = np.clip(goal[:, None] - self.before, 0.0, self.room[:, order])
-        else:
-            level = (goal - self.before[row, at]) * self.slope[row, at]
-            taken = np.minimum(level[:, None] / self.rate, self.room)
-        return np.where(missing[:, None], self.room, taken)
-
-
-def _exclusive(values: Floats) -> Floats:
-    """Sums of the columns before; infinite only after an infinite column."""
-    sums = np.zeros_like(values)
-    np.cumsum(values[:, :-1], axis=1, out=sums[:, 1:])
-    return sums
+        """(n, d) gain of each column for goals (n,); all are full if out of reach."""
+        goal = np.maximum(goal, 0.0)[:, None]
+        full_at = np.broadcast_to(self.rate, self.room.shape) if self.power == 1 else self.room * self.rate
+        order = np.argsort(full_at, axis=1, kind="stable")
+        rooms, rates = np.take_along_axis(self.room, order, axis=1), self.rate[order]
+        before = np.zeros_like(rooms)  # infinite only after an infinite room
+        np.cumsum(rooms[:, :-1], axis=1, out=before[:, 1:])
+        if self.power == 1 or not self.room.size:
+            taken = np.empty_like(rooms)
+            np.put_along_axis(taken, order, np.clip(goal - before, 0.0, rooms), axis=1)
+            return taken
+        slope = 1.0 / np.cumsum((1.0 / rates)[:, ::-1], axis=1)[:, ::-1]  # 1 / (speeds of this and the later columns)
+        short = before + rooms * rates / slope < goal
+        at = np.minimum(short.sum(axis=1, keepdims=True), rooms.shape[1] - 1)  # the column that is filling
+        level = (goal - np.take_along_axis(before, at, axis=1)) * np.take_along_axis(slope, at, axis=1)
+        return np.where(short.all(axis=1, keepdims=True), self.room, np.minimum(level / self.rate, self.room))

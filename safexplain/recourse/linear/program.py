@@ -1,26 +1,37 @@
 """Cheapest recourse of one query as a mixed-integer program, with a proof or the bound left by a time limit.
 
-A column's change is S v with a variable v of size one, or a whole number of steps; a one-hot group has a binary for
-each category. The cost of a column's change is bounded from below by straight lines, which are exact where it is
-linear. A square is bounded by tangents, and by secants between neighbouring steps, which are added at each solution
-until the gap closes (outer approximation: Duran and Grossmann 1986). Binaries for whether a feature changes exist only
-where the number of changes is limited; there a line's value at no change is multiplied by them, which keeps the bound
-valid and makes it tighter (perspective cuts: Frangioni and Gentile 2006).
+The cost of a column's change is bounded from below by straight lines, which are exact where it is linear. A square is
+bounded by tangents, and by secants between neighbouring steps, which are added at each solution until the gap closes
+(outer approximation: Duran and Grossmann 1986). Where the number of changes is limited, a line's value at no change is
+multiplied by a binary for whether the feature changes (perspective cuts: Frangioni and Gentile 2006).
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+import threading
 import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, OptimizeWarning, milp
+from scipy.sparse import csr_array
 
 from safexplain.recourse.constraints import Constraints, Mask, Rule
 from safexplain.recourse.cost import Cost
-from safexplain.recourse.linear.choices import WaterFilling
-from safexplain.recourse.linear.mixed_integer import Program
+from safexplain.recourse.linear.choices import Slack
 from safexplain.recourse.solution import Floats
+
+GAP = 1e-8
+"""Relative gap at which HiGHS may stop; the gap of answers is wider (`CLOSE`)."""
+SHORTEST = 0.02
+"""Minimum seconds for HiGHS, which checks its clock only occasionally."""
 
 COST = 1e3
 """Cost of the radius in the program, so that HiGHS's tolerances are relatively small."""
@@ -37,20 +48,97 @@ WIDER = 16.0
 WIDEST = 1e15
 """Largest radius, relative to the first one."""
 
+_OUTPUT = threading.Lock()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep lines of HiGHS off standard output, some of which no option suppresses."""
+    with _OUTPUT, tempfile.TemporaryFile() as held:
+        try:
+            sys.stdout.flush()
+            output = os.dup(1)
+        except (AttributeError, OSError, ValueError):  # no standard output, or a closed one
+            yield
+            return
+        os.dup2(held.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(output, 1)
+            held.seek(0)
+            for line in held:
+                if not line.startswith(b"Highs"):
+                    os.write(output, line)
+            os.close(output)
+
+
+@dataclass(eq=False)
+class Program:
+    """min cost.v, lower <= A v <= upper, low <= v <= high, some of v whole; grows by variables and rows.
+
+    HiGHS tolerates violations of rows by 1e-6, so that important rows should have numbers of about a thousand.
+    """
+
+    cost: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    _ends: list[tuple[float, float]] = field(default_factory=list)
+    _whole: list[bool] = field(default_factory=list)
+    _columns: list[Sequence[int] | NDArray[np.intp]] = field(default_factory=list)
+    _entries: list[Sequence[float] | Floats] = field(default_factory=list)
+
+    def variable(self, low: float, high: float, *, cost: float = 0.0, whole: bool = False) -> int:
+        """Add a variable; its number."""
+        self._ends.append((low, high))
+        self.cost.append(cost)
+        self._whole.append(whole)
+        return len(self.cost) - 1
+
+    def binary(self, cost: float = 0.0) -> int:
+        """Add a variable that is 0 or 1; its number."""
+        return self.variable(0.0, 1.0, cost=cost, whole=True)
+
+    def row(
+        self,
+        columns: Sequence[int] | NDArray[np.intp],
+        entries: Sequence[float] | Floats,
+        lower: float = -np.inf,
+        upper: float = np.inf,
+    ) -> int:
+        """Add a row; its number."""
+        self._columns.append(columns)
+        self._entries.append(entries)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        return len(self.lower) - 1
+
+    def solve(self, time_limit: float) -> tuple[Floats | None, float]:
+        """The variables (n,) of the best solution found in so many seconds, if any, and a lower bound on the cost,
+        infinite if there is certainly no solution; nothing is printed."""
+        columns = np.concatenate([np.asarray(row, dtype=np.int32) for row in self._columns])
+        starts = np.cumsum([0, *map(len, self._columns)], dtype=np.int32)
+        shape = len(self.lower), len(self.cost)
+        matrix = csr_array((np.concatenate([np.asarray(row, float) for row in self._entries]), columns, starts), shape)
+        with _silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", OptimizeWarning)
+            found = milp(
+                np.array(self.cost),
+                integrality=np.array(self._whole, dtype=np.uint8),
+                bounds=Bounds(*np.array(self._ends).T),
+                constraints=LinearConstraint(matrix, np.array(self.lower), np.array(self.upper)),
+                options={"time_limit": max(time_limit, SHORTEST), "mip_rel_gap": GAP},
+            )
+        if found.status == 2:
+            return None, np.inf
+        bound = found.mip_dual_bound if any(self._whole) else (found.fun if found.status == 0 else None)
+        return found.x, -np.inf if bound is None or np.isnan(bound) else float(bound)
+
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """One query (d,) with the limits and the cost of its change.
-
-    Args:
-        x: (d,) the query.
-        low: (d,) least values, at most x; may be infinite.
-        high: (d,) greatest values, at least x.
-        groups: one-hot groups: columns (k,), and bool (k,) of allowed categories.
-        cost: of changes.
-        rules: the constraints.
-        frozen: (d,) bool, further values that must not change.
-    """
+    """One query (d,) with limits `low` <= x <= `high`, which may be infinite, and the cost of its change; `groups`:
+    columns (k,) of each one-hot group, and bool (k,) of allowed categories."""
 
     x: Floats
     low: Floats
@@ -141,7 +229,6 @@ class Change:
             self._link(rule, when, then)
 
     def _categories(self, group: NDArray[np.intp], open_: Mask) -> None:
-        """Add a binary for each category of a group, exactly one of which is 1."""
         delta = np.zeros((len(group), len(self.query.x)))
         delta[:, group] = np.eye(len(group)) - self.query.x[group]
         prices = self.query.cost.parts(delta).sum(axis=1) * (COST / self.radius)
@@ -166,7 +253,6 @@ class Change:
         self.program.row(counted, entries, -np.inf, float(most - len(query.groups)))
 
     def _priced(self, column: int) -> None:
-        """Add the cost of a column's change."""
         query, at = self.query, int(self._variable[column])
         rise, fall = (float(unit[column]) for unit in query.cost.units(len(query.x)))
         low, high = float(query.low[column] - query.x[column]), float(query.high[column] - query.x[column])
@@ -269,13 +355,8 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Result for one query.
-
-    Args:
-        row: (d,) the cheapest row found; None: none.
-        paid: its cost, to the power; infinite without a row.
-        bound: lower bound on the cost of all rows, to the power.
-    """
+    """The cheapest row (d,) found, if any, its cost (infinite without a row), and a lower bound on the cost of all
+    rows, both to the power."""
 
     row: Floats | None
     paid: float
@@ -285,10 +366,6 @@ class Answer:
     def proven(self) -> bool:
         """Whether no row is cheaper, up to a share of `CLOSE`, or whether certainly no row exists."""
         return self.paid == self.bound or self.paid <= self.bound * (1 + CLOSE)
-
-
-NONE = Answer(None, np.inf, np.inf)
-"""Certainly no answer."""
 
 
 def cheapest(
@@ -302,9 +379,9 @@ def cheapest(
     least: float,
     time_limit: float,
 ) -> Answer:
-    """The cheapest row found that satisfies all constraints exactly and brings w.x + bias of one unfavourable query
-    (d,) to the target; `least` is a known lower bound on the cost, to the power. Programs search within a radius of
-    costs, which grows until an answer is found."""
+    """The cheapest row found that brings w.x + bias of one unfavourable query (d,) to the target; `least` is a known
+    lower bound on the cost, to the power. Programs search within a radius of costs, which grows until an answer is
+    found."""
     query, deadline = Query.of(x, w, cost, rules, frozen), time.monotonic() + time_limit
     search = _Search(w, bias, target, query, deadline)
     guess = max(least, search.unlimited())
@@ -346,7 +423,6 @@ class _Search:
         """(d,) what a gain of one in the score costs each column, to the power."""
 
     def unlimited(self) -> float:
-        """Cost of the cheapest change, to the power, without constraints."""
         if self.query.cost.power == 1:
             return float(self.rate.min()) * self.need
         with np.errstate(divide="ignore"):
@@ -357,17 +433,17 @@ class _Search:
         best, paid, bound, margin = None, np.inf, -np.inf, 0.0
         change, size = Change(query, radius), max(self.need, self.slack)
         if not change.program.cost:
-            return NONE  # nothing can change
+            return Answer(None, np.inf, np.inf)  # nothing can change
         score = change.row(self.w, self.need, SCORE / size)
         enough = change.program.lower[score]
         for _ in range(ROUNDS):
             change.program.lower[score] = enough + margin * SCORE
-            solved = change.program.solve(self.deadline - time.monotonic())
+            values, least = change.program.solve(self.deadline - time.monotonic())
             if not margin:
-                bound = max(bound, solved.bound * radius / COST)
-            if solved.values is None:
+                bound = max(bound, least * radius / COST)
+            if values is None:
                 break
-            row, free = change.read(solved.values)
+            row, free = change.read(values)
             finished = self._finished(query, row, free)
             if finished is not None and query.paid(finished) < paid:
                 best, paid = finished, query.paid(finished)
@@ -390,8 +466,7 @@ class _Search:
         if usable.any() and not query.rules.rules:
             row = np.where(usable, query.x, row)
             room = np.abs(w * (limit - query.x))[None, usable]
-            filling = WaterFilling.of(room, self.rate[usable], query.cost.power)
-            gains = filling.gains(np.array([self._short(row)]))[0]
+            gains = Slack(room, self.rate[usable], query.cost.power).gains(np.array([self._short(row)]))[0]
             row[usable] += np.sign(w[usable]) * gains / np.abs(w[usable])
             row = np.where(usable, np.clip(row, query.low, query.high), row)
         order = np.flatnonzero(usable)
@@ -407,11 +482,9 @@ class _Search:
         return row if self._reached(row) and query.kept(row) else None
 
     def _short(self, row: Floats) -> float:
-        """Score that a row (d,) lacks to the target."""
         return self.target - self.bias - float(row @ self.w)
 
     def _reached(self, row: Floats) -> bool:
-        """Whether a row (d,) reaches the target, in several orders of its terms."""
         terms = row * self.w
         sums = (row @ self.w, (row[None] @ self.w)[0], terms.sum(), terms[::-1].sum())
         return all(bool(total + self.bias >= self.target) for total in sums) and bool(np.isfinite(row).all())

@@ -1,27 +1,23 @@
 """Counterfactuals of a linear score f(x) = w.x + b: the cheapest x' with f(x') >= target.
 
-Without constraints, in the Euclidean norm, x' = x + (target - f(x)) w / |w|^2. (The formula in "On the Privacy Risks of
-Algorithmic Recourse" divides by |w| once, and misses the target unless |w| = 1.) Limits, frozen and monotone columns
-are solved exactly (`WaterFilling`), and whole numbers, steps and one-hot groups by lists of choices (`choices`). These
-ignore `most_changes` and rules: queries whose answers break them go to an integer program (`program`), as do those
-whose lists grow too long.
+Without constraints, in the Euclidean norm, x' = x + (target - f(x)) w / |w|^2. Limits, whole numbers, steps and one-hot
+groups are solved exactly by `choices`. These ignore `most_changes` and rules: queries whose answers break them go to an
+integer program (`program`), as do those whose lists grow too long.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from safexplain._progress import show_progress
-from safexplain._validate import real_numbers
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.recourse.constraints import Constraints, Mask, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.features import check_columns
-from safexplain.recourse.linear.choices import Items, WaterFilling, missing, solve
+from safexplain.recourse.constraints import Constraints, Mask
+from safexplain.recourse.cost import EUCLIDEAN, Cost, for_columns
+from safexplain.recourse.linear.choices import Items, Slack, missing, solve
 from safexplain.recourse.linear.program import cheapest
 from safexplain.recourse.solution import Floats, Solution, as_rows
 
@@ -42,7 +38,7 @@ def linear_recourse(
 ) -> Solution:
     """Cheapest change of each query x, (n, d) or (d,), that brings w.x + b to the target; `weights` w (d,), `bias` b
     one number or (n,), `frozen` (n, d) further values that must not change, `time_limit` seconds for each query that
-    needs an integer program.
+    needs an integer program. Queries must satisfy the constraints (`Constraints.check`).
 
     Returns:
         Answers whose score, computed in float64, is never below the target; `valid` is False where no allowed row that
@@ -50,30 +46,16 @@ def linear_recourse(
         certainly none exists: everywhere unless a time limit ended the program, or numbers overflow.
 
     Raises:
-        InputError: not finite numbers, wrong shapes, columns in another order, or queries that break the constraints.
-        ConfigurationError: an invalid cost or constraints, or for another number of columns.
+        InputError: not finite numbers, wrong shapes, or scores that overflow.
+        ConfigurationError: a cost or constraints for another number of columns.
     """
-    check_cost(cost)
-    check_constraints(constraints)
-    w = _finite(weights, "weights")
-    if w.ndim != 1:
-        raise InputError(f"weights: expected shape (d,), got {w.shape}")
+    w = np.asarray(weights, dtype=np.float64)
     rows = as_rows(x, len(w))
-    b = _finite(bias, "bias")
-    if b.ndim and b.shape != (len(rows),):
-        raise InputError(f"bias: expected one number or shape ({len(rows)},), got {b.shape}")
-    if _finite(target, "target").ndim:
-        raise InputError(f"target: expected one number, got shape {np.shape(target)}")
     if constraints is not None and constraints.width != len(w):
         raise ConfigurationError(f"constraints: expected {len(w)} columns, as the model has, got {constraints.width}")
     held = None if frozen is None else np.atleast_2d(np.asarray(frozen, dtype=bool))
-    if held is not None and held.shape != rows.shape:
-        raise InputError(f"frozen: expected shape {rows.shape}, as for the queries, got {held.shape}")
-    if constraints is not None:
-        check_columns(constraints.features, x)
-        constraints.check(rows, held)
     cost = for_columns(cost, None if constraints is None else constraints.features, len(w))
-    shift = np.broadcast_to(b, (len(rows),))
+    shift = np.broadcast_to(np.asarray(bias, dtype=np.float64), (len(rows),))
     with np.errstate(over="ignore", invalid="ignore"):
         score = rows @ w + shift
     if not np.isfinite(score).all():
@@ -106,15 +88,9 @@ def linear_recourse(
 
 @dataclass(frozen=True, eq=False)
 class _Answers:
-    """Results so far for n queries.
-
-    Args:
-        row: (n, d) the answer, or the query where there is none. Where `open`: the cheapest row that only
-            `most_changes` and rules forbid, if any.
-        valid: (n,) bool, whether the row is an answer.
-        proven: (n,) bool, whether it is the cheapest, or there is none.
-        open: (n,) bool, whether an integer program must decide.
-    """
+    """Results so far for n queries: (n, d) the answer (the query where there is none; where `open`, the cheapest row
+    that only `most_changes` and rules forbid, if any), and (n,) bool, whether it is valid, and proven, and whether an
+    integer program must decide."""
 
     row: Floats
     valid: Mask
@@ -123,19 +99,15 @@ class _Answers:
 
     @classmethod
     def none(cls, x: Floats) -> _Answers:
-        """No results yet for the queries (n, d)."""
         return cls(x.copy(), *np.zeros((3, len(x)), dtype=bool))
 
     def put(self, part: NDArray[np.intp] | slice, answers: _Answers) -> None:
-        """Store the answers to some of the queries."""
         self.row[part], self.valid[part] = answers.row, answers.valid
         self.proven[part], self.open[part] = answers.proven, answers.open
 
 
 @dataclass(frozen=True, eq=False)
 class _LinearScore:
-    """The score without its bias, the target, and the cost."""
-
     w: Floats
     target: float
     cost: Cost
@@ -146,8 +118,7 @@ class _LinearScore:
         return float(2.0 ** (np.frexp(np.abs(self.w).max())[1] - 1))
 
     def missing(self, x: Floats, b: Floats, rules: Constraints | None) -> tuple[Floats, Floats]:
-        """(n,) gains of the scaled score needed for the target, and bounds (n,) on its rounding error near the target,
-        for any order of its terms."""
+        """(n,) gains of the scaled score needed for the target, and bounds (n,) on its rounding error."""
         size = np.abs(x) @ np.abs(self.w) + np.abs(b) + abs(self.target)
         for group in rules.groups if rules else ():
             size = size + np.abs(self.w[group]).max()
@@ -163,8 +134,7 @@ class _LinearScore:
         return np.asarray(reached & np.isfinite(x).all(axis=1))
 
     def rates(self) -> tuple[Floats, Mask]:
-        """(d,) cost of a unit of the scaled score by each column, to the power, and (d,) bool, whether float64 can
-        represent it."""
+        """(d,) cost of a unit of the scaled score, to the power, and whether float64 can represent it."""
         with np.errstate(all="ignore"):
             unit = np.where(self.w > 0, *self.cost.units(len(self.w)))
             rate = (unit / np.abs(self.w / self.scale)) ** self.cost.power
@@ -191,8 +161,7 @@ class _LinearScore:
         return answers
 
     def limited(self, x: Floats, b: Floats, rules: Constraints, frozen: Mask) -> _Answers:
-        """Answers to unfavourable queries (n, d) within limits, steps and categories; open are those that
-        `most_changes` or rules forbid, and those not found by lists."""
+        """Answers to unfavourable queries (n, d) within limits, steps and categories."""
         answers = _Answers.none(x)
         if not self.w.any():
             answers.proven[:] = True
@@ -233,7 +202,7 @@ class _LinearScore:
                 for group, pick in zip(rules.groups, picks, strict=True):
                     changed[:, group] = np.arange(len(group)) == pick[:, None]
                 rest, most = missing(items.gained(steps, picks), enough, goal, items.slack.total), items.total
-            gains = WaterFilling.of(room, items.slack.rate, self.cost.power).gains(rest)
+            gains = replace(items.slack, room=room).gains(rest)
             moved = x[:, free] + np.sign(w[free]) * gains / np.abs(w[free])
             moved = np.where((gains >= room) & (room > 0), limit[:, free], moved)
             changed[:, free] = np.clip(moved, lower[:, free], upper[:, free])
@@ -242,8 +211,7 @@ class _LinearScore:
     def _items(
         self, x: Floats, goal: Floats, rules: Constraints, lower: Floats, upper: Floats
     ) -> tuple[Items, Mask, Mask]:
-        """Items whose choice raises the scaled score by the goal (n,), and (d,) bool, columns with steps, and
-        continuous ones."""
+        """Items whose choice raises the scaled score, and (d,) bool, columns with steps, and continuous ones."""
         w, power, (rate, usable) = self.w / self.scale, self.cost.power, self.rates()
         rise, fall = self.cost.units(len(w))
         size, unit = np.abs(w), np.where(w > 0, rise, fall)
@@ -259,7 +227,7 @@ class _LinearScore:
             possible = stays | (rules.admissible(group, lower, upper) & (gain > 0))
             gains.append(gain)
             costs.append(np.where(possible, price, np.inf))
-        slack = WaterFilling.of(np.minimum(size * distance, 2 * goal[:, None])[:, free], rate[free], power)
+        slack = Slack(np.minimum(size * distance, 2 * goal[:, None])[:, free], rate[free], power)
         step = rules.grid[stepped]
         most = np.minimum(np.rint(distance[:, stepped] / step), np.ceil(goal[:, None] / (size[stepped] * step)))
         items = Items(size[stepped] * step, unit[stepped] * step, most, tuple(gains), tuple(costs), slack)
@@ -277,10 +245,3 @@ class _LinearScore:
             answers.row[:], answers.valid[:] = found.row, True
         answers.proven[:] = found.proven and (found.row is None or answers.valid)
         return answers
-
-
-def _finite(given: ArrayLike, what: str) -> Floats:
-    array = real_numbers(given, what)
-    if not np.isfinite(array).all():
-        raise InputError(f"{what}: expected finite numbers, got NaN or infinity")
-    return array

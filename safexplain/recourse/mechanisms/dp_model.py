@@ -1,26 +1,33 @@
-"""Recourse from a model trained with differential privacy, for any number of answers."""
+"""Recourse from a model trained with differential privacy, for any number of answers: by geometry if it is linear,
+otherwise by search."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.pipeline import Pipeline
+from torch import nn
 
-from safexplain._privacy_loss import check_delta
-from safexplain._validate import check_number
+from safexplain._privacy_loss import Adjacency, check_delta
+from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
-from safexplain.errors import ConfigurationError
+from safexplain.dp.sgd.finetune import DPFineTuned
+from safexplain.dp.sgd.opacus_engine import without_hooks
+from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.recourse.features import training_columns
 from safexplain.recourse.guarantee import VOUCHED, Guarantee, Per, assumptions
-from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism, favourable_label
-from safexplain.recourse.mechanisms.private_model import PrivateModel, on_table, private_model
-from safexplain.recourse.networks.search import DEFAULT, SearchOptions
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.mechanisms.mechanism import Accepts, Frozen, RecourseMechanism, favourable_label
+from safexplain.recourse.networks.score import scores_of
+from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.preprocessing import Preprocessing
-from safexplain.recourse.result import Recourse
 from safexplain.recourse.robustness import lengths, measured_shift, robust_answers
 from safexplain.recourse.solution import Floats, Solution
 from safexplain.verdict.privacy_statement import PrivacyStatement
@@ -50,8 +57,8 @@ class DPModelRecourse(RecourseMechanism):
         search: `SearchOptions` for networks and for more than two classes.
 
     Raises:
-        RefusedError: a model without a statement, or with one that is about other weights, no weights or an infinite
-            epsilon.
+        RefusedError: a model without a statement, or with one that is about other weights, no weights or a part of the
+            model, has no finite epsilon, or under add/remove reveals the number of records.
         ConfigurationError: an unfitted model, or a value out of range.
 
     Example:
@@ -84,6 +91,8 @@ class DPModelRecourse(RecourseMechanism):
         super().__post_init__()
         check_number("shift", self.shift, minimum=0)
         check_delta(self.delta)
+        if not isinstance(self.search, SearchOptions):
+            raise ConfigurationError(f"search: expected SearchOptions(...), got {self.search!r}")
         if self.model is not None:
             self._use_model(private_model(self.model, self.privacy, self.favourable, self.adjacency, self.search))
         elif self.privacy is not None:
@@ -108,13 +117,13 @@ class DPModelRecourse(RecourseMechanism):
                 f"constraints: expected the columns of the model in their order, {', '.join(columns)}, got"
                 f" {', '.join(features)}"
             )
-        if len(found.labels) == 2:
+        if found.labels:
             object.__setattr__(self, "classes", found.labels)
-        width = found.width if people is None else len(people.columns)
-        self._set(model=self._checked(found), width=width, columns=columns)
+        self._set(model=self._checked(found), width=found.width, columns=columns)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Train the private model, which spends the budget; answers spend nothing.
+        """Train the private model, which spends the budget; answers spend nothing. With a preprocessing, it learns from
+        rows minus their noised mean, as public ranges are wide compared to differences between people.
 
         Raises:
             ConfigurationError: no `norm_bound`, a parameter out of range, no favourable class among several, or a model
@@ -128,15 +137,7 @@ class DPModelRecourse(RecourseMechanism):
         if self.model is not None:
             raise ConfigurationError("fit: a trained model was given; leave `model` out to train one")
         wanted = favourable_label(list(self.classes), self.favourable)
-        trained = self._trainer().fit(*self._training_data(X, y))
-        model = self._checked(on_table(private_model(trained, None, wanted), self.preprocessing))
-        self._set(width=trained.n_features_in_, columns=self._columns_of(X), model=model)
-        return self
-
-    def _trainer(self) -> DPLogisticRegression:
-        """The unfitted private model; with a preprocessing, it learns from rows minus their noised mean, as public
-        ranges are wide compared to differences between people."""
-        return DPLogisticRegression(
+        trained = DPLogisticRegression(
             float(self.epsilon),
             self.delta,
             self.adjacency,
@@ -145,7 +146,10 @@ class DPModelRecourse(RecourseMechanism):
             intercept_scaling=self.intercept_scaling,
             centre=self.preprocessing is not None and self.intercept_scaling > 0,
             random_state=self.random_state,
-        )
+        ).fit(*self._training_data(X, y))
+        model = self._checked(on_table(private_model(trained, None, wanted), self.preprocessing))
+        self._set(width=trained.n_features_in_, columns=self._columns_of(X), model=model)
+        return self
 
     @property
     def guarantee(self) -> Guarantee:
@@ -183,21 +187,6 @@ class DPModelRecourse(RecourseMechanism):
         return None if model is None else model.statement
 
     @property
-    def labels(self) -> tuple[Any, Any]:
-        """The unfavourable label (None for a network, or if there are several) and the favourable one."""
-        model: PrivateModel | None = self._get("model")
-        if model is None:
-            return super().labels
-        if model.labels:
-            return model.labels[0], model.labels[1]
-        return None, model.model.classes_[model.column].item() if hasattr(model.model, "classes_") else model.column
-
-    @property
-    def scores_are_logits(self) -> bool:
-        """Whether the model has a single logit; of several, the score is the lead over the largest other one."""
-        return self._get("model") is None or self._get("model").weights is not None
-
-    @property
     def private(self) -> Any:
         """The trained private model, which may be published.
 
@@ -217,18 +206,18 @@ class DPModelRecourse(RecourseMechanism):
         """Cheapest rows that withstand a shift of the weights."""
         model: PrivateModel = self._get("model")
 
-        def solve(at: NDArray[np.intp], margin: Floats | None) -> Solution:
+        def solve(at: NDArray[np.intp], margin: float | Floats = 0.0) -> Solution:
             return model.solve(
                 rows[at],
+                margin,
                 target=self.target,
                 cost=self.column_cost,
                 constraints=self.column_constraints,
                 frozen=None if frozen is None else frozen[at],
-                margin=margin,
             )
 
         if not shift:
-            return solve(np.arange(len(rows)), None)
+            return solve(np.arange(len(rows)))
         return robust_answers(solve, model.scores, self._lengths, rows, shift, float(self.target))
 
     def _lengths(self, rows: Floats) -> Floats:
@@ -243,23 +232,22 @@ class DPModelRecourse(RecourseMechanism):
             )
         return model
 
-    def _linear_model(self, method: str) -> PrivateModel:
+    def _linear_model(self) -> PrivateModel:
         _ = self.features
         model: PrivateModel = self._get("model")
         if model.weights is None:
-            raise ConfigurationError(f"{method}: expected a linear model with two classes, got another model")
+            raise ConfigurationError("measured_shift: expected a linear model with two classes, got another model")
         return model
 
     def measured_shift(self, retrained: DPModelRecourse, x: ArrayLike, *, share: float = 0.95) -> float:
         """Measure on two trainings the `shift` that keeps answers valid after a retraining.
 
-        Train twice on samples of PUBLIC data with the epsilon, number of records and parameters of production, or use
-        two released private models, which costs no further budget. Take the largest result of several pairs.
+        Train twice on samples of PUBLIC data with the parameters and number of records of production, or use two
+        released private models, which costs no further budget. Take the largest result of several pairs.
 
         Args:
             retrained: a mechanism with the same columns, whose model must accept the answers of this one.
-            x: queries, of which the unfavourable ones count; public, or of people about whom answers may reveal
-                something.
+            x: queries, of which the unfavourable ones count.
             share: of the answers that must stay valid.
 
         Returns:
@@ -269,12 +257,12 @@ class DPModelRecourse(RecourseMechanism):
             InputError: no unfavourable queries, or too few with an answer that would stay valid.
             ConfigurationError: not fitted, not linear, other columns, or a share out of range.
         """
-        model = self._linear_model("measured_shift")
+        model = self._linear_model()
         if not isinstance(retrained, DPModelRecourse) or retrained.preprocessing != self.preprocessing:
             raise ConfigurationError("retrained: expected a mechanism with a private model and the same preprocessing")
         if retrained.features != self.features:
             raise ConfigurationError(f"retrained: expected {self.features} columns, got {retrained.features}")
-        other, rows = retrained._linear_model("measured_shift"), self.rows(x)
+        other, rows = retrained._linear_model(), self.rows(x)
         held = self._frozen_columns(rows)
         gap = float(np.median(np.abs(self.target - model.scores(rows)) / self._lengths(rows)))
         return measured_shift(
@@ -284,11 +272,153 @@ class DPModelRecourse(RecourseMechanism):
             share,
         )
 
-    def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
-        """The answer with its advice, which follows from the released model."""
+    def _released(self, found: Solution) -> tuple[Floats | None, float | Floats, Accepts]:
         model: PrivateModel = self._get("model")
 
         def accepts(rows: Floats, _: NDArray[np.intp]) -> NDArray[np.bool_]:
             return np.asarray(model.scores(rows) >= self.target + self.shift * self._lengths(rows))
 
-        return self._with_advice(super()._with_guarantee(found, x, guarantee), model.weights, model.bias, accepts)
+        return model.weights, model.bias, accepts
+
+
+# --- models with a privacy statement --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateModel:
+    """A given model, its statement, and the score of the favourable outcome.
+
+    The score is a linear logit with (d,) weights, a bias and labels (unfavourable, favourable), or comes from a column
+    of the output of a network, a copy. `vouched`: whether the statement is only the owner's word.
+    """
+
+    model: Any
+    statement: PrivacyStatement
+    vouched: bool
+    width: int | None
+    weights: Floats | None = None
+    bias: float = 0.0
+    network: Any = None
+    column: int = 1
+    labels: tuple[Any, ...] = ()
+    search: SearchOptions = DEFAULT
+
+    def solve(self, rows: Floats, margin: float | Floats, **options: Any) -> Solution:
+        """Cheapest rows, by geometry for a linear logit with (n,) margins beyond the target, otherwise by search;
+        options as for `linear_recourse`."""
+        if self.weights is not None:
+            return linear_recourse(self.weights, self.bias - margin, rows, **options)
+        return network_recourse(self.network, rows, favourable=self.column, options=self.search, **options)
+
+    def scores(self, rows: Floats) -> Floats:
+        """(n,) score of the favourable outcome."""
+        if self.weights is not None:
+            return np.asarray(rows @ self.weights + self.bias)
+        return scores_of(self.network, rows, favourable=self.column, batch_size=self.search.batch_size)
+
+
+def private_model(
+    model: Any,
+    privacy: PrivacyStatement | None,
+    favourable: Any,
+    adjacency: Adjacency = "substitute",
+    search: SearchOptions = DEFAULT,
+) -> PrivateModel:
+    """A `PrivateModel`, if the model is private; arguments and errors as for `DPModelRecourse`."""
+    own = getattr(model, "privacy_", None) or getattr(model, "statement", None)
+    if own is not None and privacy is not None and own != privacy:
+        raise RefusedError("privacy: the model carries a different statement of its own; leave privacy= out")
+    if isinstance(model, Pipeline):
+        learnt = ", ".join(f"{name!r} ({type(step).__name__})" for name, step in model.steps[:-1])
+        raise RefusedError(
+            f"model: the steps before the {type(model.steps[-1][1]).__name__} were fitted on the same records"
+            f" ({learnt}), and every answer would reveal what they learned (means, ranges, categories). Use a public"
+            " Preprocessing(numeric={name: (low, high)}, ...) instead, which learns nothing:"
+            " DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y)"
+        )
+    linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
+    network = getattr(model, "model", model)
+    if not linear and not isinstance(network, nn.Module):
+        raise ConfigurationError(
+            f"model: expected a fitted linear model or a torch module trained with differential privacy, got"
+            f" {type(model).__name__}. Train DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y), or use"
+            " another library for other models (DiCE, Alibi, OCEAN), which does not protect their training records"
+        )
+    statement = own or privacy
+    if not isinstance(statement, PrivacyStatement):
+        raise RefusedError(
+            f"model: expected a PrivacyStatement, but {type(model).__name__} has none, and answers from a model trained"
+            " without differential privacy reveal its training data; train it with safexplain.dp, or pass"
+            " privacy=statement"
+        )
+    statement.check_model(model if linear else network)
+    if not math.isfinite(statement.epsilons.of(adjacency)):
+        raise RefusedError(f"the model's statement has no finite epsilon under {adjacency}; use another adjacency")
+    if adjacency == "add_remove" and not statement.count_noised:
+        raise RefusedError(
+            "the model's statement reveals the exact number of records, so that it does not hide whether one was added;"
+            ' use adjacency="zero_out" (a real record or an empty one in its place, at the same epsilon), or train'
+            ' DPLogisticRegression(adjacency="add_remove")'
+        )
+    vouched = own is None or statement.own_loop or not isinstance(model, DPLogisticRegression | DPFineTuned)
+    if linear:
+        return _linear(PrivateModel(model, statement, vouched, None, search=search), favourable)
+    column = 1 if favourable is None else whole_number("favourable: a column of the network's output", favourable, 0)
+    copied = without_hooks(deepcopy(network)).eval()
+    return PrivateModel(model, statement, vouched, None, network=copied, column=column, search=search)
+
+
+def _linear(found: PrivateModel, favourable: Any) -> PrivateModel:
+    """With the score of a linear model; of more than two classes, as a network."""
+    model = found.model
+    labels = np.asarray(getattr(model, "classes_", ())).tolist()
+    dense = model.coef_.toarray() if hasattr(model.coef_, "toarray") else model.coef_
+    weights = np.atleast_2d(np.asarray(dense, dtype=np.float64))
+    bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).ravel(), len(weights))
+    if len(labels) == len(weights) == 2:  # a score for each
+        weights, bias = np.diff(weights, axis=0), np.diff(bias)
+    pairwise = hasattr(model, "support_vectors_") and len(labels) > 2
+    if len(labels) < 2 or len(weights) != (1 if len(labels) == 2 else len(labels)) or pairwise:
+        raise ConfigurationError(
+            f"model: expected a linear classifier with one score per class, got {type(model).__name__} with"
+            f" {len(labels)} classes and {len(weights)} rows of coefficients{', each for a pair of classes' * pairwise}"
+        )
+    column, width = labels.index(favourable_label(labels, favourable)), weights.shape[1]
+    if len(labels) == 2:
+        sign, pair = (1.0 if column == 1 else -1.0), (labels[1 - column], labels[column])
+        return replace(found, width=width, weights=sign * weights[0], bias=float(sign * bias[0]), labels=pair)
+    layer = nn.Linear(width, len(weights), dtype=torch.float64).requires_grad_(False)
+    layer.weight.copy_(torch.from_numpy(np.array(weights)))
+    layer.bias.copy_(torch.from_numpy(np.array(bias)))
+    return replace(found, width=width, network=layer, column=column)
+
+
+class _FromTable(nn.Module):
+    """A layer before a network that scales rows of the table, like `Preprocessing.transform`, and converts them to its
+    type."""
+
+    def __init__(self, people: Preprocessing, like: torch.Tensor) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.from_numpy(people.offset.copy()).to(like.device), requires_grad=False)
+        self.scale = nn.Parameter(torch.from_numpy(people.scale.copy()).to(like.device), requires_grad=False)
+        self.dtype = like.dtype
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return ((rows - self.offset) / self.scale).to(self.dtype)
+
+
+def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:
+    """A model of scaled rows, turned into one of rows of the table with the same scores, up to rounding."""
+    if people is None:
+        return found
+    if found.width not in (None, len(people.columns)):
+        raise ConfigurationError(
+            f"model: expected {len(people.columns)} columns, as in the preprocessing, but it was trained on"
+            f" {found.width}; train it on preprocessing.transform(frame)"
+        )
+    if found.weights is not None:
+        weights = found.weights / people.scale
+        return replace(found, weights=weights, bias=found.bias - float(people.offset @ weights))
+    like = next((p for p in found.network.parameters() if p.is_floating_point()), torch.zeros(()))
+    layer = _FromTable(people, like.detach())
+    return replace(found, width=len(people.columns), network=nn.Sequential(layer, found.network).eval())

@@ -2,31 +2,24 @@
 
 The weights v come from `safexplain.dp.linear.mechanisms`: on neighbouring data sets |v - v'| <= S, the solver's error
 included. A query x becomes u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1, as
-queries are not shortened. The score is f(x) = <v, u>, so that by Cauchy and Schwarz
-
-    |f(x) - f'(x)| <= |u| S.
+queries are not shortened. By Cauchy and Schwarz the score f(x) = <v, u> changes by at most |u| S.
 
 Computed in float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accuracy and Stability of Numerical
 Algorithms, section 3.1). `largest_weight` bounds |v| for any n records; `fit` refuses unless the error is at most 1e-7
 of |u| S, which depends on n, p and L only. `RELATIVE_SLACK` adds 1e-6 for it.
 
-The noise is drawn on a grid, with integers only, so that floating-point numbers reveal nothing beyond the value.
 Laplace noise in float64 reaches some numbers from one value and never from its neighbour (Mironov 2012, On significance
-of the least significant bits for differential privacy). Here a value v in a public interval [low, high], which changes
-by at most s between neighbouring data sets, is released as follows. The grid g is a power of two.
+of the least significant bits for differential privacy), so that it is drawn on a grid g, a power of two, by integers. A
+value v in a public interval [low, high], which changes by at most s between neighbouring data sets, is released as
 
-1. q = round(v / g), an integer. Rounding moves each value by at most 1/2, so neighbours' q differ by at most
-   K = floor(s / g) + 1.
+1. q = round(v / g). Rounding moves each value by at most 1/2, so neighbours' q differ by at most K = floor(s / g) + 1.
 2. q + Z, with P(Z = z) proportional to exp(-|z| / N) and N = ceil(K / epsilon) (Ghosh, Roughgarden and Sundararajan
-   2009, arXiv 0811.2841). For any output the two probabilities differ by a factor of at most exp(K / N), and
-   K / N <= epsilon: pure epsilon.
-3. (q + Z) g, exact in float64, is clamped to [low, high]: post-processing.
+   2009, arXiv 0811.2841), drawn exactly (`safexplain._secure_random`). Probabilities of any output differ by a factor
+   of at most exp(K / N) <= exp(epsilon), for any g.
+3. (q + Z) g, exact in float64, clamped to [low, high]: post-processing.
 
-Z is drawn exactly (`safexplain._secure_random`). The guarantee follows from K / N <= epsilon for any g; g only decides
-how much noise the rounding adds, about one part in 1,024.
-
-The value in step 1 was computed in floating-point numbers, but s bounds the exact value. So s is enlarged by a relative
-1e-6 and by 2^-40 of the interval: the caller's computation may be off by half of that, on either data set.
+As v is computed in float64 and s bounds its exact value, s is enlarged by a relative 1e-6 and by 2^-40 of the interval:
+the computation may be off by half of that, on either data set.
 """
 
 from __future__ import annotations
@@ -56,10 +49,8 @@ from safexplain.recourse.guarantee import (
     assumptions,
 )
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
-from safexplain.recourse.mechanisms.mechanism import Frozen, RecourseMechanism
-from safexplain.recourse.mechanisms.private_model import on_table, private_model
-from safexplain.recourse.result import Recourse
+from safexplain.recourse.mechanisms.dp_model import DPModelRecourse, on_table, private_model
+from safexplain.recourse.mechanisms.mechanism import Accepts, Frozen, RecourseMechanism
 from safexplain.recourse.solution import Floats, Solution
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -67,7 +58,7 @@ EVALUATION_ERROR = 1e-7
 """Largest rounding error of a score, relative to its sensitivity."""
 
 LONGEST = 1e100
-"""Longest query, in norm bounds: longer ones may overflow float64, which would reveal something about the weights."""
+"""Longest query, in norm bounds; an overflow would reveal something about the weights."""
 
 LOGIT_NOISE = 0.1
 """Scale of the noise on the logit of a record of norm `norm_bound`, if no regularization is given."""
@@ -75,9 +66,7 @@ LOGIT_NOISE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class StableScore:
-    """A trained logit with private weights: neither they nor anything computed here may be released without noise.
-    `weights` (d + 1,) v is in the units of lifted rows, `constant` the constant column, `norm_bound` of training rows,
-    and `stability` S, the largest distance between v of neighbouring data sets."""
+    """A trained logit with private weights (d + 1,) v, which may not be released, and their `stability` S."""
 
     weights: Floats
     norm_bound: float
@@ -88,7 +77,7 @@ class StableScore:
         return f"StableScore(norm_bound={self.norm_bound!r}, stability={self.stability!r})"
 
     def check_length(self, x: Floats) -> None:
-        """Raise InputError for (n, d) queries whose score could overflow."""
+        """Raise InputError for queries (n, d) whose score could overflow."""
         with np.errstate(over="ignore"):
             length = np.linalg.norm(x / self.norm_bound, axis=1)
         if not (length < LONGEST).all():
@@ -123,23 +112,22 @@ class LaplaceScore(RecourseMechanism):
     Statement. For neighbouring training sets D and D', any query x and any set A of answers,
     Pr[answer on D in A] <= exp(epsilon) Pr[answer on D' in A].
 
-    Proof. The logit f(x) changes by at most |u| S, u the query in units of the norm bound with the constant column (see
-    the module; S from `safexplain.dp.linear.mechanisms`, the solver's error and rounding included). Clipping to the
-    public [-score_bound, score_bound] does not increase the change, and noise for it is added on a grid, by integers.
-    Decision, flag and counterfactual are functions of the released number, of x and of public weights, constraints and
-    costs: post-processing (Dwork and Roth 2014, proposition 2.1). The trained weights and their norm are not used
-    otherwise. n answers compose to at most n epsilon, also for repeated queries.
+    Proof. Between neighbouring sets the logit changes by at most a known amount, to which the noise is scaled (see the
+    module). Clipping to the public [-score_bound, score_bound] does not increase the change. Decision, flag and
+    counterfactual are functions of the released number, of x and of public weights, constraints and costs:
+    post-processing (Dwork and Roth 2014, proposition 2.1). The trained weights and their norm are not used otherwise. n
+    answers compose to at most n epsilon, also for repeated queries.
 
-    `public_weights` give the direction, such as those of a model of public data. The counterfactual moves along them as
-    far as the noised score requires, as if the units of both scores were equal; `public_fit` gives weights on the scale
-    of this mechanism's regularised score. A `target` above 0 leaves room for the noise.
+    The counterfactual moves along `public_weights` as far as the noised score requires, as if the units of both scores
+    were equal; `public_fit` gives weights on the scale of this mechanism's score. A `target` above 0 leaves room for
+    the noise.
 
     Args:
         epsilon: of each answer.
-        public_weights: (d,) logits per unit of each feature; None: `score` only. With a preprocessing, one number for
-            each column of its table, or a mapping of features and columns ("job=clerk"), 0 for missing ones. Or a
-            linear model trained on the same records with differential privacy, with its statement (a
-            `DPLogisticRegression`, a fitted `DPModelRecourse`), which `MeteredRecourse` charges once as well.
+        public_weights: (d,) logits per unit of each feature, such as those of a model of public data; None: `score`
+            only. With a preprocessing, one number for each column of its table, or a mapping of features and columns
+            ("job=clerk"), 0 for missing ones. Or a linear model trained on the same records with differential privacy
+            (a `DPLogisticRegression`, a fitted `DPModelRecourse`), which `MeteredRecourse` charges once as well.
         score_bound: public bound on released logits.
         regularization: L, for the sum (not the mean) of losses, intercept included, for rows in units of `norm_bound`;
             public. None: 10 k / epsilon, k = 2 under substitution and else 1, so that the noise on the logit of a
@@ -177,24 +165,19 @@ class LaplaceScore(RecourseMechanism):
         if isinstance(given, DPModelRecourse) or hasattr(given, "coef_") or hasattr(given, "get_params"):
             weights, statement, vouched = self._of_model(given)
             self._set(weights=weights, statement=statement, vouched=vouched)
-        elif given is not None and self.preprocessing is not None:
-            self._set(weights=self.preprocessing.vector(given, "public_weights"))
         elif given is not None:
-            object.__setattr__(self, "public_weights", public_vector(given))
-            self._set(weights=self.public_weights)
+            people = self.preprocessing
+            self._set(weights=_public_vector(given) if people is None else people.vector(given, "public_weights"))
 
     def _of_model(self, given: Any) -> tuple[Floats, PrivacyStatement, bool]:
         """(D,) logits per unit of each column of a model trained with differential privacy, its statement, and whether
-        that is only its owner's word. RefusedError: it carries no statement, or one about other weights;
-        ConfigurationError: not a linear model of this mechanism's two classes and columns."""
+        that is only its owner's word."""
         if isinstance(given, DPModelRecourse):
             if given.preprocessing != self.preprocessing:
                 raise ConfigurationError("public_weights: expected a mechanism with the same preprocessing")
-            _ = given.features
             model, statement = given.private, given.statement
-            people = self.preprocessing
         else:
-            model, statement, people = given, getattr(given, "privacy_", None), self.preprocessing
+            model, statement = given, getattr(given, "privacy_", None)
         if not hasattr(model, "coef_"):
             raise ConfigurationError(
                 "public_weights: expected numbers, or a fitted linear model trained with differential privacy, got an"
@@ -206,10 +189,10 @@ class LaplaceScore(RecourseMechanism):
                 " its weights, public_weights=model.coef_[0]; a model of the training data must be trained with"
                 " differential privacy, such as DPLogisticRegression"
             )
-        found = on_table(private_model(model, statement, self.classes[1], self.adjacency), people)
+        found = on_table(private_model(model, statement, self.classes[1], self.adjacency), self.preprocessing)
         if found.weights is None:
             raise ConfigurationError("public_weights: expected a linear model of two classes")
-        return public_vector(found.weights), statement, found.vouched
+        return _public_vector(found.weights), statement, found.vouched
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train without noise; nothing is spent, and only answers release anything about the model.
@@ -289,7 +272,7 @@ class LaplaceScore(RecourseMechanism):
         if len(shape) != 1:
             raise InputError(f"y: expected (m,) labels, got shape {shape}")
         penalty = self._penalty() * shape[0] / records
-        model = replace(self, public_weights=None, regularization=penalty).fit(X, y)._trained()
+        model: StableScore = replace(self, public_weights=None, regularization=penalty).fit(X, y)._get("model")
         per_unit = model.weights[:-1] / (model.norm_bound * math.hypot(1.0, model.constant))
         return per_unit if self.preprocessing is None else per_unit / self.preprocessing.scale
 
@@ -304,7 +287,7 @@ class LaplaceScore(RecourseMechanism):
     def rows(self, x: ArrayLike) -> Floats:
         """See `RecourseMechanism.rows`."""
         rows = super().rows(x)
-        self._trained().check_length(self._scaled(rows))
+        self._get("model").check_length(self._scaled(rows))
         return rows
 
     def _penalty(self) -> float:
@@ -312,12 +295,8 @@ class LaplaceScore(RecourseMechanism):
             return float(self.regularization)
         return stability(1.0, self.adjacency) / (LOGIT_NOISE * self.epsilon)
 
-    def _trained(self) -> StableScore:
-        model: StableScore = self._get("model")
-        return model
-
     def _release(self, rows: Floats) -> NoisyScores:
-        model = self._trained()
+        model: StableScore = self._get("model")
         lifted, bound = model.lifted(self._scaled(rows)), float(self.score_bound)
         noised, censored = laplace_release(
             lifted @ model.weights, model.sensitivity(lifted), self.epsilon, -bound, bound, self._noise()
@@ -333,14 +312,13 @@ class LaplaceScore(RecourseMechanism):
             )
         return self._solver_of(rows, self._release(rows))
 
-    def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
-        """The answer with its advice, which follows from the released scores and the public weights."""
-        answer, weights = super()._with_guarantee(found, x, guarantee), self._get("weights")
-        bias = answer.score - answer.x @ weights
-        return self._with_advice(answer, weights, bias, lambda rows, at: rows @ weights + bias[at] >= self.target)
+    def _released(self, found: Solution) -> tuple[Floats | None, float | Floats, Accepts]:
+        weights: Floats = self._get("weights")
+        bias = found.score - found.x @ weights
+        return weights, bias, lambda rows, at: rows @ weights + bias[at] >= self.target
 
     def _solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Solution]:
-        """A function from frozen columns to answers from released scores, without further noise."""
+        """Answers from released scores, without further noise."""
         weights: Floats = self._get("weights")
         bias = released.score - rows @ weights
 
@@ -380,22 +358,13 @@ def _check_precision(records: int, p: int, penalty: float, spread: float) -> Non
         )
 
 
-def public_vector(given: ArrayLike) -> Floats:
-    """(d,) finite numbers that are not all 0, read-only."""
+def _public_vector(given: ArrayLike) -> Floats:
+    """(d,) finite numbers that are not all 0."""
     found = real_numbers(given, "public_weights", ConfigurationError)
     if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
         raise ConfigurationError(
             f"public_weights: expected d finite numbers that are not all 0, got shape {found.shape}"
         )
-    if (
-        isinstance(given, np.ndarray)
-        and given.dtype == found.dtype
-        and given.base is None
-        and not given.flags.writeable
-    ):
-        return given  # made here before; scikit-learn expects the same object
-    found = np.array(found)
-    found.flags.writeable = False
     return found
 
 
@@ -415,8 +384,8 @@ LARGEST_SCALE = 2**40
 
 
 def laplace_grid(sensitivity: float, epsilon: float, low: float, high: float) -> tuple[float, int, int]:
-    """The grid g, the sensitivity K and the scale N of the noise, both in grid points, for one epsilon-private release
-    of a value in the public [low, high]. ConfigurationError: an empty interval, or a number out of range."""
+    """The grid g, the sensitivity K and the scale N of the noise, both in grid points, for one release of a value in
+    the public [low, high]. ConfigurationError: an empty interval, or a number out of range."""
     epsilon = check_number("epsilon", epsilon, above=0)
     check_number("sensitivity", sensitivity, above=0)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -440,9 +409,8 @@ def laplace_release(
     high: float,
     rng: Randomness,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Values (n,) with Laplace noise of scale about sensitivity / epsilon, within the public [low, high], and (n,)
-    bool, whether at an end of it; see the module. Each is epsilon-private at its public sensitivity (n,), and n of them
-    on the same data compose to at most n epsilon."""
+    """Values (n,) with Laplace noise of scale about sensitivity (n,) / epsilon, within the public [low, high], and (n,)
+    bool, whether at an end of it. Each is epsilon-private at its public sensitivity."""
     grids = [laplace_grid(float(s), epsilon, low, high) for s in sensitivity]
     grid = np.array([g for g, _, _ in grids], dtype=np.float64)
     scale = np.array([n for _, _, n in grids], dtype=np.int64)

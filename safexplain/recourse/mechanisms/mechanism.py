@@ -5,7 +5,6 @@ Invalid parameters, training data and queries are refused before anything is tra
 
 from __future__ import annotations
 
-import operator
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
@@ -19,20 +18,21 @@ from sklearn.base import BaseEstimator
 
 from safexplain._privacy_loss import Adjacency, check_adjacency
 from safexplain._secure_random import Randomness
-from safexplain._validate import check_number, readable, whole_number
+from safexplain._validate import check_number, readable, real_numbers, whole_number
 from safexplain.dp.linear.classifier import check_classes, noise_generator
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.recourse.constraints import Constraints, check_constraints
+from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.features import check_columns, column_names, frame_kind, is_missing, numbers_of
+from safexplain.recourse.features import check_columns, column_names, frame_kind
 from safexplain.recourse.guarantee import Guarantee, Per
-from safexplain.recourse.letters import checked_advice
+from safexplain.recourse.letters import advise
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import Recourse
-from safexplain.recourse.solution import Floats, Solution, as_rows, first_of
+from safexplain.recourse.solution import NO_NUMBERS, Floats, Solution, as_rows
 
 Infeasible = Literal["raise", "mark"]
-Frozen = NDArray[np.bool_] | None
+Frozen = Mask | None
+Accepts = Callable[[Floats, NDArray[np.intp]], Mask]
 
 
 def check_infeasible(infeasible: Any) -> None:
@@ -41,9 +41,8 @@ def check_infeasible(infeasible: Any) -> None:
         raise ConfigurationError(f'infeasible: expected "raise" or "mark", got {infeasible!r}')
 
 
-def plain_classes(classes: Any) -> tuple[Any, ...]:
-    """The labels as plain Python values, for JSON, in their order; ConfigurationError: not a list of at least two
-    different labels."""
+def _plain_classes(classes: Any) -> tuple[Any, ...]:
+    """The labels as plain Python values, for JSON, in their order."""
     try:
         labels = () if isinstance(classes, (str, bytes, Set)) else tuple(classes)  # a set has no order
         check_classes(labels)
@@ -51,43 +50,16 @@ def plain_classes(classes: Any) -> tuple[Any, ...]:
         raise ConfigurationError(
             f"classes: expected a list of at least two different labels of one kind, got {classes!r}"
         ) from None
-    plain = tuple(label.item() if hasattr(label, "item") else label for label in labels)
-    same = isinstance(classes, tuple) and all(map(operator.is_, plain, classes))  # scikit-learn expects the same object
-    return classes if same else plain
-
-
-def _labels_of(y: Any, n: int, classes: Any) -> NDArray[Any]:
-    """(n,) labels of frames of people; InputError: no rows, another number of labels, missing ones, or some outside
-    `classes`."""
-    if not n:
-        raise InputError("X: expected people to train on, got no rows")
-    labels = np.asarray(y)
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.shape != (n,):
-        got = "None" if y is None else f"shape {labels.shape}"
-        raise InputError(f"y: expected {n} labels, one for each row of X, got {got}")
-    found = labels.tolist()
-    missing = np.array([is_missing(label) for label in found])
-    if missing.any():
-        raise InputError(f"y: missing in rows {first_of(np.flatnonzero(missing))}; remove these rows from X and y")
-    known = set(np.asarray(classes).tolist())
-    bad = np.array([label not in known for label in found])
-    if bad.any():
-        raise InputError(
-            f"y: expected labels among classes={list(classes)}, got others in {bad.sum()} of {n} rows, such as"
-            f" {found[int(bad.argmax())]!r}; pass the public pair classes=(unfavourable, favourable) to the mechanism,"
-            " or remove these rows"
-        )
-    return labels
+    if isinstance(classes, tuple) and not any(hasattr(label, "item") for label in classes):
+        return classes  # scikit-learn expects the same object
+    return tuple(label.item() if hasattr(label, "item") else label for label in labels)
 
 
 def favourable_label(labels: list[Any], favourable: Any) -> Any:
     """The favourable label; None: the second of two. ConfigurationError: not among the labels, or None with several."""
     if favourable is None and len(labels) == 2:
         return labels[1]
-    if favourable is None:
-        raise ConfigurationError(f"favourable: expected one of the labels {labels}, got None; pass favourable=")
-    if favourable not in labels:
+    if favourable not in labels or favourable is None:
         raise ConfigurationError(f"favourable: expected one of the labels {labels}, got {favourable!r}")
     return favourable
 
@@ -96,9 +68,8 @@ def favourable_label(labels: list[Any], favourable: Any) -> Any:
 class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
     """Parameters of a mechanism; all are public, and none may depend on the training data.
 
-    For scikit-learn it is an estimator that is neither a classifier nor a regressor: it has parameters and `fit`, and
-    answers by `explain`. Parameters are checked at construction and only change by `set_params`, all or none, which
-    discards the training. `clone` copies parameters, including a given model, without the training.
+    It is a scikit-learn estimator that answers by `explain`. Parameters are checked at construction and only change by
+    `set_params`, all or none, which discards the training. `clone` copies parameters, including a given model.
 
     Args:
         epsilon: budget of the training or of each answer, depending on the mechanism.
@@ -107,15 +78,14 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             only. Queries are not shortened. None: the bound of the preprocessing.
         classes: public pair (unfavourable, favourable) of labels.
         target: released score to reach, in logits of the favourable outcome.
-        cost: of changes, with public scales. With a preprocessing, it applies to features, in units of public ranges
-            unless it has a scale (see `Preprocessing.cost`).
-        constraints: on changes; None: none, or with a preprocessing the public ranges. With a preprocessing they apply
-            to features, in their units (`Preprocessing.constraints`).
+        cost: of changes, with public scales; with a preprocessing, of features (`Preprocessing.cost`).
+        constraints: on changes; with a preprocessing, of features, within the public ranges
+            (`Preprocessing.constraints`).
         preprocessing: public map from frames of people to training rows. `fit` and `explain` then take frames,
             `answer.frame` returns one, and special and missing values never change.
         intercept_scaling: the constant column; 0 for a model without intercept.
-        random_state: None: noise from a cryptographic generator (`safexplain._secure_random`). An int, RandomState or
-            Generator makes the noise repeatable and the guarantee void towards anyone who knows it: for tests.
+        random_state: None: noise from a cryptographic generator. An int, RandomState or Generator makes the noise
+            repeatable and the guarantee void towards anyone who knows it: for tests.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -140,43 +110,30 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         if self.norm_bound is not None:
             check_number("norm_bound", self.norm_bound, above=0)
         check_number("intercept_scaling", self.intercept_scaling, minimum=0)
-        object.__setattr__(self, "classes", plain_classes(self.classes))
+        object.__setattr__(self, "classes", _plain_classes(self.classes))
         check_number("target", self.target)
         check_cost(self.cost)
         check_constraints(self.constraints)
-        people = self.preprocessing
+        cost, allowed, bound, people = self.cost, self.constraints, self.norm_bound, self.preprocessing
         if people is None:
-            if self.constraints is not None and self.constraints.reachable:
+            if allowed is not None and allowed.reachable:
                 raise ConfigurationError(
                     "reachable: labels of people need a preprocessing; pass preprocessing=Preprocessing(...)"
                 )
-            names = None if self.constraints is None else self.constraints.features
-            cost = self.cost.named(names) if isinstance(names, tuple) else self.cost
-            self._set(column_cost=cost, column_constraints=self.constraints, bound=self.norm_bound)
-            return
-        if not isinstance(people, Preprocessing):
+            if allowed is not None and isinstance(allowed.features, tuple):
+                cost = cost.named(allowed.features)
+        elif isinstance(people, Preprocessing):
+            cost, allowed, bound = people.cost(cost), people.constraints(allowed), bound or people.norm_bound
+        else:
             raise ConfigurationTypeError(f"preprocessing: expected Preprocessing(...), got {type(people).__name__}")
-        bound = people.norm_bound  # refuses features without a public range
-        self._set(
-            column_cost=people.cost(self.cost),
-            column_constraints=people.constraints(self.constraints),
-            bound=bound if self.norm_bound is None else self.norm_bound,
-        )
+        self._set(column_cost=cost, column_constraints=allowed, bound=bound)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._check_made(name)
-        object.__setattr__(self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._check_made(name)
-        object.__delattr__(self, name)
-
-    def _check_made(self, name: str) -> None:
-        """Refuse changes of checked parameters; scikit-learn's meta-estimators may set private attributes."""
-        if "_bound" in vars(self) and (name in self.__dataclass_fields__ or not name.startswith("_")):
+    def __setattr__(self, name: str, value: Any) -> None:  # scikit-learn's meta-estimators may set private attributes
+        if "_bound" in vars(self) and not name.startswith("_"):
             raise FrozenInstanceError(
                 f"cannot assign to field {name!r}; make another mechanism, or use set_params({name}=...)"
             )
+        object.__setattr__(self, name, value)
 
     @property
     @abstractmethod
@@ -227,6 +184,10 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
     def _solver(self, rows: Floats) -> Callable[[Frozen], Solution]:
         """Draw the noise of an answer once, and return a function from frozen columns to answers."""
 
+    @abstractmethod
+    def _released(self, found: Solution) -> tuple[Floats | None, float | Floats, Accepts]:
+        """What was released of the score, for `advise`: weights and bias of a linear one, and which rows it accepts."""
+
     def explain(self, x: ArrayLike, *, infeasible: Infeasible = "raise") -> Recourse:
         """Cheapest changes with which the released score reaches the target.
 
@@ -242,11 +203,12 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         """
         check_infeasible(infeasible)
         rows = self.rows(x)
-        result = self._with_guarantee(self._solver(rows)(self._frozen_columns(rows)), x)
+        result = self._answer(self._solver(rows)(self._frozen_columns(rows)), x)
         return result.required() if infeasible == "raise" else result
 
     def explain_diverse(self, x: ArrayLike, answers: int) -> tuple[Recourse, ...]:
-        """Several answers to each query that change different features, as by `diverse`; the noise is drawn once.
+        """Several answers to each query, the cheapest first, each of which keeps the features that had the largest
+        share of the cost in earlier ones; the noise is drawn once. `valid` is False where no further answer exists.
 
         Raises:
             InputError: as `explain`.
@@ -261,27 +223,26 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         solve: Callable[[Frozen], Solution],
         rows: Floats,
         x: ArrayLike,
-        wanted: int,
+        answers: int,
         guarantee: Guarantee | None = None,
     ) -> tuple[Recourse, ...]:
-        """Answers to rows that were read from x, by a solver whose noise is drawn."""
-        held = self._frozen_columns(rows)
+        frozen = self._frozen_columns(rows)
+        results = [solve(frozen)]
+        frozen = np.zeros(rows.shape, dtype=bool) if frozen is None else frozen
+        while len(results) < answers:
+            more = frozen | self._largest_share(results[-1])
+            results.append(results[-1] if (more == frozen).all() else solve(more))
+            frozen = more
+        return tuple(self._answer(one, x, guarantee) for one in results)
 
-        def solve_frozen(frozen: NDArray[np.bool_]) -> Solution:
-            return solve(frozen if held is None else frozen | held)
-
-        found = diverse(solve_frozen, rows, wanted, cost=self.column_cost, constraints=self.column_constraints)
-        return tuple(self._with_guarantee(one, x, guarantee) for one in found)
-
-    @property
-    def labels(self) -> tuple[Any, Any]:
-        """The unfavourable label (None if there are several) and the favourable one."""
-        return self.classes[0], self.classes[1]
-
-    @property
-    def scores_are_logits(self) -> bool:
-        """Whether 1 / (1 + exp(-score)) is the released probability of the favourable one of two outcomes."""
-        return True
+    def _largest_share(self, found: Solution) -> Mask:
+        """(n, d) bool, the column (or one of its group) with the largest share of each answer's cost; none where
+        nothing changed. One frozen column of a one-hot group freezes the group (`Constraints.bounds`)."""
+        share = self.column_cost.parts(found.change)
+        for group in self.column_constraints.groups if self.column_constraints else ():
+            share[:, group] = share[:, group].sum(axis=1, keepdims=True)
+        largest: Mask = np.arange(share.shape[1]) == share.argmax(axis=1)[:, None]
+        return largest & (share > 0)
 
     @property
     def features(self) -> int | None:
@@ -336,8 +297,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         held = None if self.preprocessing is None else self.preprocessing.held(rows)
         return held if held is not None and held.any() else None
 
-    def _with_guarantee(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
-        """The answer with its guarantee, and with the query for frames like it."""
+    def _answer(self, found: Solution, x: Any, guarantee: Guarantee | None = None) -> Recourse:
         people = self.preprocessing
         if people is not None and (bad := people.misread(found.counterfactual) & ~found.favourable).any():
             found = replace(  # a special value is not a number to recommend
@@ -347,44 +307,33 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
                 distance=np.where(bad, 0.0, found.distance),
                 proven=found.proven & ~bad,
             )
-        return Recourse(**vars(found), guarantee=guarantee or self.guarantee, table=people, like=x)
-
-    def _with_advice(
-        self,
-        answer: Recourse,
-        weights: Floats | None,
-        bias: float | Floats,
-        accepts: Callable[[Floats, NDArray[np.intp]], NDArray[np.bool_]],
-    ) -> Recourse:
-        """The answer with its advice; arguments as for `checked_advice`."""
-        advice = checked_advice(
-            answer,
-            answer.table,
+        weights, bias, accepts = self._released(found)
+        advice = advise(
+            found,
+            people,
             weights,
             bias,
             target=self.target,
             cost=self.column_cost,
             constraints=self.column_constraints,
-            frozen=self._frozen_columns(answer.x),
+            frozen=self._frozen_columns(found.x),
             accepts=accepts,
         )
-        return replace(answer, advice=advice)
+        return Recourse(**vars(found), guarantee=guarantee or self.guarantee, advice=advice, table=people, like=x)
 
     def _scaled(self, rows: Floats) -> Floats:
         """(n, D) rows as in training."""
         return rows if self.preprocessing is None else self.preprocessing.scaled(rows)
 
     def _training_data(self, X: Any, y: Any) -> tuple[Any, Any]:
-        """Training data for scikit-learn, with checked columns."""
         labels = readable(y, "y")
         if self.preprocessing is not None:
             self._check_width(len(self.preprocessing.columns))
-            table = self.preprocessing.table(X, clip=True)
-            return self.preprocessing.scaled(table), _labels_of(labels, len(table), self.classes)
+            return self._scaled(self.preprocessing.table(X, clip=True)), labels
         if self.constraints is not None:
             check_columns(self.constraints.features, X)
         if frame_kind(X) in ("pandas", "polars"):
-            _check_numbers(X)
+            real_numbers(X, "X", expected=NO_NUMBERS)
         rows = readable(X, "X")
         shape = np.shape(rows)
         if len(shape) == 2:  # training refuses other shapes
@@ -396,7 +345,6 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return None if self.preprocessing is not None else column_names(X)
 
     def _check_width(self, width: int) -> None:
-        """Raise ConfigurationError unless cost and constraints are for this number of columns."""
         allowed = self.column_constraints
         if allowed is not None and allowed.width != width:
             raise ConfigurationError(f"constraints: expected {width} columns, as in the data, got {allowed.width}")
@@ -406,7 +354,6 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return self.__dict__.get("_" + name)
 
     def _set(self, **values: Any) -> None:
-        """Set private results of training; parameters stay frozen."""
         if "width" in values:
             values["identity"] = secrets.token_hex(16)
         for name, value in values.items():
@@ -420,48 +367,3 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             self._set(generator=noise_generator(self.random_state))
         generator: Randomness = self._get("generator")
         return generator
-
-
-def diverse(
-    solve: Callable[[NDArray[np.bool_]], Solution],
-    x: ArrayLike,
-    answers: int,
-    *,
-    cost: Cost = EUCLIDEAN,
-    constraints: Constraints | None = None,
-) -> tuple[Solution, ...]:
-    """`answers` solutions for each query, the cheapest first, each of which keeps the features that had the largest
-    share of the cost in earlier ones; `valid` is False where no further answer exists.
-
-    `solve`: (n, d) bool of frozen columns -> answers to the queries x, at least at this cost and within these
-    constraints.
-    """
-    rows = as_rows(x)
-    cost = for_columns(cost, None if constraints is None else constraints.features, rows.shape[1])
-    frozen = np.zeros(rows.shape, dtype=bool)
-    results = [solve(frozen.copy())]
-    while len(results) < answers:
-        more = frozen | _largest_share(results[-1], cost, constraints)
-        again = results[-1] if (more == frozen).all() else solve(more.copy())
-        frozen = more
-        results.append(again)
-    return tuple(results)
-
-
-def _largest_share(found: Solution, cost: Cost, constraints: Constraints | None) -> NDArray[np.bool_]:
-    """(n, d) bool, the column (or one of its group) with the largest share of each answer's cost; none where nothing
-    changed. One frozen column of a one-hot group freezes the group (`Constraints.bounds`)."""
-    share = cost.parts(found.change)
-    for group in constraints.groups if constraints else ():
-        share[:, group] = share[:, group].sum(axis=1, keepdims=True)
-    largest: NDArray[np.bool_] = np.arange(share.shape[1]) == share.argmax(axis=1)[:, None]
-    return largest & (share > 0)
-
-
-def _check_numbers(frame: Any) -> None:
-    """Raise InputError for a frame with a column of labels, which training needs a preprocessing to read."""
-    for place, name in enumerate(frame.columns):
-        try:
-            numbers_of(frame.iloc[:, place] if frame_kind(frame) == "pandas" else frame.to_series(place), str(name))
-        except InputError as error:
-            raise InputError(f"{error} of preprocessing=Preprocessing(numeric=..., categories=...)") from None

@@ -35,9 +35,8 @@ FIELDS: dict[str, type] = {
 class MeteredRecourse:
     """Answers like the mechanism if the principal's budget allows; repeated queries are free.
 
-    The answer to each row is stored with its charge in one transaction before it is returned, so that there is no
-    charge without an answer and no answer without a charge. A query without recourse within the constraints is charged
-    too, as the released score reveals this. For mechanisms whose training spends the budget, only the training is
+    The answer to each row is stored with its charge in one transaction before it is returned. A query without recourse
+    is charged too, as the released score reveals this. Where the training spends the budget, only the training is
     charged, once before the first answer (`Ledger.charge_training`); so is that of a model of the same records that
     provides public weights.
 
@@ -90,18 +89,14 @@ class MeteredRecourse:
         return result.required() if infeasible == "raise" else result
 
     def explain_diverse(self, x: ArrayLike, answers: int, *, principal: str | None) -> tuple[Recourse, ...]:
-        """Several answers to each row that change different features, for the price of one; valid=False where no
-        further answer exists.
-
-        The first is that of `explain` and is stored in the same way; once it is charged, it and all further answers are
-        free.
+        """Several answers to each row that change different features, as by the mechanism, for the price of one: the
+        first is that of `explain`; once it is charged, all are free.
 
         Statement. All answers to a row together, at any time and in any number, are epsilon-private once.
 
-        Proof. Only the noised score depends on the private model; it is stored with its charge. All answers are
-        computed from this stored number, the query, and public weights, costs and constraints, by
-        `LaplaceScore._solver_of`, which draws no noise and does not use the model: post-processing of one release
-        (Dwork and Roth 2014, proposition 2.1). With new noise for each, n answers would cost n epsilon.
+        Proof. Only the noised score depends on the private model; it is stored with its charge, and all answers are
+        computed from it, the query, and public weights, costs and constraints: post-processing of one release (Dwork
+        and Roth 2014, proposition 2.1). With new noise for each, n answers would cost n epsilon.
 
         Raises:
             ConfigurationError: fewer than one answer.
@@ -126,7 +121,7 @@ class MeteredRecourse:
         rows = mechanism.rows(x)  # invalid queries are not charged
         guarantee = self._charge_training()
         if mechanism.per == "model":
-            return mechanism._with_guarantee(mechanism._solver(rows)(mechanism._frozen_columns(rows)), x, guarantee)
+            return mechanism._answer(mechanism._solver(rows)(mechanism._frozen_columns(rows)), x, guarantee)
 
         def compute(positions: list[int]) -> list[dict[str, Any]]:
             new = rows[positions]
@@ -135,7 +130,7 @@ class MeteredRecourse:
 
         stored = self.ledger.answer_many(
             principal or "",
-            [self._question(row) for row in rows],
+            [mechanism.identity.encode() + (row + 0.0).tobytes() for row in rows],  # zeros of either sign are equal
             compute,
             Pure(float(mechanism.epsilon)),
             mechanism=type(mechanism).__name__,
@@ -147,7 +142,7 @@ class MeteredRecourse:
         columns["counterfactual"] = columns["counterfactual"].reshape(rows.shape)
         charges = (*guarantee.charges, *(answer.paid for answer in stored))
         charged = replace(guarantee, ledger=self.ledger.identity if charges else "", charges=charges)
-        return mechanism._with_guarantee(Solution(x=rows, **columns), x, charged)
+        return mechanism._answer(Solution(x=rows, **columns), x, charged)
 
     def _charge_training(self) -> Guarantee:
         """The guarantee after charging the training of the model that answers or provides public weights."""
@@ -156,7 +151,3 @@ class MeteredRecourse:
             return guarantee
         charge = self.ledger.charge_training(guarantee.statement)
         return replace(guarantee, ledger=self.ledger.identity, charges=(charge.id,))
-
-    def _question(self, row: np.ndarray[Any, np.dtype[np.float64]]) -> bytes:
-        """Key of a query: the fit, which fixes the parameters, and the row; zeros of either sign are equal."""
-        return self.mechanism.identity.encode() + (row + 0.0).tobytes()

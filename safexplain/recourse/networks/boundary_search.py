@@ -3,9 +3,8 @@
 Wachter, Mittelstadt and Russell 2017 (arXiv 1711.00399, eq. 2) minimise m * shortfall + cost over x' by Adam, with a
 multiplier m that grows until the shortfall is gone. Here the shortfall max(0, target - score) is linearised at each
 iterate, and the minimiser within a trust region is computed exactly for all rows at once (`linear_step`): the S-l1-QP
-method (Fletcher 1987, Practical Methods of Optimization, ch. 14.4), with m raised as soon as the linear model requires
-it. Without a trust region, the first step from x is DeepFool's (arXiv 1511.04599); exact steps within a box are those
-of FAB (arXiv 1907.02044). Tens of gradients replace hundreds to thousands of Adam's. Finished rows leave the batch.
+method (Fletcher 1987, Practical Methods of Optimization, ch. 14.4). The first step from x is DeepFool's (arXiv
+1511.04599); exact steps within a box are those of FAB (arXiv 1907.02044). Finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _HALVINGS = 16
 @dataclass(frozen=True, eq=False)
 class Price:
     """The cost of changes, on tensors: (d,) costs of a change by 1 and by -1, and whether the distance is the Euclidean
-    norm of the weighted change (`squared`) or the sum of its absolute values."""
+    norm (`squared`) or the sum."""
 
     rise: Tensor
     fall: Tensor
@@ -77,8 +76,6 @@ class Boundary:
 
 @dataclass
 class _ActiveRows:
-    """State of the rows that are still searched."""
-
     index: Tensor
     x: Tensor
     aim: Tensor
@@ -98,9 +95,8 @@ class _ActiveRows:
 def nearest(
     task: Boundary, x: Tensor, aim: Tensor, start: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(n, d) points nearest to x within the box (n, d), which may be infinite, whose score reaches the target, found
-    from `start` (n, d) by aiming at scores `aim` (n,), and their (n,) distances. Where none was found: the point of
-    highest score, at infinite distance."""
+    """(n, d) points nearest to x within the box (n, d) whose score reaches the target, found from `start` (n, d) by
+    aiming at scores `aim` (n,), and their (n,) distances; else the point of highest score, at infinite distance."""
     at = torch.minimum(torch.maximum(start, lower), upper)
     value, slope = task.score.gradients(at)
     best, best_distance = at.clone(), task.price.distance(at - x)
@@ -187,10 +183,9 @@ def linear_step(
     """Minimise the cost of z - x subject to slope . (z - at) >= rise (n,) and finite bounds (n, d): (n, d) points and
     (n,) multipliers; if the box holds no such point, its point of largest rise.
 
-    Exact, for all rows at once. The Lagrangian at multiplier m separates into features: each stays at the end of its
-    interval nearest to x until m reaches the price of moving it, w / |slope| (sums) or w^2 |z - x| / |slope|
-    (Euclidean), and then moves in the direction of its slope. The rise is a piecewise linear function of m (or of the
-    share of the last feature), whose segments are sorted here.
+    Exact. The Lagrangian at multiplier m separates into features: each stays at the end of its interval nearest to x
+    until m reaches the price of moving it, w / |slope| (sums) or w^2 |z - x| / |slope| (Euclidean), and then moves. The
+    rise is piecewise linear in m (or in the share of the last feature); its segments are sorted here.
     """
     start = torch.minimum(torch.maximum(x, lower), upper)
     end = torch.where(slope > 0, upper, torch.where(slope < 0, lower, start))

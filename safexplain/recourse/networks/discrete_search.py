@@ -1,10 +1,8 @@
 """Nearest point with a sufficient score, where some features take steps or are one-hot groups.
 
 Features with steps are relaxed, searched like continuous ones (`boundary_search`) and rounded; one-hot groups keep
-their category. A local search over single moves then repairs the rounding and changes categories: the moves that seem
-cheapest by exact scores are made, the continuous features are fitted again, and the best result is kept. A single move
-is one step of a feature up or down, or another category of a one-hot group. A point is valid only by the network's
-score of the rounded row.
+their category. A local search over single moves (a step of a feature, or another category) then repairs the rounding:
+the moves that seem cheapest by exact scores are made, the continuous features are fitted again, and the best is kept.
 """
 
 from __future__ import annotations
@@ -33,19 +31,12 @@ _STEPS = 12
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """The m moves; move k turns a row z into z * keep[k] + add[k].
+    """The m moves; move k turns a row z into z * keep[k] + add[k]."""
 
-    Args:
-        keep: (m, d) 0 in the columns that the move sets, 1 elsewhere.
-        add: (m, d) numbers that it adds.
-        grid: (d,) size of a step; 0: continuous or one-hot.
-        member: (d,) bool, columns of one-hot groups.
-    """
-
-    keep: Tensor
-    add: Tensor
-    grid: Tensor
-    member: Tensor
+    keep: Tensor  # (m, d) 0 in the columns that the move sets, 1 elsewhere
+    add: Tensor  # (m, d)
+    grid: Tensor  # (d,) size of a step; 0: continuous or one-hot
+    member: Tensor  # (d,) bool, columns of one-hot groups
 
     @property
     def discrete(self) -> Tensor:
@@ -99,11 +90,8 @@ def promising_moves(
     task: Boundary, moves: Moves, x: Tensor, at: Tensor, lower: Tensor, upper: Tensor, limit: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
     """Moves of queries x from `at`, after which the score can be reached at least cost, by exact scores and a linear
-    model of continuous features: (n, count, d) rows, and (n, count) bool, whether there is such a move.
-
-    `limit` (n,) is the cost of the best valid row so far, which these must stay below; infinite: none. If no move
-    reaches the score, those with the largest rise per cost come first.
-    """
+    model of continuous features, below the cost `limit` (n,): (n, count, d) rows, and (n, count) bool, whether there is
+    such a move. If no move reaches the score, those with the largest rise per cost come first."""
     parts = [_promising_part(task, moves, count, *part) for part in moves.parts(task, x, at, lower, upper, limit)]
     return torch.cat([p for p, _ in parts]), torch.cat([p for _, p in parts])
 
@@ -154,10 +142,8 @@ def round_steps(
 def improve(
     task: Boundary, moves: Moves, x: Tensor, aim: Tensor, at: Tensor, lower: Tensor, upper: Tensor, *, swaps: bool
 ) -> Tensor:
-    """(n, d) rows after a local search over single moves, which ends when none makes a row valid or cheaper.
-
-    With `swaps` it continues with two or three moves together, the first of which saves cost.
-    """
+    """(n, d) rows after a local search over single moves, which ends when none makes a row valid or cheaper; with
+    `swaps` it continues with two or three moves together, the first of which saves cost."""
     state = _State(task, moves, x, aim, lower, upper, at.clone(), task.score.values(at), task.price.energy(at - x))
     active = torch.arange(len(x), device=x.device)
     for _ in range(_ROUNDS if len(moves.keep) else 0):
@@ -173,8 +159,6 @@ def improve(
 
 @dataclass
 class _State:
-    """The best row of each query so far, with its score and cost."""
-
     task: Boundary
     moves: Moves
     x: Tensor
@@ -226,7 +210,6 @@ class _State:
 
 
 def _earlier_occurrences(numbers: Tensor) -> Tensor:
-    """Number of earlier occurrences of each number."""
     order = numbers.argsort(stable=True)
     ordered = numbers[order]
     first = torch.searchsorted(ordered, ordered)

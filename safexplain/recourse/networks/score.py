@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain._validate import whole_number
-from safexplain.errors import ConfigurationTypeError, InputError
+from safexplain.errors import InputError
 
 NO_DERIVATIVE = (
     "model: expected an output that torch can differentiate with respect to x; compute it from x with torch, without"
@@ -33,23 +32,17 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
 
 
 class NetworkScore:
-    """Scores of rows by a network, with or without gradients, in batches; network and `favourable` class as for
-    `network_recourse`, ConfigurationError: not a network, or not a class.
-
-    Geometry uses float64; rows are rounded to the network's type before scoring, as in production. Gradients are taken
-    with respect to the rows only; parameters do not change.
-    """
+    """Scores of rows by a network, in batches; network and `favourable` class as for `network_recourse`. Geometry uses
+    float64; rows are rounded to the network's type before scoring, as in production."""
 
     def __init__(self, network: nn.Module, *, favourable: int = 1, batch_size: int = 8192) -> None:
-        if not isinstance(network, nn.Module):
-            raise ConfigurationTypeError(f"model: expected a torch module, got {network!r}")
         parameters = [p for p in network.parameters() if p.is_floating_point()]
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.dtype = parameters[0].dtype if parameters else torch.get_default_dtype()
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # mps lacks float64
         self.batch_size = batch_size
         self.precision = max((torch.finfo(p.dtype).eps for p in parameters), default=torch.finfo(self.dtype).eps)
-        self._network, self._favourable = network, whole_number("favourable", favourable, 0)
+        self._network, self._favourable = network, favourable
 
     def values(self, rows: Tensor) -> Tensor:
         """(n,) float64 scores of (n, d) float64 rows; -inf where the model returns none."""
@@ -75,7 +68,6 @@ class NetworkScore:
         return torch.cat(parts).to(self.home, torch.float64).nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
     def _outcome(self, rows: Tensor) -> Tensor:
-        """(n,) scores, as the network returns them."""
         try:
             out = self._network(rows)
         except RuntimeError as error:
@@ -101,7 +93,7 @@ class NetworkScore:
 def scores_of(
     network: nn.Module, rows: NDArray[np.float64], *, favourable: int = 1, batch_size: int = 8192
 ) -> NDArray[np.float64]:
-    """(n,) scores of (n, d) rows, in evaluation mode; arguments and errors as `NetworkScore`."""
+    """(n,) scores of (n, d) rows, in evaluation mode."""
     score = NetworkScore(network, favourable=favourable, batch_size=batch_size)
     with evaluation_mode(network):
         found = score.values(torch.from_numpy(rows).to(score.home))
@@ -109,7 +101,6 @@ def scores_of(
 
 
 def _slope(outcome: Tensor, leaf: Tensor) -> Tensor:
-    """Gradient of scores with respect to their rows."""
     if not outcome.requires_grad:
         raise InputError(NO_DERIVATIVE)
     try:

@@ -1,12 +1,8 @@
 """Recourse of networks: the nearest allowed change that reaches the target, for all queries at once.
 
 Answers are verified: all constraints hold exactly, and the model's own score of the row, rounded to the model's type,
-reaches the target. As networks are not convex, the distance is that of the best point found, not a proven minimum. An
-answer depends only on its query, the model and the options, up to the rounding of matrix products.
-
-Limits, largest changes and steps hold in every search. If an answer breaks a rule, the search continues in a box in
-which the rule holds; if it changes too many features, those least needed for the score are fixed, half of them at a
-time.
+reaches the target. If an answer breaks a rule, the search continues in a box in which the rule holds; if it changes too
+many features, those least needed for the score are fixed, half of them at a time.
 """
 
 from __future__ import annotations
@@ -18,15 +14,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from safexplain._validate import check_number, whole_number
-from safexplain.errors import ConfigurationTypeError, InputError
-from safexplain.recourse.constraints import Constraints, Mask, check_constraints
-from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
-from safexplain.recourse.features import check_columns
+from safexplain._validate import whole_number
+from safexplain.errors import InputError
+from safexplain.recourse.constraints import Constraints, Mask
+from safexplain.recourse.cost import EUCLIDEAN, Cost, for_columns
 from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shorten
 from safexplain.recourse.networks.discrete_search import Moves, improve, round_steps
 from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
-from safexplain.recourse.solution import Floats, Solution, as_rows
+from safexplain.recourse.solution import Floats, Solution, as_rows, rows_where
 
 _STEPS = 60
 """Largest number of gradients of one search."""
@@ -76,27 +71,18 @@ def network_recourse(
     The output is (n,) or (n, 1), the logit of class 1, or (n, k) logits, of which the score is the `favourable` one
     minus the largest other one. The network is used in evaluation mode, on its own device and in its own type;
     parameters, gradients and training flags do not change. `frozen`, (n, d) or (d,): further values that must not
-    change.
+    change. Queries must satisfy the constraints (`Constraints.check`).
 
     Returns:
         One answer for each query; `valid` is False where none was found within the constraints. Only favourable queries
         are `proven`.
 
     Raises:
-        InputError: invalid rows or mask, columns in another order than the constraints', scores of another shape, not
-            finite, or not differentiable.
-        ConfigurationError: an argument of another type, or a target that is not finite.
+        InputError: invalid rows, or scores of another shape, not finite, or not differentiable.
     """
-    check_number("target", target)
-    check_cost(cost)
-    check_constraints(constraints)
-    if not isinstance(options, SearchOptions):
-        raise ConfigurationTypeError(f"options: expected SearchOptions(...), got {options!r}")
     rows = as_rows(x, None if constraints is None else constraints.width)
     constraints = Constraints(features=rows.shape[1]) if constraints is None else constraints
-    check_columns(constraints.features, x)
-    mask = _mask(frozen, rows.shape)
-    constraints.check(rows, mask)
+    mask = np.array(np.broadcast_to(False if frozen is None else frozen, rows.shape))
     model = NetworkScore(network, favourable=favourable, batch_size=options.batch_size)
     cost = for_columns(cost, constraints.features, rows.shape[1])
     rise, fall = (torch.from_numpy(side).to(model.home) for side in cost.units(rows.shape[1]))
@@ -106,10 +92,9 @@ def network_recourse(
     with evaluation_mode(network):
         values = model.values(torch.from_numpy(rows).to(model.home))
         if not bool(torch.isfinite(values).all()):
-            bad = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
             raise InputError(
-                f"model: expected finite scores, got others for {len(bad)} queries (first: row {bad[0]}); check for NaN"
-                " in the parameters, and for units that differ from training"
+                f"model: expected finite scores, got others for {rows_where(~torch.isfinite(values).cpu().numpy())};"
+                " check for NaN in the parameters, and for units that differ from training"
             )
         favoured = (values >= float(target)).cpu().numpy()
         for part in np.split(np.flatnonzero(~favoured), range(options.batch_size, len(rows), options.batch_size)):
@@ -129,8 +114,6 @@ def network_recourse(
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """Counterfactuals of unfavourable queries; `task` holds the score, its target and the same cost."""
-
     task: Boundary
     cost: Cost
     rules: Constraints
@@ -142,7 +125,7 @@ class _Search:
         most = x.shape[1] if self.rules.most_changes is None else self.rules.most_changes
 
         def take(at: NDArray[np.intp], held: Mask) -> tuple[Floats, Mask]:
-            """Store improvements for the queries `at` (k,); rows (k, d), and whether they change too many features."""
+            """Store improvements for queries (k,); rows (k, d), and whether they change too many features."""
             for row in self._candidates(x[at], held):
                 reached, far = self._values(row) >= self.task.target, self.cost.distance(row - x[at])
                 better = reached & self.rules.satisfied(x[at], row, frozen[at]) & (far < distance[at])
@@ -179,7 +162,6 @@ class _Search:
         return found
 
     def _search_box(self, x: Floats, frozen: Mask, lower: Floats, upper: Floats) -> Floats:
-        """(n, d) rows found within limits, steps and categories; rules are repaired."""
         home = self.task.score.home
         query, low, high = (torch.from_numpy(array).to(home) for array in (x, lower, upper))
         found = nearest_allowed(self.task, Moves.of(self.rules, home), query, low, high, self.options)
@@ -207,8 +189,7 @@ class _Search:
         return highest
 
     def _all_except(self, need: Floats, kept: NDArray[np.intp]) -> Mask:
-        """(n, d) bool, all columns except those of the `kept` (n,) most needed features; `need` (n, d) of a one-hot
-        group is in its first column, and -inf in the others."""
+        """(n, d) bool, all columns except those of the `kept` (n,) most needed features."""
         rank = np.argsort(np.argsort(-need, axis=1, kind="stable"), axis=1)
         held: Mask = (rank >= kept[:, None])[:, self.rules.feature]
         return held
@@ -244,10 +225,7 @@ def nearest_allowed(
 def _nearest_of_starts(
     task: Boundary, x: Tensor, aim: Tensor, origin: Tensor, lower: Tensor, upper: Tensor, starts: int
 ) -> Tensor:
-    """(n, d) the nearest valid point of all searches; where none is valid, one of high score.
-
-    The first of `starts` searches starts from `origin` (n, d); a search from scattered points is additional.
-    """
+    """(n, d) the nearest valid point of all searches; where none is valid, one of high score."""
     generator = torch.Generator().manual_seed(_SEED)
     best, distance = nearest(task, x, aim, origin, lower, upper)
     lost = distance.isinf().nonzero()[:, 0] if starts > 1 else distance.new_empty(0, dtype=torch.long)
@@ -300,11 +278,3 @@ def _better_of(task: Boundary, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
     valid = [v >= task.goal for v in values]
     nearer = torch.where(valid[0] & valid[1], costs[1] < costs[0], values[1] > values[0])
     return torch.where((torch.where(valid[0] == valid[1], nearer, valid[1]))[:, None], other, one)
-
-
-def _mask(frozen: ArrayLike | None, shape: tuple[int, ...]) -> Mask:
-    """(n, d) bool, a copy."""
-    given = np.zeros(shape, dtype=bool) if frozen is None else np.asarray(frozen)
-    if given.dtype != np.bool_ or given.shape not in (shape, shape[1:]):
-        raise InputError(f"frozen: expected bool of shape {shape} or {shape[1:]}, got {given.dtype} {given.shape}")
-    return np.array(np.broadcast_to(given, shape))

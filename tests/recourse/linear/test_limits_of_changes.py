@@ -11,10 +11,9 @@ import pytest
 from recourse_linear_oracle import every_row, least_cost
 from scipy.optimize import linprog
 
-from safexplain.errors import ConfigurationError
 from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import L1, L2
-from safexplain.recourse.linear import mixed_integer
+from safexplain.recourse.linear import program
 from safexplain.recourse.linear.solve import linear_recourse
 
 NAMES = ("age", "income", "education", "employment", "rents", "owns", "family")
@@ -165,19 +164,9 @@ def test_linear_costs_that_differ_up_and_down_match_a_linear_program_in_any_box(
 
 
 def test_a_time_limit_leaves_what_was_found_and_no_proof(monkeypatch):
-    monkeypatch.setattr(mixed_integer, "SHORTEST", 0.0)
+    monkeypatch.setattr(program, "SHORTEST", 0.0)
     rules = lending(most_changes=2, rules=(Rule("employment", "age"),))
     w, x, b = people(6, seed=2)
     found = linear_recourse(w, b, x, cost=COSTS["L2"], constraints=rules, time_limit=1e-6)
     assert rules.satisfied(x, found.counterfactual).all()
     assert not found.proven.all()
-
-
-def test_costs_may_name_their_columns():
-    rules = Constraints(("a", "b"))
-    by_name = linear_recourse([1.0, 1.0], -1.0, [[0.0, 0.0]], cost=L1({"b": 0.1, "a": 10}), constraints=rules)
-    assert by_name.counterfactual == pytest.approx(np.array([[1.0, 0.0]]))
-    with pytest.raises(ConfigurationError, match="to use names, pass features="):
-        linear_recourse([1.0, 1.0], -1.0, [[0.0, 0.0]], cost=L1({"b": 0.1}))
-    with pytest.raises(ConfigurationError, match="unknown feature 'c'"):
-        linear_recourse([1.0, 1.0], -1.0, [[0.0, 0.0]], cost=L1({"c": 0.1}), constraints=rules)

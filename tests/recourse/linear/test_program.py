@@ -8,7 +8,7 @@ import pytest
 
 from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import EUCLIDEAN, L1, L2
-from safexplain.recourse.linear import mixed_integer
+from safexplain.recourse.linear import program
 from safexplain.recourse.linear.program import cheapest
 from safexplain.recourse.solution import Solution
 
@@ -165,6 +165,6 @@ def test_nothing_is_printed(capfd):
 
 
 def test_what_others_print_meanwhile_is_kept(capfd):
-    with mixed_integer._silent():
+    with program._silent():
         os.write(1, b"HighsMipSolverData::something\nhello\n")
     assert capfd.readouterr().out == "hello\n"

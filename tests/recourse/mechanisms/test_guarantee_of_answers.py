@@ -164,6 +164,8 @@ def check(way: Way, guarantee: Guarantee, rows: int, ledger: Ledger | None = Non
     assert way.vouched == (VOUCHED[1:] in str(guarantee))
     content = json.loads(json.dumps(guarantee.to_dict(), allow_nan=False))
     assert (content["vouched"], content["charges"]) == (way.vouched, list(guarantee.charges))
+    assert content["protects"] == guarantee.protects != ""
+    assert set(content) == {*Guarantee.__dataclass_fields__, "protects"}
     if statement is not None:
         assert PrivacyStatement.from_dict(content["statement"]) == statement
     if ledger is None:
@@ -252,7 +254,7 @@ def test_what_an_error_holds_of_queries_without_recourse_has_its_guarantee_too(k
 def test_there_is_no_answer_without_a_guarantee():
     answer = way_of("fitted here").mechanism.explain(ASKED)
     arrays = {name: getattr(answer, name) for name in Solution.__dataclass_fields__}
-    assert Recourse(**arrays, guarantee=answer.guarantee).guarantee is answer.guarantee
+    arrays["advice"] = answer.advice
     with pytest.raises(TypeError, match="guarantee"):
         Recourse(**arrays)
     for nothing in (None, "epsilon 1", Guarantee, answer.guarantee.statement):

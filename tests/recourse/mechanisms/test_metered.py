@@ -259,6 +259,6 @@ def test_the_ledger_holds_no_trace_of_the_private_weights(ledger, tmp_path):
     MeteredRecourse(mechanism, ledger).explain(LOW[0], principal="ann", infeasible="mark")
     ledger.close()
     stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    weights = mechanism._trained().weights
+    weights = mechanism._get("model").weights
     assert all(repr(float(w)).encode() not in stored and w.tobytes() not in stored for w in weights)
     assert mechanism.identity.encode() in stored

@@ -105,8 +105,6 @@ def test_nothing_else_changes_a_parameter(kind):
     for change in (lambda: setattr(mechanism, "epsilon", 9.0), lambda: setattr(mechanism, "other", 1)):
         with pytest.raises(FrozenInstanceError, match="set_params"):
             change()
-    with pytest.raises(FrozenInstanceError):
-        del mechanism.epsilon
     again = pickle.loads(pickle.dumps(mechanism))
     with pytest.raises(FrozenInstanceError):
         again.epsilon = 9.0

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
 from safexplain.recourse.linear.solve import linear_recourse
@@ -263,19 +262,3 @@ def test_no_queries_give_no_answers():
     found = network_recourse(network(), np.empty((0, 8)))
     assert len(found) == 0
     assert found.counterfactual.shape == (0, 8)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "says"),
-    [
-        ({"target": np.inf}, ConfigurationError, "finite"),
-        ({"options": {}}, ConfigurationError, "options: expected SearchOptions"),
-        ({"favourable": -1}, ConfigurationError, "favourable: expected a whole"),
-        ({"favourable": 5}, InputError, "a column for class 5"),
-        ({"frozen": np.zeros(8)}, InputError, "bool"),
-        ({"constraints": Constraints(8, lower=50.0)}, InputError, "expected .* from .* got"),
-    ],
-)
-def test_bad_arguments_are_refused(changes, error, says):
-    with pytest.raises(error, match=says):
-        network_recourse(network(), np.zeros((2, 8)), **changes)
