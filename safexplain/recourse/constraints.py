@@ -49,8 +49,8 @@ class Rule:
         Rule("employment", "age")               # years of employment rise no faster than age ...
         Rule("age", "employment")               # ... and no slower, for a person who stays employed
 
-    (with `increasing=("age",)`, so that ages do not fall). A column of a one-hot group rises by 1 when its category is
-    chosen: `Rule("job=doctor", "age", per_unit=6)`.
+    (with `increasing=("age",)`). A column of a one-hot group rises by 1 when its category is chosen:
+    `Rule("job=doctor", "age", per_unit=6)`.
 
     Args:
         when: the feature that rises, by name or index.

@@ -344,7 +344,7 @@ def frame_kind(x: Any) -> str | None:
     if name == "Series" and library == "pandas":
         return "person"
     if isinstance(x, Mapping):
-        return "lists" if x and all(_is_column(value) for value in x.values()) else "person"
+        return "lists" if {_is_column(value) for value in x.values()} == {True} else "person"
     if isinstance(x, Sequence) and not isinstance(x, str) and len(x) and all(isinstance(row, Mapping) for row in x):
         return "records"
     return None

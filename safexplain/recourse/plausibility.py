@@ -21,18 +21,17 @@ LOF_LIMIT = 1.5
 """Local outlier factor above which scikit-learn calls rows outliers."""
 
 SHARE = 0.02
-"""Share of public rows that may count as outliers. If columns are mostly categories, many more rows have a local
-outlier factor above 1.5."""
+"""Share of public rows that may count as outliers; of categories, many more have a local outlier factor above 1.5."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plausibility:
     """Judges whether rows are plausible among public rows.
 
-    Outlier scores depend on the units of columns, so that rows are scored in four units, and the worst score counts:
-    public ranges (of a preprocessing), standard deviations and ranges of the public rows, and the columns' own units.
-    Columns of 0 and 1 keep their units in the second and third. In each, scores are scaled such that 2 % of the public
-    rows exceed 1.5, or those above scikit-learn's limit 1.5 if they are fewer.
+    Outlier scores depend on the units of columns, so that the worst score in four units counts: public ranges (of a
+    preprocessing), standard deviations and ranges of the public rows, except for columns of 0 and 1, and the columns'
+    own units. In each, scores are scaled such that 2 % of the public rows exceed 1.5, or those that do so anyway if
+    they are fewer.
 
     Args:
         public: (m, d) PUBLIC rows, never training rows: a table, or a frame with a `preprocessing`. Repeated rows count
@@ -120,8 +119,7 @@ class Plausibility:
 
 
 class _Density:
-    """Local outlier factors among public rows in one choice of units, scaled to be comparable: 1 stays 1, and `SHARE`
-    of the public rows, or those beyond `LOF_LIMIT` if fewer, exceed `LOF_LIMIT`."""
+    """Local outlier factors among public rows in one choice of units, scaled; 1 stays 1."""
 
     def __init__(self, rows: Floats, unit: Floats, neighbours: int) -> None:
         self.unit = unit

@@ -30,8 +30,8 @@ class Solution:
         score: (n,) the score of x that was used: the logit of the favourable outcome.
         favourable: (n,) bool, the decision about x; no change is needed there.
         censored: (n,) bool, whether the score was moved to the end of its public range.
-        proven: (n,) bool, whether no allowed change costs less or, where nothing was found, reaches the target, by
-            these scores and up to rounding. None: for no query.
+        proven: (n,) bool, whether no allowed change costs less or, where nothing was found, reaches the target, up to
+            rounding. None: for no query.
     """
 
     x: Floats

@@ -41,9 +41,9 @@ def linear_recourse(
     needs an integer program. Queries must satisfy the constraints (`Constraints.check`).
 
     Returns:
-        Answers whose score, computed in float64, is never below the target; `valid` is False where no allowed row that
-        reaches it was found. `proven` is True where no answer is cheaper, up to a share of 1e-6 and rounding, or where
-        certainly none exists: everywhere unless a time limit ended the program, or numbers overflow.
+        Answers whose score, computed in float64, is never below the target. `proven` is True where no answer is
+        cheaper, up to a share of 1e-6 and rounding, or certainly none exists: everywhere unless a time limit ended the
+        program, or numbers overflow.
 
     Raises:
         InputError: not finite numbers, wrong shapes, or scores that overflow.

@@ -39,9 +39,9 @@ class DPModelRecourse(RecourseMechanism):
 
     Statement. If training is (epsilon, delta)-private, so is any number of answers to any queries, together.
 
-    Proof. Answers are functions of the released model, of the queries and of public costs and constraints: direction,
-    length, sign and decision all come from the private model, and no record is used again. Post-processing (Dwork and
-    Roth 2014, The Algorithmic Foundations of Differential Privacy, proposition 2.1).
+    Proof. Answers are functions of the released model, of the queries and of public costs and constraints, and no
+    record is used again: post-processing (Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy,
+    proposition 2.1).
 
     Args:
         model: a fitted `DPLogisticRegression`, a `DPFineTuned`, a network or a linear model with `privacy`; None: `fit`
@@ -52,8 +52,7 @@ class DPModelRecourse(RecourseMechanism):
         delta: of the training by `fit`; in [1e-12, 1), below one over the number of records.
         favourable: the favourable label, for a network the column of its output; None: the second of two.
         shift: Euclidean norm by which a retraining may move weights and intercept, in scaled columns: answers stay
-            valid under every such shift, see `safexplain.recourse.robustness`. For linear models with two classes;
-            `measured_shift` measures it.
+            valid under every such shift. For linear models with two classes; `measured_shift` measures it.
         search: `SearchOptions` for networks and for more than two classes.
 
     Raises:

@@ -109,7 +109,7 @@ class NoisyScores:
 class LaplaceScore(RecourseMechanism):
     """Releases only the logit of a query with Laplace noise: each answer is epsilon-private.
 
-    Statement. For neighbouring training sets D and D', any query x and any set A of answers,
+    Statement. For neighbouring training sets D and D', any query and any set A of answers,
     Pr[answer on D in A] <= exp(epsilon) Pr[answer on D' in A].
 
     Proof. Between neighbouring sets the logit changes by at most a known amount, to which the noise is scaled (see the
@@ -129,8 +129,8 @@ class LaplaceScore(RecourseMechanism):
             ("job=clerk"), 0 for missing ones. Or a linear model trained on the same records with differential privacy
             (a `DPLogisticRegression`, a fitted `DPModelRecourse`), which `MeteredRecourse` charges once as well.
         score_bound: public bound on released logits.
-        regularization: L, for the sum (not the mean) of losses, intercept included, for rows in units of `norm_bound`;
-            public. None: 10 k / epsilon, k = 2 under substitution and else 1, so that the noise on the logit of a
+        regularization: public L, for the sum (not the mean) of losses, intercept included, for rows in units of
+            `norm_bound`. None: 10 k / epsilon, k = 2 under substitution and else 1, so that the noise on the logit of a
             record of norm `norm_bound` has scale .1.
 
     Raises:

@@ -126,22 +126,6 @@ def test_the_best_few_features_are_those_of_trying_all_of_them(cost, most, whole
             assert found.distance[at] == pytest.approx(slow.distance[slow.valid].min(), rel=2e-6)
 
 
-def test_rising_and_falling_cost_what_they_are_said_to():
-    w, x = np.array([1.0, -1.0]), np.zeros((1, 2))
-    dear = L1((1, 1), rise=(3, 1), fall=(1, 2))
-    assert linear_recourse(w, -1.0, x, cost=dear).counterfactual == pytest.approx(np.array([[0, -1.0]]))
-    assert linear_recourse(w, -1.0, x, cost=L1(fall=(1, 4), rise=3)).counterfactual == pytest.approx(
-        np.array([[1.0, 0]])
-    )
-    both = linear_recourse(w, -1.0, x, cost=L2(rise=3.0, fall=1.0))
-    assert both.counterfactual == pytest.approx(np.array([[0.1, -0.9]]))
-    assert both.distance == pytest.approx(np.hypot(0.3, 0.9))
-    rows = np.eye(3)[[0, 1]]
-    group = Constraints(3, one_hot=((0, 1, 2),))
-    switched = linear_recourse([0, 0, 1.0], -1.0, rows, cost=L1(rise=(1, 1, 5), fall=(7, 2, 1)), constraints=group)
-    assert switched.distance.tolist() == [12, 7]
-
-
 def test_linear_costs_that_differ_up_and_down_match_a_linear_program_in_any_box():
     rng = np.random.default_rng(0)
     w, x, (rise, fall) = rng.normal(size=6), rng.normal(size=(20, 6)), rng.uniform(0.2, 3, (2, 6))

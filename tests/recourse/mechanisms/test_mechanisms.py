@@ -14,12 +14,10 @@ from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.svm import SVC
 from torch import nn
 
-from safexplain._digest import weights_digest
 from safexplain.dp import DPLogisticRegression, PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.mechanism import favourable_label
 
 ARRAYS = ("x", "counterfactual", "valid", "distance", "score", "favourable", "censored", "proven")
 
@@ -68,14 +66,6 @@ def test_the_favourable_class_is_the_second_of_the_pair():
     assert (down.explain(clear).favourable == (clear.sum(axis=1) < 0)).mean() > 0.9
     chosen = made(classes=("no", "yes"), favourable="no").fit(X, words)
     assert (chosen.explain(clear).favourable == (clear.sum(axis=1) < 0)).mean() > 0.9
-
-
-def test_of_two_labels_the_second_is_wanted_and_of_more_none_is_guessed():
-    assert favourable_label(["no", "yes"], None) == "yes"
-    assert favourable_label(["a", "b", "c"], "a") == "a"
-    for favourable in (None, "d"):
-        with pytest.raises(ConfigurationError, match="favourable"):
-            favourable_label(["a", "b", "c"], favourable)
 
 
 def test_of_several_classes_the_wanted_one_wins():
@@ -131,16 +121,6 @@ def test_whether_a_record_was_there_is_not_promised_where_the_number_of_records_
     assert DPModelRecourse(given, adjacency="zero_out").guarantee.epsilon == given.privacy_.epsilons.zero_out
     hidden = DPLogisticRegression(2.0, adjacency="add_remove", norm_bound=5.0, classes=[0, 1]).fit(X, y)
     assert DPModelRecourse(hidden, adjacency="add_remove").guarantee.epsilon == hidden.privacy_.epsilons.add_remove
-
-
-def test_a_statement_about_other_weights_is_refused():
-    network = nn.Linear(3, 2)
-    own = statement(weights=weights_digest(network))
-    DPModelRecourse(network, privacy=own)
-    with torch.no_grad():
-        network.weight += 1e-3
-    with pytest.raises(RefusedError, match="other weights"):
-        DPModelRecourse(network, privacy=own)
 
 
 def linear(seed=0, n=200, **options):

@@ -88,18 +88,6 @@ def test_answers_stay_in_the_public_ranges_and_leave_special_and_missing_values_
     assert (again == answer.counterfactual).all()
 
 
-def test_a_polars_frame_has_the_answers_of_a_pandas_frame_bit_for_bit():
-    asks, _ = population(50, seed=1)
-    one, other = (made("score").fit(*population(300)) for _ in range(2))
-    first = one.explain(asks, infeasible="mark")
-    shuffled = pl.from_pandas(asks)[["age", "debt", "degree", "job", "income"]]
-    second = other.explain(shuffled, infeasible="mark")
-    for field in ("x", "counterfactual", "valid", "distance", "score", "favourable", "censored", "proven"):
-        assert getattr(first, field).tobytes() == getattr(second, field).tobytes()
-    assert second.frame.schema == shuffled.schema
-    assert second.frame["job"].to_list() == [None if job is np.nan else job for job in first.frame["job"].tolist()]
-
-
 # Training sees scaled rows, and nothing else
 
 
