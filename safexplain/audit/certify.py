@@ -23,7 +23,7 @@ from safexplain.audit.controls.checks import (
     shuffled_membership,
 )
 from safexplain.audit.controls.splits import Splits, Uses, copies_together, uses_of
-from safexplain.audit.report.exposure import by_slice, most_exposed
+from safexplain.audit.report.root_cause import by_slice, most_exposed
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
 from safexplain.verdict.judgement import MAIN, baseline_name, is_judged, lower_risks

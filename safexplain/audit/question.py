@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -43,31 +43,9 @@ TESTED_OUTPUTS = 64  # examples by which outputs are recognised as probabilities
 NARROW = 0.003  # amplitude of queries to a release with noise: the map hardly changes, and the noise averages out
 
 
-class HardeningLike(Protocol):
-    """The changes to an explanation before its release; `safexplain.Hardening` is one."""
-
-    @property
-    def noise(self) -> Any:
-        """The noise that is added, or None."""
-
-    @property
-    def is_none(self) -> bool:
-        """Whether values pass through unchanged."""
-
-    def none(self) -> Any:
-        """The hardening that changes nothing."""
-
-    def with_key(self, key: bytes) -> Self:
-        """The same with this noise key."""
-
-    def without_noise(self) -> Any:
-        """The same without its noise, as attackers run it on their own models."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, without the key."""
-
-    def to_json(self) -> str:
-        """The same as text."""
+HardeningLike = Any
+"""The changes to an explanation before its release, with what `safexplain.Hardening` has: `noise`, `is_none`, `none()`,
+`with_key(key)`, `without_noise()`, `to_dict()` and `to_json()`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from safexplain.audit.report.exposure import SliceRow, SliceTable
-from safexplain.audit.report.root_cause import Ablation
+from safexplain.audit.report.root_cause import Ablation, SliceRow, SliceTable
 from safexplain.audit.usefulness import FEWEST_TOP, Utility
 from safexplain.verdict import words
 from safexplain.verdict.canaries.result import Finding

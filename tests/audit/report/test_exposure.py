@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from safexplain.audit import Policy
-from safexplain.audit.report.exposure import FEWEST_MEMBERS, by_slice, most_exposed
+from safexplain.audit.report.root_cause import FEWEST_MEMBERS, by_slice, most_exposed
 from safexplain.verdict.stats import clopper_pearson
 
 POLICY = Policy(fpr=0.05, max_tpr=0.1)
