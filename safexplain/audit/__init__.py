@@ -16,8 +16,7 @@ from safexplain.verdict.policy import Policy
 
 if TYPE_CHECKING:
     from safexplain.audit.answers import collect_signals
-    from safexplain.audit.population import Population
-    from safexplain.audit.queries import Dither
+    from safexplain.audit.queries import Dither, Population
     from safexplain.audit.question import AuditOptions, Question
     from safexplain.audit.references.fine_tuning import FineTune, fine_tune
     from safexplain.audit.references.recipe import Recipe
@@ -32,7 +31,7 @@ _LATER = {
     "Dither": "queries",
     "FineTune": "references.fine_tuning",
     "ModelCache": "references.shadows",
-    "Population": "population",
+    "Population": "queries",
     "Question": "question",
     "Recipe": "references.recipe",
     "Shadows": "references.shadows",

@@ -20,12 +20,10 @@ from torch import Tensor, nn
 
 from safexplain._digest import Undigestable, code_digest, digest, model_digest
 from safexplain._progress import Progress, silent
-from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither, Explain, Labels, Queries, batches, device_of, levels_of
+from safexplain.audit.queries import Dither, Explain, Labels, Population, Queries, batches, device_of, levels_of
 from safexplain.audit.references.parallel import each, parallel
 from safexplain.audit.references.shadows import Shadows
-from safexplain.audit.signals import Signals, hash_examples
-from safexplain.audit.store import LARGEST_MAPS, Explanations, Store, on_disk
+from safexplain.audit.signals import LARGEST_MAPS, Explanations, Signals, Store, hash_examples, on_disk
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.outputs import are_probabilities, class_log_odds, log_probabilities
 from safexplain.verdict.judgement import WHOLE_MAP, at_level

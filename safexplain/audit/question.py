@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.endpoint.target import Endpoint
-from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither, Labels, can_crop, device_of
+from safexplain.audit.queries import Dither, Labels, Population, can_crop, device_of
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Build, ModelCache, Shadows
 from safexplain.audit.report.tables import ENDPOINT, NATIVE
-from safexplain.audit.store import Store
+from safexplain.audit.signals import Store
 from safexplain.errors import ConfigurationError, InputError, SafexplainError, did_you_mean
 from safexplain.outputs import Probability, are_probabilities, as_module
 from safexplain.verdict.canaries.result import Finding

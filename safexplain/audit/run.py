@@ -27,8 +27,7 @@ from safexplain.audit.controls.checks import ADVICE, META, PRIVACY, UNUSUAL, Hit
 from safexplain.audit.controls.checks import LOOKED_AT as LOOKED_AT_MEMBERS
 from safexplain.audit.controls.splits import copies_of, refuse_copies
 from safexplain.audit.endpoint.target import Endpoint
-from safexplain.audit.population import Population
-from safexplain.audit.queries import device_of, levels_of, with_channels_last
+from safexplain.audit.queries import Population, device_of, levels_of, with_channels_last
 from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import ModelCache, Repeated, Shadows, train_shadows
@@ -36,8 +35,7 @@ from safexplain.audit.report.outcome import AuditRun, environment, pictures
 from safexplain.audit.report.root_cause import Ablation, root_cause, sample
 from safexplain.audit.report.root_cause import sentence as cause_sentence
 from safexplain.audit.report.tables import NATIVE, Configuration, ReportData
-from safexplain.audit.signals import Signals, hash_examples
-from safexplain.audit.store import LARGEST_MAPS, Explanations, Store, free_space
+from safexplain.audit.signals import LARGEST_MAPS, Explanations, Signals, Store, free_space, hash_examples
 from safexplain.audit.usefulness import Sample, utility_of
 from safexplain.errors import ConfigurationError, DataWarning, InputError, RefusedError
 from safexplain.native_maps import Finding as NativeFinding

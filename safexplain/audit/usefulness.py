@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 from torch import Tensor, nn
 
-from safexplain.audit.store import parts
+from safexplain.audit.signals import parts
 from safexplain.errors import InputError
 from safexplain.faithfulness import Faithfulness, faithfulness
 

@@ -22,10 +22,9 @@ from safexplain._progress import as_stage
 from safexplain.audit.answers import SUMMARIES, Predictions, explanations_of, summarise
 from safexplain.audit.attacks.learned import Boosted, Stacked
 from safexplain.audit.attacks.suite import SuiteRow, fitting, scores_of
-from safexplain.audit.population import Population
+from safexplain.audit.queries import Population
 from safexplain.audit.question import Method, Question, Release
-from safexplain.audit.signals import Signals
-from safexplain.audit.store import Store
+from safexplain.audit.signals import Signals, Store
 from safexplain.audit.usefulness import utility
 from safexplain.errors import InputError
 from safexplain.explain.feature_groups import find_groups, harden_groups

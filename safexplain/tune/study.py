@@ -24,13 +24,13 @@ from safexplain._validate import check_whole
 from safexplain.audit.answers import predict
 from safexplain.audit.controls.splits import Splits, copies_together
 from safexplain.audit.planning.plan import BUDGET, Clock, Plan, Stage, planned
-from safexplain.audit.population import Population
+from safexplain.audit.queries import Population
 from safexplain.audit.question import Question
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Shadows
 from safexplain.audit.report.outcome import AuditRun
 from safexplain.audit.run import Models, judge, trained
-from safexplain.audit.store import Store
+from safexplain.audit.signals import Store
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError, SafexplainError
 from safexplain.explain.hardened import ExplainerFactory
 from safexplain.explain.surrogate import PublicExplainer

@@ -10,7 +10,7 @@ import torch
 from memory import Watched
 
 from safexplain.audit import Policy, Signals
-from safexplain.audit import store as stored
+from safexplain.audit import signals as stored
 from safexplain.audit.attacks import likelihood
 from safexplain.audit.attacks.suite import Scorer, fitting
 from safexplain.audit.controls import checks as strength

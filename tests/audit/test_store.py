@@ -12,7 +12,7 @@ from torch import nn
 
 from safexplain.audit import Dither, Population, Shadows, Signals, collect_signals
 from safexplain.audit.answers import ExplainModel
-from safexplain.audit.store import are_stored, blocks, on_disk, parts, windows
+from safexplain.audit.signals import are_stored, blocks, on_disk, parts, windows
 from safexplain.errors import InputError
 
 MEMBER = np.random.default_rng(0).random((4, 30)) < 0.5
@@ -145,7 +145,7 @@ def test_what_cannot_be_told_is_explained_each_time_and_leaves_nothing(tmp_path)
 
 
 def test_maps_that_do_not_fit_on_the_disk_are_refused_before_they_are_made(monkeypatch):
-    monkeypatch.setattr("safexplain.audit.store.free_space", lambda folder: 100)
+    monkeypatch.setattr("safexplain.audit.signals.free_space", lambda folder: 100)
     with pytest.raises(InputError, match="set TMPDIR to a larger disk"):
         collect(None)
 

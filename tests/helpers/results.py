@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from safexplain.audit.certify import conclude
-from safexplain.verdict.judgement import Control, Role, at_level
 from safexplain.audit.report.root_cause import by_slice, most_exposed
+from safexplain.verdict.judgement import Control, Role, at_level
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.thresholds import by_score

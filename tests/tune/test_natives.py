@@ -11,7 +11,7 @@ from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKMask, T
 from safexplain.audit import Dither, Population
 from safexplain.audit.answers import ExplainModel, Predictions
 from safexplain.audit.question import AuditOptions, Question
-from safexplain.audit.store import Store
+from safexplain.audit.signals import Store
 from safexplain.explain.hardened import HARDENED
 from safexplain.tune.objectives import Natives
 

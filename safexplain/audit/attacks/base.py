@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain.audit.signals import partners
-from safexplain.audit.store import all_finite
+from safexplain.audit.signals import all_finite, partners
 from safexplain.errors import InputError
 
 Floats = NDArray[np.floating[Any]]

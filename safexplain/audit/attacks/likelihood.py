@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from safexplain._validate import check_number, check_whole
 from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
-from safexplain.audit.store import parts, windows
+from safexplain.audit.signals import parts, windows
 from safexplain.errors import ConfigurationError, InputError
 
 Array = NDArray[np.float64]

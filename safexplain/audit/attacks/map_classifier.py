@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain.audit.attacks.base import Floats
-from safexplain.audit.store import parts
+from safexplain.audit.signals import parts
 
 SCALARS = ("log RMS", "log L1", "log variance", "mean / RMS", "share positive", "log max")  # of `unit_maps`
 CLIP = 10.0  # largest standardised scalar

@@ -28,8 +28,7 @@ from safexplain.audit.attacks.likelihood import (
     likelihood_ratios,
 )
 from safexplain.audit.attacks.recourse import CounterfactualDistance, CounterfactualLRT
-from safexplain.audit.signals import Signals
-from safexplain.audit.store import blocks, parts
+from safexplain.audit.signals import Signals, blocks, parts
 from safexplain.errors import ConfigurationError, InputError, did_you_mean
 from safexplain.verdict.judgement import WHOLE_MAP, Role, at_level, split_level
 from safexplain.verdict.policy import Policy

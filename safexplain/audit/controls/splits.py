@@ -24,8 +24,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from safexplain._digest import sha256
-from safexplain.audit.signals import Signals, near
-from safexplain.audit.store import parts
+from safexplain.audit.signals import Signals, near, parts
 from safexplain.errors import InputError, UsesWarning
 from safexplain.verdict.judgement import Control
 from safexplain.verdict.policy import Policy

@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_whole
 from safexplain.audit.endpoint.payload import Payload, without_credentials
-from safexplain.audit.population import Population
-from safexplain.audit.queries import Dither, Queries, batches, levels_of
+from safexplain.audit.queries import Dither, Population, Queries, batches, levels_of
 from safexplain.errors import ConfigurationError, InputError, needs_extra
 from safexplain.verdict.policy import Policy
 

@@ -25,8 +25,7 @@ from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.probe import CanaryProbe, runs_within, stages_of
 from safexplain.audit.canaries.run import Setting, Threshold, blocks_of, scores_of
 from safexplain.audit.controls.splits import Splits, copies_together
-from safexplain.audit.population import Population
-from safexplain.audit.queries import Queries, levels_of
+from safexplain.audit.queries import Population, Queries, levels_of
 from safexplain.audit.question import Look, Question, Release
 from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.audit.references.parallel import parallel
@@ -41,7 +40,7 @@ from safexplain.audit.references.shadows import (
 )
 from safexplain.audit.report.tables import NATIVE
 from safexplain.audit.run import SAMPLED, Models
-from safexplain.audit.store import LARGEST_MAPS
+from safexplain.audit.signals import LARGEST_MAPS
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.result import CanaryResult, Claim, Errors, ScenarioName
 from safexplain.verdict.policy import Policy

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from safexplain._digest import Undigestable, code_digest, digest
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number, check_whole
-from safexplain.audit.population import Population
-from safexplain.audit.queries import device_of
+from safexplain.audit.queries import Population, device_of
 from safexplain.audit.references.parallel import present
 from safexplain.audit.references.recipe import Recipe, Tick, Trained, with_group_norm
 from safexplain.audit.references.shadows import (

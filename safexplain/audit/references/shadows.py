@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from safexplain._digest import Undigestable, code_digest, digest, estimator_digest
 from safexplain._files import FileStore
 from safexplain._progress import Progress, silent
-from safexplain.audit.population import Population
+from safexplain.audit.queries import Population
 from safexplain.audit.references.parallel import each, parallel, present, workers
 from safexplain.audit.references.recipe import (
     FrozenAs,

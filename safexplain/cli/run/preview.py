@@ -20,7 +20,7 @@ from safexplain._progress import duration_text
 from safexplain.audit.planning import Plan
 from safexplain.audit.question import ENOUGH_REFERENCES, HOUR, Question
 from safexplain.audit.report.outcome import AuditRun
-from safexplain.audit.store import free_space
+from safexplain.audit.signals import free_space
 from safexplain.cli.run.tables import console_for, result_table
 from safexplain.verdict.result import AttackResult
 from safexplain.verdict.stats import auc_interval
