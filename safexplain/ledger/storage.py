@@ -356,7 +356,7 @@ class FileQueue:
 
 
 class LocalStorage(Storage):
-    """The common part of databases in a file and in memory; the default clock is that of the process."""
+    """The common part of databases in a file and in memory, with the clock of the process."""
 
     identity = "INTEGER PRIMARY KEY"
     _has_tables = "SELECT 1 FROM sqlite_master WHERE name = 'ledger_schema_version'"

@@ -20,8 +20,7 @@ Verdict = Literal["certified", "leak", "inconclusive"]
 Role = Literal["explanation", "label", "loss", "explanation+label", "explanation+loss"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-EXIT_CODES: dict[Verdict, int] = {"certified": 0, "leak": 1, "inconclusive": 3}
-"""Exit code of the command line for each verdict; 2 is unusable input."""
+EXIT_CODES: dict[Verdict, int] = {"certified": 0, "leak": 1, "inconclusive": 3}  # 2 is unusable input
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ ROUGH = 1.25
 def best_certifiable(policy: Policy, members: int, non_members: int, attacks: int = 1) -> float:
     """Smallest limit of the policy's claim that would be certified with a probability of 90 % if nothing leaks.
 
-    This is a `max_tpr` under the claim "whole" and a `max_excess` under "excess", in (0, 1]; the policy's own value
-    does not matter. Under "whole" all attacks guess: members found above a rank have a beta-binomial distribution, and
-    failure probabilities of several attacks add up. Under "excess" they find just what the labels find, on a binormal
-    curve with twice as many members as guessing finds (`TYPICAL_BASE`).
+    This is a `max_tpr` under the claim "whole" and a `max_excess` under "excess", in (0, 1]. Under "whole" all attacks
+    guess: members found above a rank have a beta-binomial distribution, and failure probabilities of several attacks
+    add up. Under "excess" they find just what the labels find, on a binormal curve with twice as many members as
+    guessing finds (`TYPICAL_BASE`).
 
     Args:
         policy: its claim, false-positive rate and confidence are used.

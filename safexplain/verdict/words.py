@@ -107,7 +107,7 @@ def attack_name(attack: str, signal: str, level: int | None = None) -> str:
 
 
 class Figure(NamedTuple):
-    """A share of the members, or, with a sign, a difference of two shares in percentage points, with its bounds."""
+    """A share of the members, or (signed) a difference of two in percentage points, with its bounds."""
 
     value: float
     low: float
@@ -169,8 +169,8 @@ SEES = {
 
 
 def sentence(j: Judgement) -> str:
-    """The verdict in one sentence, with the number of queries and what they find; a certificate also states in which
-    ways its policy is weaker than the default."""
+    """The verdict in one sentence, with the number of queries, what they find, and how a certificate's policy is weaker
+    than the default."""
     word = f"{VERDICTS[j.verdict]}{_subject(j)}"
     if j.basis == "by guarantee":
         assert j.implied is not None
@@ -459,8 +459,8 @@ def headline(j: Judgement) -> Figure:
 
 
 class LevelRow(NamedTuple):
-    """What an attacker finds at one number of queries: by labels (or predictions) alone, what explanations add, and
-    both together; None where nothing was judged."""
+    """What an attacker finds at one number of queries: by what is released anyway, what explanations add, and both
+    together; None where nothing was judged."""
 
     level: int
     labels: Figure | None

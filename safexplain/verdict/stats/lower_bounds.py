@@ -299,8 +299,7 @@ CHOOSING = 0.3
 """Share of the runs that choose a threshold: of .2, .3 and .5 that with the highest bounds from 200 to 25,000 runs."""
 
 STRICTER = 0.02
-"""Thresholds are compared by bounds with this share of the risk: at the full risk, the best of thousands is often an
-extreme one that looks good on a few runs."""
+"""Thresholds are compared by bounds with this share of the risk: at the full risk, the best is often an extreme one."""
 
 
 def epsilon_from_errors(
@@ -506,8 +505,8 @@ def choose_score(
 ) -> ScoreChoice:
     """The score, of s in (n, s) on D and (m, s) on D', with the highest bound on a random 30 % of the runs.
 
-    Of several scores without any error, the one with the widest gap between D and D', relative to its range, is chosen.
-    Scores may be infinite, not NaN. Arguments and errors are those of `bound_epsilon`.
+    Of several scores without any error, the one with the widest gap, relative to its range, is chosen. Arguments and
+    errors are those of `bound_epsilon`.
     """
     if d.ndim != 2 or d_prime.ndim != 2 or d.shape[1] != d_prime.shape[1]:
         raise InputError(f"expected scores (runs, s) on each of D and D', got {d.shape} and {d_prime.shape}")
