@@ -38,7 +38,7 @@ PATHS = tuple(
     f"safexplain/{folder}"
     for folder in (
         "hardening", "explain", "verdict", "audit/attacks", "audit/controls",
-        "dp/accounting.py", "_privacy_loss", "recourse", "ledger", "serve",
+        "_privacy_loss", "recourse", "ledger", "serve",
     )
 )  # fmt: skip
 PRELOADED = (

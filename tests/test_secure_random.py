@@ -25,8 +25,7 @@ from safexplain._secure_random import (
     fresh_key,
     open_unit,
 )
-from safexplain.dp.linear.classifier import noise_generator
-from safexplain.dp.linear.mechanisms import radial_noise
+from safexplain.dp.linear.classifier import noise_generator, radial_noise
 
 N = 100_000
 

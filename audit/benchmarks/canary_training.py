@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.run import LinearHead, train_runs
-from safexplain.dp.heads.closed_form import HeadRecipe
+from safexplain.dp.heads import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
 from ..shared.run import finish

@@ -21,7 +21,7 @@ from torch import nn
 
 from safexplain._secure_random import SecureGenerator, discrete_laplace, float_safe_normal
 from safexplain.dp import DPFineTuner, DPLogisticRegression, FlatClipping
-from safexplain.dp.heads.closed_form import HeadRecipe, train_heads
+from safexplain.dp.heads import HeadRecipe, train_heads
 from safexplain.dp.sgd.sampling import PoissonSampler, gaussian
 from safexplain.recourse import LaplaceScore
 

@@ -1,7 +1,7 @@
 """The epsilons of differentially private training under every adjacency, without torch; all are upper bounds.
 
 Composition is numeric, by privacy loss distributions (Koskela, Jalkoe and Honkela 2020, arXiv 1906.03049; Doroshenko et
-al. 2022, arXiv 2207.04380; `distributions`) of the pair that dominates one step (`pairs`): about 3e-4 above the exact.
+al. 2022, arXiv 2207.04380; `distributions`): about 3e-4 above the exact.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
@@ -19,9 +19,8 @@ from dp_accounting import get_epsilon_gaussian
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from safexplain._privacy_loss.distributions import CELLS, LARGEST_LOSS, Losses, compose
+from safexplain._privacy_loss.distributions import CELLS, LARGEST_LOSS, Losses, Pair, compose
 from safexplain._privacy_loss.distributions import VACUOUS as VACUOUS
-from safexplain._privacy_loss.pairs import Pair
 from safexplain._validate import check_number, whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, WeakDeltaWarning
 
@@ -31,7 +30,7 @@ Adjacency = Literal["add_remove", "substitute", "zero_out"]
 """One record present or absent; one record replaced by any other; one record or an empty one."""
 
 Sampling = Literal["poisson", "fixed-size", "full-batch"]
-"""Each record joins each batch independently with probability q; a uniform subset of fixed size; all in every batch."""
+"""Each record joins each batch independently; a uniform subset of fixed size; all in every batch."""
 
 PROTECTS: dict[Adjacency, str] = {
     "add_remove": "whether a record was in the training data",
@@ -44,7 +43,7 @@ ROUNDING = 5e-16
 """The largest decrease of delta by rounding in the Fourier transforms of a step; subtracted from the given delta."""
 
 SMALLEST_DELTA = 1e-12
-"""For smaller deltas, the mass that composition cuts off (1e-15 per product) would not be negligible."""
+"""Below, the mass that composition cuts off (1e-15 per product) would not be negligible."""
 
 ERROR = 3e-4
 """The approximate increase of epsilon by discretisation; it never decreases."""
@@ -133,8 +132,7 @@ def epsilons(
 ) -> Epsilons:
     """Epsilon of `steps` steps of the sampled Gaussian mechanism, under each adjacency.
 
-    It assumes secret batches drawn as in `sampling`, noise on the sum of gradients each clipped to norm C, and sums
-    divided by a public constant.
+    It assumes secret batches, noise on the sum of gradients each clipped to norm C, and division by a public constant.
 
     Args:
         noise_multiplier: standard deviation of the noise on the sum over C; 0 gives infinite epsilon.
@@ -199,8 +197,8 @@ def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> f
 def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike) -> Array:
     """(n,) Renyi differential privacy (Mironov 2017, arXiv 1702.07476) of all steps of a phase, at each order.
 
-    Computed by quadrature of the dominating pair; infinite without noise. Curves of phases, and of other releases about
-    the same records, add up order by order. A full batch is rho-zCDP with rho = renyi(...) / order at every order.
+    By quadrature of the dominating pair; infinite without noise. Curves of releases about the same records add up order
+    by order. A full batch is rho-zCDP with rho = renyi(...) / order at every order.
 
     Raises:
         ConfigurationError: an order of at most 1.
@@ -226,11 +224,10 @@ def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike) -> Array:
 def group_privacy_epsilon(
     noise_multiplier: float, sample_rate: float, steps: int, delta: float, *, sampling: Sampling = "poisson"
 ) -> float:
-    """Epsilon under substitution by group privacy from add/remove accounting, for comparison only.
+    """Epsilon under substitution by group privacy from add/remove accounting, looser than `epsilons`; for comparison.
 
     A substitution is a removal and an addition: (e, d) under add/remove implies (2 e, (1 + exp(e)) d) under
-    substitution (Dwork and Roth 2014, Theorem 2.2). `epsilons(...).substitute` is a tighter bound. Doubling epsilon at
-    the same delta is not a valid bound. Arguments and errors as for `epsilons`.
+    substitution (Dwork and Roth 2014, Theorem 2.2); (2 e, d) does not follow. Arguments and errors as for `epsilons`.
     """
     check_delta(delta)
     phase = Steps(noise_multiplier, sample_rate, steps, sampling)
@@ -292,11 +289,9 @@ def one_step(phase: Steps, adjacency: Adjacency, width: float) -> PrivacyLoss:
 
 
 def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, *, error: float = ERROR) -> PrivacyLoss:
-    """The losses of all steps together.
+    """The losses of all steps of phases with noise; `error` is the approximate increase of epsilon by discretisation.
 
-    A phase that needs a finer grid than the total is composed on its own grid first and then moved to the common one,
-    whose width can therefore follow the spread of the total loss. Phases need noise and at least one step; `error` is
-    the approximate increase of epsilon by discretisation.
+    A phase that needs a finer grid than the total is composed on its own grid first and then moved to the common one.
     """
     kinds = _merged(phases)
     common, widths = grid_widths(kinds, error)
@@ -346,8 +341,8 @@ def _merged(phases: Sequence[Steps]) -> list[tuple[Steps, int]]:
 def grid_widths(kinds: Sequence[tuple[Steps, int]], error: float) -> tuple[float, list[float]]:
     """Grid widths for the total and for the single steps of each phase, at which epsilon increases by about `error`.
 
-    Splitting a loss l to the ends of its interval of width v adds at most v^2, and at most about v |l|, to its
-    variance. Variance added to a total of standard deviation sd raises epsilon by about half of it over sd.
+    Splitting a loss l over an interval of width v adds at most v^2, and about v |l|, to its variance. Variance added to
+    a total of standard deviation sd raises epsilon by about half of it over sd.
     """
     pairs, steps = [pair_of(kind) for kind, _ in kinds], [n for _, n in kinds]
     sd = max(math.sqrt(sum(n * p.moments[1] ** 2 for p, n in zip(pairs, steps, strict=True))), 1e-300)
@@ -383,3 +378,110 @@ def pair_of(phase: Steps) -> Pair:
 def typical_loss(phase: Steps) -> float:
     """The mean privacy loss of all steps, in nats, for a removed record; at any small delta, epsilon is larger."""
     return phase.steps * pair_of(phase).moments[0]
+
+
+# --- the noise that a budget requires, and the steps that it allows ---------------------------------------------------
+
+
+SMALLEST_SIGMA, LARGEST_SIGMA = 1e-6, 1e7
+MOST_STEPS = 10_000_000
+
+
+def noise_multiplier(
+    target_epsilon: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    adjacency: Adjacency = "substitute",
+    *,
+    sampling: Sampling = "poisson",
+) -> float:
+    """The smallest noise multiplier with which `steps` steps spend at most `target_epsilon`, to a relative 1e-4: the
+    standard deviation of the noise on the sum of clipped gradients, over the clip bound.
+
+    Args:
+        target_epsilon: the budget, above 0.
+        sample_rate: q, from the data actually trained on: expected batch size over number of records.
+        steps: of the optimizer, at least 1.
+        delta: in (0, 1), smaller than one over the number of records.
+        adjacency: under which the budget is meant; "substitute" protects the content of a record, "add_remove" only its
+            presence.
+        sampling: "poisson", "fixed-size" or "full-batch".
+
+    Raises:
+        ConfigurationError: a value out of range, or no noise multiplier up to 1e7 is enough.
+
+    Example:
+        >>> f"{noise_multiplier(10, sample_rate=0.25, steps=500, delta=1e-5, adjacency='substitute'):.2f}"
+        '5.57'
+    """
+    check_delta(delta)
+    check_adjacency(adjacency)
+    check_number("target_epsilon", target_epsilon, above=0.0)
+    phase = Steps(1.0, sample_rate, steps, sampling)
+    if phase.steps == 0:
+        raise ConfigurationError("steps: expected at least 1, got 0, which needs no noise")
+
+    def excess(log_sigma: float) -> float:
+        epsilon = epsilon_of([replace(phase, noise_multiplier=math.exp(log_sigma))], delta, adjacency)
+        return min(math.log(max(epsilon, 1e-12) / target_epsilon), 50.0)
+
+    guess = math.log(max(sample_rate * math.sqrt(2 * steps * math.log(1.25 / delta)) / target_epsilon, 0.3))
+    low, high = _bracket(excess, guess)
+    found = float(brentq(excess, low, high, xtol=2e-5))
+    while excess(found) > 0:
+        found += 1e-5
+    return math.exp(found)
+
+
+def steps_within(
+    target_epsilon: float,
+    noise_multiplier: float,
+    sample_rate: float,
+    delta: float,
+    adjacency: Adjacency = "substitute",
+    *,
+    sampling: Sampling = "poisson",
+) -> int:
+    """The largest number of steps, up to ten million, that spend at most `target_epsilon`; 0 if one step spends more.
+
+    Above 10,000 steps it is rounded down by at most one part in 5,000. Arguments and errors as for `noise_multiplier`.
+    """
+    check_delta(delta)
+    check_adjacency(adjacency)
+    check_number("target_epsilon", target_epsilon, above=0.0)
+
+    def within(steps: int) -> bool:
+        phase = Steps(noise_multiplier, sample_rate, steps, sampling)
+        return epsilon_of([phase], delta, adjacency) <= target_epsilon
+
+    low, high = 0, 1
+    while within(high):
+        if high == MOST_STEPS:
+            return high
+        low, high = high, min(2 * high, MOST_STEPS)
+    while high - low > (low // 5000 if low > 10_000 else 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if within(middle) else (low, middle)
+    return low
+
+
+def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, float]:
+    """Logarithms of noise multipliers that spend too much and little enough."""
+    step, high = 0.25, min(guess, math.log(LARGEST_SIGMA))
+    while excess(high) > 0:
+        if high >= math.log(LARGEST_SIGMA):
+            raise ConfigurationError(
+                f"target_epsilon: even a noise multiplier of {LARGEST_SIGMA:g} spends more; use fewer steps, more"
+                " records, or a larger epsilon or delta"
+            )
+        high, step = min(high + step, math.log(LARGEST_SIGMA)), step * 2
+    low, step = high, 0.25
+    while excess(low) <= 0:
+        if low <= math.log(SMALLEST_SIGMA):
+            raise ConfigurationError(
+                "delta: expected much less than the probability that a given record is in any batch, as here training"
+                " without noise would meet the guarantee"
+            )
+        low, step = max(low - step, math.log(SMALLEST_SIGMA)), step * 2
+    return low, high

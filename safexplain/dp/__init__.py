@@ -9,8 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons
-from safexplain.dp.accounting import noise_multiplier, steps_within
+from safexplain._privacy_loss import Epsilons, Steps, composed, epsilons, noise_multiplier, steps_within
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from safexplain.dp.models.prepare import prepare
     from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
     from safexplain.dp.sgd.finetune import DPFineTuner
-    from safexplain.dp.sgd.opacus_engine import statement_from
+    from safexplain.dp.sgd.steps import statement_from
 
 _LATER = {
     "AutoSClipping": "sgd.clipping",
@@ -27,7 +26,7 @@ _LATER = {
     "FlatClipping": "sgd.clipping",
     "PerLayerClipping": "sgd.clipping",
     "prepare": "models.prepare",
-    "statement_from": "sgd.opacus_engine",
+    "statement_from": "sgd.steps",
 }
 """Names that are imported on first use, because accounting alone needs neither torch nor Opacus."""
 

@@ -14,7 +14,7 @@ from safexplain.audit import Recipe
 from safexplain.audit.references.recipe import DPTraining
 from safexplain.cli.run.recipes import ParsedRecipe, RecipeFile, TrainingFunction, dp_builder, dp_notes
 from safexplain.dp import FlatClipping, Steps
-from safexplain.dp.sgd.plan import MECHANISM
+from safexplain.dp.sgd.steps import MECHANISM
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.loading.models import load_model
 from safexplain.verdict.privacy_statement import PrivacyStatement

@@ -22,7 +22,7 @@ from audit.suites.dp_defaults import suite as dp_defaults
 from audit.suites.dp_defaults import tables as default_tables
 from safexplain import Hardening
 from safexplain.audit import Population, Shadows, collect_signals
-from safexplain.dp.heads.closed_form import Heads
+from safexplain.dp.heads import Heads
 
 
 class Net(nn.Module):

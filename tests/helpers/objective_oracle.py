@@ -19,19 +19,4 @@ def log_density(weights, signed, noise_rate, regularization):
     noise = miss @ signed - regularization * weights
     curvature = (signed.T * (miss * (1 - miss))[:, None, :]) @ signed
     hessian = curvature + regularization * np.eye(signed.shape[1])
-    with np.errstate(divide="ignore"):  # a determinant of 0, where an unregularised minimiser has run away
-        return np.linalg.slogdet(hessian)[1] - noise_rate * np.linalg.norm(noise, axis=1)
-
-
-def newton(signed, linear, regularization, iterations=60):
-    """(runs, p) what damped Newton's method has reached after a fixed number of steps, certified or not."""
-    weights, longest = np.zeros_like(linear), np.linalg.norm(signed, axis=1).max() + 1e-300
-    for _ in range(iterations):
-        miss = expit(-(weights @ signed.T))
-        gradient = regularization * weights + linear - miss @ signed
-        hessian = (signed.T * (miss * (1 - miss))[:, None, :]) @ signed + np.eye(signed.shape[1]) * regularization
-        hessian = hessian + 1e-12 * np.eye(signed.shape[1])
-        step = np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
-        length = longest * np.linalg.norm(step, axis=1, keepdims=True) + 1e-300
-        weights = weights - step * np.log1p(length) / length
-    return weights
+    return np.linalg.slogdet(hessian)[1] - noise_rate * np.linalg.norm(noise, axis=1)

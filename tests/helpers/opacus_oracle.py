@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from audit.suites.paper_c_canaries.mlp import MLP
 from safexplain.audit.canaries.canary import GradientCanary
 from safexplain.audit.canaries.run import KeyedDraws, LinearHead
-from safexplain.dp.heads.closed_form import HeadRecipe
+from safexplain.dp.heads import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 
 N, D = 40, 6

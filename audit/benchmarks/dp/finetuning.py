@@ -23,10 +23,9 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from safexplain.dp import FlatClipping
-from safexplain.dp.models.checks import Mode
-from safexplain.dp.models.prepare import prepare
-from safexplain.dp.sgd.plan import cross_entropy
+from safexplain.dp.models.prepare import Mode, prepare
 from safexplain.dp.sgd.steps import make_step
+from safexplain.dp.sgd.train_loop import cross_entropy
 
 from ...shared.run import finish
 from ..harness import Benchmark, Turns, at_most, in_fresh_process

@@ -1,7 +1,7 @@
 """DP-SGD of a linear head on 500 x 768 features, 10 classes, 500 steps at q = .25: Opacus, and in closed form.
 
 Opacus: `PrivacyEngine.make_private` on an `nn.Linear`, SGD with momentum and a `DataLoader`, in the loop of its
-tutorial. Here: `safexplain.dp.heads.closed_form.train_heads` with the same recipe, each run with Poisson batches and
+tutorial. Here: `safexplain.dp.heads.train_heads` with the same recipe, each run with Poisson batches and
 noise of its own; beside it, runs that share their batches, and noise that is safe against floating-point attacks.
 Figures are medians over rounds, for each run. The target, 15 times faster, is for runs that share batches.
 
@@ -19,7 +19,7 @@ from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from safexplain.dp.heads.closed_form import HeadRecipe, train_heads
+from safexplain.dp.heads import HeadRecipe, train_heads
 from safexplain.dp.sgd.clipping import FlatClipping
 
 from ...shared.run import finish

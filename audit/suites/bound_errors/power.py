@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._privacy_loss import Adjacency, Steps
-from safexplain.dp.accounting import noise_multiplier
+from safexplain._privacy_loss import Adjacency, Steps, noise_multiplier
 from safexplain.verdict.canaries.result import CanaryResult, Claim, Scores, judge
 from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.stats.detectable import OFTEN

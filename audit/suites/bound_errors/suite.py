@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from scipy import stats as distributions
 from scipy.optimize import brentq
 
-from safexplain._privacy_loss import epsilons
-from safexplain.dp.accounting import noise_multiplier
+from safexplain._privacy_loss import epsilons, noise_multiplier
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson, one_run_lower_bound
 from safexplain.verdict.stats.lower_bounds import ErrorCounts, gaussian_distance, gaussian_epsilon
 from safexplain.verdict.stats.roc import upper_limits

@@ -26,16 +26,15 @@ from torch.nn import functional as F
 
 from safexplain._digest import model_digest
 from safexplain.audit.answers import summarise
-from safexplain.dp.heads.closed_form import HeadRecipe, Heads, train_heads
-from safexplain.dp.heads.features import features, head_input
+from safexplain.dp.heads import HeadRecipe, Heads, features, head_input, train_heads
 from safexplain.dp.sgd.clipping import AutoSClipping
 
 from ...shared.run import Progress, code_of, public_networks, write_arrays
 from .plan import EPSILONS, Budget, Pool, Size
 from .released import MAPPED, Arrays, Released, faithful_to, gauss_legendre, released
 
-TRAINING = ("safexplain.dp.heads.closed_form",)
-EXPLAINING = ("safexplain.audit.answers", "safexplain.dp.heads.features")
+TRAINING = ("safexplain.dp.heads",)
+EXPLAINING = ("safexplain.audit.answers", "safexplain.dp.heads")
 """What decides the weights of the heads; and, given these, the summaries of an explanation."""
 
 QUICK = Size(models=6, pool=150, explained=120, mapped=60, side=32, epochs=5, points=2, resamples=20)

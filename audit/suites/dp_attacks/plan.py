@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain._privacy_loss import epsilons
-from safexplain.dp.accounting import noise_multiplier
+from safexplain._privacy_loss import epsilons, noise_multiplier
 
 from ...shared.run import load
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from safexplain.dp.heads.features import features
+from safexplain.dp.heads import features
 
 from ...shared.run import Progress, load
 from ..paper_c_canaries.images import FULL, QUICK, through

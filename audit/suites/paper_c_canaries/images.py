@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from safexplain.dp.heads.features import features
+from safexplain.dp.heads import features
 
 from ...shared.run import Progress, load, public_networks
 from ..dp_attacks.heads import Classifier

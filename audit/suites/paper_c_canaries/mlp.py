@@ -21,7 +21,7 @@ from torch import Tensor
 
 from safexplain._validate import check_whole
 from safexplain.audit.canaries.run import Setting, affine
-from safexplain.dp.heads.closed_form import Rows, logit_gradient
+from safexplain.dp.heads import Rows, logit_gradient
 from safexplain.dp.sgd.clipping import Clipping
 from safexplain.errors import ConfigurationError
 

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from safexplain._privacy_loss import Steps
+from safexplain._privacy_loss import Steps, noise_multiplier
 from safexplain.audit.canaries.canary import Canary, GradientCanary, Reference, make_canary
 from safexplain.audit.canaries.run import Setting, reference, train_runs
-from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
+from safexplain.dp.heads import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.verdict.canaries.result import Claim, ScenarioName, Scores
 

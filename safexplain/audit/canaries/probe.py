@@ -60,11 +60,10 @@ from safexplain.audit.canaries.trainer import (
 )
 from safexplain.audit.canaries.trainer import records as records_of
 from safexplain.audit.canaries.white_box import WhiteBox
-from safexplain.dp.heads.features import features
-from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, trainable_linear
-from safexplain.dp.sgd.finetune import DPFineTuner
-from safexplain.dp.sgd.opacus_engine import without_hooks
-from safexplain.dp.sgd.records import InMemory
+from safexplain.dp.heads import features
+from safexplain.dp.sgd.finetune import DPFineTuner, has_closed_form, head_problem, trainable_linear
+from safexplain.dp.sgd.sampling import InMemory
+from safexplain.dp.sgd.steps import without_hooks
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.canaries.result import (
     CanaryResult,

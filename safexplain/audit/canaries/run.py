@@ -21,7 +21,7 @@ from torch import Tensor
 
 from safexplain._digest import code_digest, digest
 from safexplain._files import FileStore, read_arrays, write_npz
-from safexplain._privacy_loss import Steps
+from safexplain._privacy_loss import Steps, noise_multiplier
 from safexplain._progress import Progress, silent
 from safexplain._validate import check_number
 from safexplain.audit.canaries.canary import (
@@ -37,8 +37,7 @@ from safexplain.audit.canaries.canary import (
     make_canary,
     record_scores,
 )
-from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.heads.closed_form import Batch, HeadRecipe, Rows, clipped_sum, common_batches, separate_batches
+from safexplain.dp.heads import Batch, HeadRecipe, Rows, clipped_sum, common_batches, separate_batches
 from safexplain.dp.sgd.clipping import Clipping, FlatClipping
 from safexplain.dp.sgd.sampling import gaussian
 from safexplain.errors import ConfigurationError, InputError

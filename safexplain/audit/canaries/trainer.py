@@ -25,7 +25,7 @@ from safexplain._progress import Progress
 from safexplain.audit.canaries.canary import Canary, RecordCanary, outlier_scores, probe_rows, record_scores
 from safexplain.audit.canaries.run import FinishedRuns
 from safexplain.audit.references.parallel import each
-from safexplain.dp.sgd.records import InMemory, records_of
+from safexplain.dp.sgd.sampling import InMemory, records_of
 from safexplain.errors import InputError, RefusedError
 
 Record = tuple[Tensor, Tensor]

@@ -130,7 +130,7 @@ class Watched:
     @contextmanager
     def watching(self, seed: int) -> Iterator[None]:
         """Record the steps of optimizers and of heads trained in closed form; secure random numbers are seeded."""
-        from safexplain.dp.heads.closed_form import STEP_OBSERVER
+        from safexplain.dp.heads import STEP_OBSERVER
 
         watched, entropy = STEP_OBSERVER.set(self), ENTROPY.set(np.random.default_rng(seed).bytes)
         try:

@@ -278,7 +278,7 @@ class _Job:
 
     def on_features(self, model: nn.Module) -> bool:
         """Whether the head can train on features computed once, as it would within the network."""
-        from safexplain.dp.heads.features import features
+        from safexplain.dp.heads import features
 
         if self.how.trainable != "head" or self.how.recipe.dp is not None or self.how.recipe.augmentation != "none":
             return False
@@ -311,7 +311,7 @@ class _Job:
         return found + [[i] for i in missing if i not in together]
 
     def _train_heads(self, models: Sequence[nn.Module], places: Sequence[int], tick: Tick) -> None:
-        from safexplain.dp.heads.features import features
+        from safexplain.dp.heads import features
 
         inputs, labels, index, heads, first = [], [], [], [], 0
         for i, model in zip(places, models, strict=True):

@@ -84,7 +84,7 @@ class DPTraining:
     trainable: Trained = "all"
 
     def __post_init__(self) -> None:
-        from safexplain.dp.sgd.plan import TrainingBudget
+        from safexplain.dp.sgd.train_loop import TrainingBudget
 
         if isinstance(self.trainable, list):
             object.__setattr__(self, "trainable", tuple(self.trainable))
@@ -401,10 +401,9 @@ def _train_heads(
     tick: Callable[..., None],
 ) -> bool:
     """Compute features once, then train all heads at once; False, and nothing done, if there is no closed form."""
-    from safexplain.dp.heads.closed_form import Heads, train_heads
-    from safexplain.dp.heads.features import linear_head
-    from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, trainable_linear
-    from safexplain.dp.sgd.records import InMemory, records_of
+    from safexplain.dp.heads import Heads, linear_head, train_heads
+    from safexplain.dp.sgd.finetune import has_closed_form, head_problem, trainable_linear
+    from safexplain.dp.sgd.sampling import InMemory, records_of
 
     rows = members[0]
     tuner = dp.tuner(how, models[0], x[rows.to(x.device)], y[rows.to(y.device)], seed=0)

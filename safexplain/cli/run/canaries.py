@@ -15,6 +15,7 @@ from torch import Tensor
 
 from safexplain._files import ArrayFile
 from safexplain._privacy_loss import Adjacency, Sampling, Steps
+from safexplain._privacy_loss import noise_multiplier as calibrated
 from safexplain._progress import Progress, show_progress
 from safexplain._validate import from_table, read_toml
 from safexplain.audit.canaries.probe import CanaryProbe, audit_within
@@ -25,8 +26,7 @@ from safexplain.cli.console import choose_folder, device_of, make_folder, resuma
 from safexplain.cli.options import CanaryOptions
 from safexplain.cli.run.preview import show_plan
 from safexplain.cli.run.tables import console_for, result_table, show_files
-from safexplain.dp.accounting import noise_multiplier as calibrated
-from safexplain.dp.heads.closed_form import HeadOptimizer, HeadRecipe
+from safexplain.dp.heads import HeadOptimizer, HeadRecipe
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.loading.data import load_records

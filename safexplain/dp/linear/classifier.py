@@ -1,19 +1,21 @@
-"""Logistic regression with differential privacy, as a scikit-learn classifier.
+"""Logistic regression with differential privacy, as a scikit-learn classifier, and its three mechanisms.
 
-Statements contain the number of records. Under add/remove that number is one more release: with two-sided geometric
-noise for a share of a pure epsilon, or as one more step of the Gaussian mechanism.
+In two of them, u_i = label (+1 or -1) times features, |u_i| <= 1 including the constant column; every weight is
+regularised, also the intercept's. docs/api/dp.md has the proofs, whose letters are used here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
@@ -21,13 +23,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from safexplain._digest import trained_digest
-from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta
+from safexplain._privacy_loss import Adjacency, Steps, check_adjacency, check_delta, noise_multiplier
 from safexplain._secure_random import GENERATOR, Randomness, SecureGenerator, discrete_laplace, float_safe_normal
-from safexplain._validate import check_number
-from safexplain.dp.accounting import noise_multiplier
-from safexplain.dp.linear.mechanisms import PerturbedObjective, PerturbedOutput, perturbed_minimiser, perturbed_output
-from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, noisy_gradient_descent
-from safexplain.errors import ConfigurationError, InputError
+from safexplain._validate import check_number, whole_number
+from safexplain.dp.heads import Rows, clipped_sum
+from safexplain.dp.sgd.clipping import FlatClipping
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
 COUNT_SHARE = 0.02
@@ -38,15 +39,14 @@ INSIDE = 1 - 1e-9
 
 CLIPPING = "features scaled to norm 1, the constant column included; the intercept is regularised"
 
-Weights = NDArray[np.float64]
-Released = tuple[Weights, PrivacyStatement]
+Array = NDArray[np.float64]
+Released = tuple[Array, PrivacyStatement]
 
 
 class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Logistic regression whose coefficients, intercepts and `privacy_` together are differentially private.
 
-    Everything but `X` and `y` is public and must not be chosen by looking at them. The defaults depend on epsilon,
-    delta, the numbers of features and classes and, if public, the number of records. Each `fit` spends epsilon again,
+    Everything but `X` and `y` is public and must not be chosen by looking at them. Each `fit` spends epsilon again,
     also in each round of a cross-validation. Standardising the data by their own mean and standard deviation is not
     covered: scale by public constants.
 
@@ -73,13 +73,12 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         steps: of the gradient descent.
         max_grad_norm: clip bound of a record's gradient, whose norm is below sqrt(2) without clipping.
         logit_noise: standard deviation of the noise on the logit of a record of norm `norm_bound`, which sets the
-            learning rate and the regularization. Smaller is safer for few records, larger follows the data closer.
-            None for 1, or .1 with "output".
+            learning rate and the regularization; smaller is safer for few records. None for 1, or .1 with "output".
         intercept_scaling: the constant column; 0 for a model without intercept.
         centre: whether the gradient descent subtracts the mean of the rows, released with noise at the price of a step.
             Better if features vary little within their public ranges. Needs an intercept.
-        random_state: None for noise from a cryptographic generator (`safexplain._secure_random`). An int, RandomState
-            or Generator makes the noise repeatable, for tests; anyone who knows it can remove the noise.
+        random_state: None for noise from a cryptographic generator. An int, RandomState or Generator makes the noise
+            repeatable, for tests; anyone who knows it can remove the noise.
 
     Attributes:
         coef_: (1, n_features) for two classes, else (n_classes, n_features).
@@ -87,7 +86,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         classes_: (n_classes,) the public list, sorted.
         n_features_in_: number of features.
         privacy_: `PrivacyStatement` about these coefficients, intercepts and classes only. Its number of records is
-            exact, except under add/remove, where it is noised; its pure epsilon is the larger one, under substitution.
+            noised under add/remove, otherwise exact; its pure epsilon is the larger one, under substitution.
 
     Example:
         >>> import numpy as np
@@ -99,8 +98,8 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         True
     """
 
-    coef_: NDArray[np.float64]
-    intercept_: NDArray[np.float64]
+    coef_: Array
+    intercept_: Array
     classes_: NDArray[Any]
     n_features_in_: int
     privacy_: PrivacyStatement
@@ -177,11 +176,11 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         )
         return self
 
-    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+    def decision_function(self, X: ArrayLike) -> Array:
         """(n,) logit of the second of two classes, or (n, n_classes) scores; X is not shortened."""
         check_is_fitted(self)
         rows = validate_data(self, X, dtype=np.float64, reset=False)
-        scores: NDArray[np.float64] = rows @ self.coef_.T + self.intercept_
+        scores: Array = rows @ self.coef_.T + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -190,7 +189,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         out: NDArray[Any] = self.classes_[(scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(axis=1)]
         return out
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+    def predict_proba(self, X: ArrayLike) -> Array:
         """(n, n_classes) probabilities, by softmax; for one-vs-rest, logistic ones scaled to sum 1."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
@@ -205,7 +204,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             return 0.1 if self.mechanism == "output" else 1.0
         return self.logit_noise
 
-    def _descend(self, features: Weights, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
+    def _descend(self, features: Array, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
         noised = self.adjacency == "add_remove"
         options = (self.steps, self.max_grad_norm, self._logit_noise(), noised, bool(self.centre))
         releases = NoisyGradientDescent(1.0, *options).releases
@@ -222,16 +221,14 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             count_noised=noised,
         )
 
-    def _perturb_objective(self, features: Weights, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
-        """One problem for each class, or one for two classes, each with an equal share of epsilon."""
+    def _perturb_objective(self, features: Array, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
         dimension, noise = features.shape[1], self._logit_noise()
         mechanism = PerturbedObjective.calibrated(self._pure_share(k), dimension, self.adjacency, logit_noise=noise)
         weights = _each_class(features, labels, k, lambda signed: perturbed_minimiser(signed, mechanism, rng))
         name = "logistic regression by objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011)"
         return weights, self._pure_statement(name, mechanism, len(features), k, rng)
 
-    def _perturb_output(self, features: Weights, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
-        """Radial noise if delta is 0, otherwise Gaussian noise."""
+    def _perturb_output(self, features: Array, labels: NDArray[np.int64], k: int, rng: Randomness) -> Released:
         name, noise = "logistic regression by output perturbation", self._logit_noise()
         if self.delta == 0:
             share, dimension = self._pure_share(k), features.shape[1]
@@ -259,13 +256,12 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return COUNT_SHARE * float(self.epsilon) if self.adjacency == "add_remove" else 0.0
 
     def _pure_share(self, k: int) -> float:
-        """Pure epsilon of each of the problems, after the count's."""
         return (float(self.epsilon) - self._count_epsilon()) / _problems(k)
 
     def _pure_statement(
         self, name: str, mechanism: PerturbedObjective | PerturbedOutput, records: int, k: int, rng: Randomness
     ) -> PrivacyStatement:
-        """All problems and the count, by basic composition; the larger epsilon need not be that of substitution."""
+        """All problems and the count, by basic composition."""
         problems, count = _problems(k), self._count_epsilon()
         present = problems * mechanism.epsilon("add_remove") + count
         return PrivacyStatement(
@@ -288,7 +284,6 @@ def _noised_count(records: int, epsilon: float, rng: Randomness) -> int:
 
 
 def _problems(k: int) -> int:
-    """Number of binary problems."""
     return 1 if k == 2 else k
 
 
@@ -296,7 +291,7 @@ def _one_vs_rest(k: int) -> str:
     return f", {k} classes one-vs-rest" if k > 2 else ""
 
 
-def _each_class(features: Weights, labels: NDArray[np.int64], k: int, release: Callable[[Weights], Weights]) -> Weights:
+def _each_class(features: Array, labels: NDArray[np.int64], k: int, release: Callable[[Array], Array]) -> Array:
     """(k, p) weights of every class; with two classes, those of the first are 0."""
     signs = np.where(labels == np.arange(k)[:, None], 1.0, -1.0)[-_problems(k) :]
     weights = np.concatenate([release(features * s[:, None]) for s in signs])
@@ -342,17 +337,17 @@ def positions(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
     return np.asarray(found, dtype=np.int64)
 
 
-def in_unit_ball(rows: NDArray[np.float64], bound: float, constant: float) -> NDArray[np.float64]:
+def in_unit_ball(rows: Array, bound: float, constant: float) -> Array:
     """(n, n_features + 1) rows shortened to the bound, with a constant column, scaled to norm at most 1."""
     with np.errstate(over="ignore"):  # a norm beyond float64 is infinite, and its row becomes 0
-        norms: NDArray[np.float64] = np.hypot.reduce(rows, axis=1)
+        norms: Array = np.hypot.reduce(rows, axis=1)
     column = np.full((len(rows), 1), constant)
     joined = np.concatenate([rows / np.maximum(norms, bound)[:, None], column], axis=1)
     return np.asarray(joined * (INSIDE / math.hypot(1.0, constant)))
 
 
 def noise_generator(random_state: Any) -> Randomness:
-    """A cryptographic source of noise; with a random_state NumPy's, but never its global one."""
+    """A cryptographic source of noise; with a random_state NumPy's, never its global one."""
     if random_state is None:
         return SecureGenerator()
     if isinstance(random_state, np.random.Generator):
@@ -360,11 +355,361 @@ def noise_generator(random_state: Any) -> Randomness:
     return np.random.default_rng(check_random_state(random_state).randint(0, 2**32, size=4, dtype=np.uint32))
 
 
-def on_grid(weights: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
+def on_grid(weights: Array, noise: float) -> Array:
     """Noised weights rounded to multiples of a public power of two, about 1e-8 of the noise on a logit.
 
-    Sums of floating-point numbers lie on a lattice that depends on the terms: 0 plus noise can take values that .1 plus
-    noise never takes. A grid that is coarse compared to the lattice and fine compared to the noise hides this.
+    Without that, 0 plus noise can take floating-point values that .1 plus noise never takes.
     """
     grid = 2.0 ** max(math.floor(math.log2(noise)) - 27, -1000)
     return np.asarray(np.round(weights / grid) * grid)
+
+
+# --- the mechanisms ---------------------------------------------------------------------------------------------------
+
+
+CURVATURE = 0.25
+"""Largest second derivative of the logistic loss."""
+
+BLOCK = 1024
+"""Rows summed at a time, so that rounding errors do not grow with n."""
+
+MAX_ITERATIONS = 500
+
+TINY = float(np.finfo(np.float64).tiny)
+
+SHORT_STEP = 0.1
+"""Length up to which a step is hardly damped, so that the whole step is not tried."""
+
+STEP_ERROR = 1e-3
+"""Residual of a Newton step over the gradient: each iteration gains about three digits."""
+
+GRADIENT_ERROR = 1e-4
+"""L tau of output perturbation: the norm of the gradient at which the solver stops."""
+
+SOLVER_SHARE, SOLVER_NOISE = 0.01, 0.01
+"""Of epsilon, and of the noise on a logit from b: what hides the solver's error in objective perturbation."""
+
+
+def stability(regularization: float, adjacency: Adjacency) -> float:
+    """S_k: the largest distance of the solver's results on neighbouring data sets."""
+    check_number("regularization", regularization, above=0.0)
+    return (_changed_gradients(adjacency) + 2 * GRADIENT_ERROR) / regularization
+
+
+def stable_minimiser(signed: Array, regularization: float, gradient_error: float = GRADIENT_ERROR) -> Array:
+    """v: the minimiser (p,) of J for `signed` (n, p), certified to be within tau; must be hidden by noise.
+
+    A refusal for lack of precision depends only on the shape of `signed` and on L. That of `minimise` must not be shown
+    to anyone whom the guarantee protects against: that 500 iterations suffice is not proven (some tens always did).
+    """
+    records, p = signed.shape
+    longest = largest_weight(records, regularization) + gradient_error / regularization
+    zero = np.zeros((1, p))
+    at_worst = rounding_bound(records, np.eye(1, p) * longest, zero, regularization)[0]
+    if at_worst > gradient_error / 2:
+        raise RefusedError(
+            f"nothing is released: with {records:,} records, rounding errors reach {at_worst:.2g}, but the proof needs"
+            f' {gradient_error / 2:.2g}; use mechanism="noisy-gd"'
+        )
+    return np.asarray(minimise(signed, zero, regularization, gradient_error / regularization)[0])
+
+
+def largest_weight(records: int, regularization: float) -> float:
+    """A bound on the minimiser's norm for any records: L |w| is at most n, and L/2 |w|^2 at most J(0) = n log 2."""
+    return min(records / regularization, math.sqrt(2 * records * math.log(2) / regularization))
+
+
+@dataclass(frozen=True)
+class PerturbedOutput:
+    """Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, arXiv 0912.0071, algorithm 1; with Gaussian noise as
+    in Wu et al. 2017, arXiv 1606.04722); the parameters are functions of public numbers other than n.
+
+    Args:
+        regularization: L, of the sum (not the mean) of losses.
+        noise_rate: alpha, one over the scale of |h|; None for Gaussian noise.
+        noise_multiplier: sigma, the standard deviation of h over S_1; None for radial noise.
+    """
+
+    regularization: float
+    noise_rate: float | None = None
+    noise_multiplier: float | None = None
+
+    def epsilon(self, adjacency: Adjacency) -> float:
+        """Pure epsilon under one adjacency; infinite for Gaussian noise."""
+        return math.inf if self.noise_rate is None else self.noise_rate * stability(self.regularization, adjacency)
+
+    @classmethod
+    def radial(
+        cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
+    ) -> PerturbedOutput:
+        """The mechanism with radial noise for an epsilon; `dimension` counts the weights, including the intercept.
+
+        L is chosen so that h has the standard deviation `logit_noise` on each coordinate, sqrt(dimension + 1) / alpha,
+        and thus on the logit of a record with features of norm 1.
+        """
+        rate = math.sqrt(dimension + 1) / logit_noise
+        regularization = stability(1.0, adjacency) * rate / epsilon * (1 + 1e-12)  # rounding never spends more
+        return cls(regularization, noise_rate=rate)
+
+    @classmethod
+    def gaussian(cls, noise_multiplier: float, *, logit_noise: float = 1.0) -> PerturbedOutput:
+        """The mechanism with Gaussian noise for a sigma, where h has standard deviation `logit_noise`."""
+        return cls(noise_multiplier * stability(1.0, "add_remove") / logit_noise, noise_multiplier=noise_multiplier)
+
+
+def perturbed_output(signed: Array, mechanism: PerturbedOutput, rng: Randomness, runs: int = 1) -> Array:
+    """(runs, p) weights released by output perturbation in independent runs, each of which spends the whole budget.
+
+    `signed` (n, p) is features of norm at most 1, including the constant column, times the labels +1 and -1.
+
+    Raises:
+        RefusedError: the solver cannot certify its result; nothing is released.
+    """
+    minimiser, shape = stable_minimiser(signed, mechanism.regularization), (runs, signed.shape[1])
+    if mechanism.noise_rate is not None:
+        return minimiser + radial_noise(mechanism.noise_rate, shape, rng)
+    sigma = (mechanism.noise_multiplier or 0.0) * stability(mechanism.regularization, "add_remove")
+    return minimiser + sigma * float_safe_normal(rng, shape)
+
+
+@dataclass(frozen=True)
+class PerturbedObjective:
+    """Objective perturbation, for pure epsilon (Chaudhuri, Monteleoni and Sarwate 2011, algorithm 2; exact conditions:
+    Kifer, Smith and Thakurta 2012); the parameters are functions of public numbers other than n.
+
+    Args:
+        noise_rate: beta, one over the scale of |b|.
+        regularization: L, of the sum (not the mean) of losses.
+        cover_rate: alpha, one over the scale of |h|.
+        solver_error: tau, largest distance of the solver's result from the minimiser.
+    """
+
+    noise_rate: float
+    regularization: float
+    cover_rate: float
+    solver_error: float
+
+    def epsilon(self, adjacency: Adjacency) -> float:
+        """Pure epsilon under one adjacency."""
+        density = _changed_gradients(adjacency) * self.noise_rate
+        return density + math.log1p(CURVATURE / self.regularization) + 2 * self.cover_rate * self.solver_error
+
+    @classmethod
+    def calibrated(
+        cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
+    ) -> PerturbedObjective:
+        """The mechanism with the least noise for an epsilon; arguments as for `PerturbedOutput.radial`.
+
+        If the records carry no information, the minimiser is -b/L. L is chosen so that its standard deviation on each
+        coordinate, about sqrt(dimension) / (beta L), is `logit_noise`.
+        """
+        scale = math.sqrt(dimension) / logit_noise
+        budget, k = (1 - SOLVER_SHARE) * epsilon, _changed_gradients(adjacency)
+
+        def excess(beta: float) -> float:
+            return k * beta + math.log1p(CURVATURE * beta / scale) - budget
+
+        beta = brentq(excess, 0.0, budget / k, xtol=1e-15 * budget) * (1 - 1e-9)  # brentq may end on either side
+        cover_rate = scale / SOLVER_NOISE
+        return cls(beta, scale / beta, cover_rate, SOLVER_SHARE * epsilon / (2 * cover_rate))
+
+
+def perturbed_minimiser(signed: Array, mechanism: PerturbedObjective, rng: Randomness, runs: int = 1) -> Array:
+    """Weights released by objective perturbation; arguments, shapes and errors as for `perturbed_output`."""
+    shape = (runs, signed.shape[1])
+    linear = radial_noise(mechanism.noise_rate, shape, rng)
+    minimiser = minimise(signed, linear, mechanism.regularization, mechanism.solver_error)
+    return minimiser + radial_noise(mechanism.cover_rate, shape, rng)
+
+
+def radial_noise(rate: float, shape: tuple[int, int], rng: Randomness) -> Array:
+    """Rows with density proportional to exp(-rate |row|): a uniform direction and a length from Gamma(p, 1/rate)."""
+    direction = rng.standard_normal(shape)
+    length = rng.gamma(shape[1], 1 / rate, (shape[0], 1))
+    out: Array = direction * (length / np.linalg.norm(direction, axis=1, keepdims=True))
+    return out
+
+
+def _changed_gradients(adjacency: Adjacency) -> int:
+    check_adjacency(adjacency)
+    return 2 if adjacency == "substitute" else 1
+
+
+# --- solver: certified minimisers ------------------------------------------------------------------------------------
+
+
+def minimise(signed: Array, linear: Array, regularization: float, solver_error: float) -> Array:
+    """Minimisers of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2 + <b, w> for several b, certified.
+
+    From `signed` (n, p) rows u_i of norm at most 1 and `linear` (runs, p) rows b to (runs, p), at most `solver_error`
+    away from the minimisers. The fraction log(1 + d) / d of a Newton step of length d converges from any start, as the
+    third derivative of the logistic loss is at most its second (Sun and Tran-Dinh 2019, arXiv 1703.04599, nu = 2); the
+    whole step is taken if it gains at least half of what the quadratic model predicts.
+
+    Raises:
+        RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
+    """
+    weights = np.zeros_like(linear)
+    for _ in range(MAX_ITERATIONS):
+        gradient, curvature = regularization * weights + linear, []
+        for start in range(0, len(signed), BLOCK):
+            rows = signed[start : start + BLOCK]
+            miss = expit(-(weights @ rows.T))
+            gradient -= miss @ rows
+            curvature.append(miss * (1 - miss))
+        residual = np.linalg.norm(gradient, axis=1) + rounding_bound(len(signed), weights, linear, regularization)
+        if (residual <= regularization * solver_error).all():
+            return weights
+        step = _newton_steps(signed, np.concatenate(curvature, axis=1), regularization, gradient)
+        length = np.maximum(np.linalg.norm(step, axis=1), TINY)
+        fraction = np.log1p(length) / length
+        if (length > SHORT_STEP).any():
+            gain = _objective(signed, linear, regularization, weights)
+            gain -= _objective(signed, linear, regularization, weights - step)
+            whole = gain >= (gradient * step).sum(axis=1) / 4
+            fraction = np.where((length > SHORT_STEP) & whole, 1.0, fraction)
+        weights = weights - step * fraction[:, None]
+    raise RefusedError(
+        f"nothing is released: the solver's gradient norm is at most {residual.max():.2g}, but the proof needs"
+        f' {regularization * solver_error:.2g}; use mechanism="noisy-gd"'
+    )
+
+
+def _objective(signed: Array, linear: Array, regularization: float, weights: Array) -> Array:
+    total = regularization / 2 * (weights**2).sum(axis=1) + (linear * weights).sum(axis=1)
+    for start in range(0, len(signed), BLOCK):
+        total += np.logaddexp(0.0, -(weights @ signed[start : start + BLOCK].T)).sum(axis=1)
+    return np.asarray(total)
+
+
+def rounding_bound(records: int, weights: Array, linear: Array, regularization: float) -> Array:
+    """(runs,) bound on the norm of the rounding error of J's gradient in float64.
+
+    By |fl(sum) - sum| <= m u sum |terms| for m additions (Higham, Accuracy and Stability of Numerical Algorithms,
+    section 4.2), doubled for higher orders. Margins are sums of p terms below |w|, and change the logistic function by
+    a quarter of their error. Then blocks of rows of norm at most 1 are summed, then the blocks.
+    """
+    unit = np.finfo(np.float64).eps / 2
+    length = np.linalg.norm(weights, axis=1)
+    additions = min(records, BLOCK) + records / BLOCK + 8
+    by_records = records * (additions + CURVATURE * (weights.shape[1] + 1) * length)
+    return np.asarray(2 * unit * (by_records + 4 * (regularization * length + np.linalg.norm(linear, axis=1))))
+
+
+def _newton_steps(signed: Array, curvature: Array, regularization: float, gradient: Array) -> Array:
+    """(runs, p) about H^-1 gradient for the Hessian H = sum_i curvature_i u_i u_i' + L I of each run, without storing
+    it, by conjugate gradients (Hestenes and Stiefel 1952)."""
+    out, residual, direction = np.zeros_like(gradient), gradient, gradient
+    size = (gradient**2).sum(axis=1, keepdims=True)
+    enough = STEP_ERROR**2 * size
+    for _ in range(gradient.shape[1]):
+        if (size <= enough).all():
+            break
+        product = (curvature * (direction @ signed.T)) @ signed + regularization * direction
+        length = size / np.maximum((direction * product).sum(axis=1, keepdims=True), TINY)
+        out, residual = out + length * direction, residual - length * product
+        before, size = np.maximum(size, TINY), (residual**2).sum(axis=1, keepdims=True)
+        direction = residual + size / before * direction
+    return out
+
+
+# --- noisy gradient descent -------------------------------------------------------------------------------------------
+
+
+LARGEST_STEP = 64.0
+"""Largest learning rate on the mean gradient, up to which clipping and averaging absorb the oscillation of weights."""
+
+GAIN = 3.0
+"""Factor on centred rows, which are shorter than norm 1; their gradients are clipped in any case."""
+
+
+@dataclass(frozen=True)
+class NoisyGradientDescent:
+    """Noisy full-batch gradient descent (Song, Chaudhuri and Sarwate 2013; Bassily, Smith and Thakurta 2014, arXiv
+    1405.7085), with public parameters as for `DPLogisticRegression`.
+
+    Each step releases the sum of the records' gradients, each clipped to norm C, with Gaussian noise of standard
+    deviation `noise_multiplier` * C. One more release of the same noise is, with `private_count`, a sum of ones, and
+    with `centred` the sum of the features, each of norm at most 1; rows minus that mean are functions of one record and
+    of the release. All else is post-processing.
+
+    The learning rate follows from the noise: ignoring gradients, the noise of all steps together has the standard
+    deviation `logit_noise` on each weight, and thus on the logit of a record whose features have norm 1. A small
+    `max_grad_norm` (C) makes the loss of misclassified records linear: probabilities become slightly overconfident.
+    """
+
+    noise_multiplier: float
+    steps: int = 100
+    max_grad_norm: float = 0.3
+    logit_noise: float = 1.0
+    private_count: bool = False
+    centred: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("steps", self.steps, 1)
+        for name in ("noise_multiplier", "max_grad_norm", "logit_noise"):
+            check_number(name, getattr(self, name), above=0.0)
+
+    @property
+    def releases(self) -> int:
+        """Number of releases of the Gaussian mechanism with this noise multiplier."""
+        return self.steps + self.private_count + self.centred
+
+    def step_size(self, records: Array) -> Array:
+        """Learning rate on the sum of gradients; it depends on n only at `LARGEST_STEP`."""
+        by_noise = self.logit_noise / (math.sqrt(self.steps) * self.noise_multiplier * self.max_grad_norm)
+        return np.minimum(by_noise, LARGEST_STEP / records)
+
+
+def noisy_gradient_descent(
+    features: Array,
+    labels: NDArray[np.int64],
+    classes: int,
+    descent: NoisyGradientDescent,
+    rng: Randomness,
+    runs: int = 1,
+) -> tuple[Array, Array]:
+    """Weights of a softmax regression in independent runs, each of which spends the whole budget.
+
+    Rows of `features` (n, p) have norm at most 1, including a constant column for an intercept; `labels` (n,) are
+    positions in a public list of `classes` classes. Returns (runs, classes, p) weights, the mean of the second half of
+    the iterates; and (runs,) the number of records to publish: exact, or with `private_count` noised and at least 1.
+    """
+    sigma, bound = descent.noise_multiplier, descent.max_grad_norm
+    records = np.full(runs, float(len(features)))
+    if descent.private_count:
+        records = np.maximum(records + sigma * float_safe_normal(rng, (runs,)), 1.0)
+    step = descent.step_size(records)[:, None, None]
+    centre = np.zeros((runs, features.shape[1]))
+    if descent.centred:
+        constant = features[:1, -1]
+        centre[:, :-1] = _noised_mean(features[:, :-1], records, sigma, rng)
+        features = (features - centre[:, None]) * np.append(np.full(features.shape[1] - 1, GAIN), 1.0)
+    weights = np.zeros((runs, classes, features.shape[-1]))
+    total = np.zeros_like(weights)
+    first = descent.steps // 2
+    for t in range(descent.steps):
+        gradient = clipped_gradient_sum(features, labels, weights, bound)
+        weights = weights - step * (gradient + sigma * bound * float_safe_normal(rng, weights.shape))
+        if t >= first:
+            total += weights
+    found = total / (descent.steps - first)
+    if descent.centred:  # back to the original rows: the constant column absorbs the mean
+        found[:, :, :-1] *= GAIN
+        found[:, :, -1] -= np.einsum("rkp,rp->rk", found, centre) / constant
+    return found, records
+
+
+def _noised_mean(rows: Array, records: Array, sigma: float, rng: Randomness) -> Array:
+    """(runs, p) noised means of (n, p) rows of norm at most 1, shrunk towards 0 by the share of noise."""
+    noised = rows.sum(axis=0) + sigma * float_safe_normal(rng, (len(records), rows.shape[1]))
+    counts = records[:, None]
+    mean: Array = noised * counts / (counts**2 + rows.shape[1] * sigma**2)
+    return mean
+
+
+def clipped_gradient_sum(features: Array, labels: NDArray[np.int64], weights: Array, bound: float) -> Array:
+    """Sum over the records of the cross-entropy gradient, each clipped to 2-norm `bound`: features (n, p) or (runs, n,
+    p), labels (n,) and weights (runs, classes, p) give sums like the weights."""
+    rows = Rows.of(torch.from_numpy(features), torch.from_numpy(labels), bias=False)
+    return clipped_sum(torch.from_numpy(weights), rows, None, FlatClipping(bound)).numpy()

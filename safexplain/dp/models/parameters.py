@@ -83,11 +83,7 @@ def has_rule(module: nn.Module) -> bool:
 
 def head_modules(model: nn.Module) -> list[str]:
     """Names of the classifier: timm's `get_classifier()`, else the last linear layer below `fc`, `classifier`, `head`
-    or `heads`, else the last layer with parameters if it is linear.
-
-    Raises:
-        InputError: none of these exists.
-    """
+    or `heads`, else the last layer with parameters if it is linear; InputError: there is none."""
     if callable(get := getattr(model, "get_classifier", None)):
         classifier = get()
         heads = classifier if isinstance(classifier, tuple) else (classifier,)
@@ -100,8 +96,8 @@ def head_modules(model: nn.Module) -> list[str]:
     names = [name for name in names if _has_parameters(model.get_submodule(name))]
     if not names:
         raise InputError(
-            "no head found: expected a timm model with num_classes > 0, a linear layer below fc, classifier, head or"
-            " heads, or a linear layer at the end; pass its name: trainable=['name_of_the_head']"
+            "no head found: expected a timm model with num_classes > 0, or a linear layer below fc, classifier, head or"
+            " heads, or at the end; pass its name: trainable=['name_of_the_head']"
         )
     return names
 
@@ -111,7 +107,7 @@ def blocks(model: nn.Module, head: str) -> list[str]:
 
     With several stacks of like modules, these are the stages (`layer1` to `layer4` of a ResNet, which arXiv 2306.01181
     calls layers); with one stack, as in a vision transformer, its modules; otherwise the children with parameters, or
-    those of an only child, as `features` of VGG. A normalisation belongs to the block before it.
+    those of an only child. A normalisation belongs to the block before it.
     """
     types = {n: [type(b) for b in m.children() if _has_parameters(*b.children())] for n, m in _containers(model)}
     like = {kind for found in types.values() for kind in found if found.count(kind) > 1}
@@ -197,7 +193,6 @@ def _last_block(model: nn.Module) -> list[str]:
 
 
 def _is_stack(module: nn.Module) -> bool:
-    """Whether it contains two or more blocks, all of one type."""
     blocks = list(module.children())
     return len(blocks) > 1 and len({*map(type, blocks)}) == 1 and all(_has_parameters(*b.children()) for b in blocks)
 
@@ -224,7 +219,6 @@ CHOICES: dict[str, Callable[[nn.Module], list[str]]] = {
     "bias": _bias,
     "lora": _lora,
 }
-"""Choice -> function from a model to parameter names."""
 
 
 def _matching(model: nn.Module, patterns: Sequence[str | re.Pattern[str]]) -> Iterator[str]:

@@ -8,8 +8,8 @@
 | timm layers that compute the same as torch's | torch's type | Opacus looks up its rules by exact type |
 | nn.Linear, with "lora" | `LoRALinear` | fewer parameters train |
 
-Import enters the rules that Opacus 1.6 lacks or has wrong in its registry, for every user of Opacus in the process. Its
-`DPMultiheadAttention` joins the heads' outputs in the wrong order with `batch_first=True`.
+Import enters the rules that Opacus 1.6 lacks or has wrong in its registry, for every user in the process. (Its
+`DPMultiheadAttention` joins heads in the wrong order with `batch_first=True`.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from safexplain.errors import InputError, PrivacyWarning
 class PerSampleAttention(nn.Module):
     """An `nn.MultiheadAttention` (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) with one layer per product."""
 
-    # These keep nn.TransformerEncoderLayer from its fused kernel, which would use the weights without the hooks.
+    # nn.TransformerEncoderLayer's fused kernel would use the weights without the hooks
     _qkv_same_embed_dim = False
     in_proj_weight = None
     in_proj_bias = None
@@ -97,7 +97,6 @@ class PerSampleAttention(nn.Module):
         return joined if self.batch_first else joined.transpose(0, 1), weights
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(batch, length, width) as (batch, heads, length, width of a head)."""
         return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
@@ -154,10 +153,8 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
 
 
 def group_count(features: int, dimensions: int) -> int:
-    """Groups for GroupNorm: at most 32 (arXiv 1803.08494, section 4.1), of at least two channels; one for BatchNorm1d.
-
-    A group of one channel without spatial axes is a single number, which would always be normalised to zero.
-    """
+    """Groups for GroupNorm: at most 32 (arXiv 1803.08494, section 4.1), of at least two channels; one for BatchNorm1d,
+    whose groups of one channel would be single numbers."""
     groups = 1 if dimensions == 1 else math.gcd(32, features)
     return groups if groups < features else max(1, groups // 2)
 
@@ -229,7 +226,6 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 def _convert_recurrent(old: nn.Module, kind: type[nn.Module]) -> nn.Module:
-    """A recurrent layer of another type with the same options and parameters."""
     options = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
     more = ("nonlinearity",) if kind in (nn.RNN, DPRNN) else ()
     values = {name: getattr(old, name) for name in (*options, *more)}
@@ -262,10 +258,8 @@ def use_plain_types(model: nn.Module) -> None:
 
 
 def split_attention_bias(model: nn.Module) -> None:
-    """Make timm's attention with `q_bias` and `v_bias` (BEiT, EVA, Swin V2) call its layer `qkv`, in place.
-
-    Otherwise it uses the layer's weight directly, which no hook sees.
-    """
+    """Make timm's attention with `q_bias` and `v_bias` (BEiT, EVA, Swin V2) call its layer `qkv`, in place, instead of
+    using the layer's weight, which no hook sees."""
     for module in model.modules():
         qkv = getattr(module, "qkv", None)
         if getattr(module, "qkv_bias_separate", None) is False and isinstance(qkv, nn.Linear):
@@ -311,7 +305,7 @@ def _is_standard(norm: _BatchNorm) -> bool:
 # --- low-rank adapters -----------------------------------------------------------------------------------------------
 
 TARGETS = ("qkv", "proj", "q_proj", "k_proj", "v_proj", "out_proj", "query", "key", "value")
-"""Names of the attention projections in timm, `PerSampleAttention` (for torch's attention) and transformers."""
+"""Names of attention projections in timm, `PerSampleAttention` and transformers."""
 
 
 class LoRALinear(nn.Linear):
@@ -345,13 +339,10 @@ class LoRALinear(nn.Linear):
 
 
 def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = TARGETS) -> None:
-    """Add adapters to linear layers, in place.
-
-    `targets` are last parts of the layers' names, or glob patterns of full names.
+    """Add adapters to linear layers, in place; `targets` are last parts of names, or glob patterns of full names.
 
     Raises:
-        InputError: no linear layer matches, or one is inside an `nn.MultiheadAttention`, which would use its weight
-            and bypass the adapter.
+        InputError: no linear layer matches, or one is inside an `nn.MultiheadAttention`, which would bypass it.
     """
     if rank < 1:
         raise InputError(f"rank: expected at least 1, got {rank}")
@@ -366,8 +357,8 @@ def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequ
                 others.append(full_name)
             elif isinstance(parent, nn.MultiheadAttention):
                 raise InputError(
-                    f"{path}: nn.MultiheadAttention uses the weights of its layers directly and would bypass adapters;"
-                    ' call safexplain.dp.prepare(model, "lora"), which replaces it first'
+                    f"{path}: nn.MultiheadAttention would bypass adapters; call safexplain.dp.prepare(model, 'lora'),"
+                    " which replaces it first"
                 )
             else:
                 found.append((name, parent, child))
@@ -381,7 +372,7 @@ def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequ
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Merge all adapters into plain, frozen `nn.Linear` layers, in place; the model has its former names again."""
+    """Merge all adapters into plain, frozen `nn.Linear` layers, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, LoRALinear):
@@ -390,7 +381,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def _uninitialised(like: Tensor, in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
-    """A linear layer without values, so that no random numbers are drawn."""
+    """A linear layer without values; no random numbers are drawn."""
     layer = nn.Linear(in_features, out_features, bias=bias, device="meta", dtype=like.dtype)
     return layer.to_empty(device=like.device)
 
@@ -443,7 +434,7 @@ class GhostHooks(GradSampleHooksFastGradientClipping):  # type: ignore[misc]
 
 
 class _FreshOutput(nn.Module):
-    """Returns a copy, which the network may change in place; Opacus' hooks forbid that for a layer's own output."""
+    """Returns a copy, which the network may change in place; Opacus' hooks forbid it for a layer's own output."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs).clone()
@@ -464,10 +455,9 @@ class FreshLinear(_FreshOutput, nn.Linear):
 def convolution_gradients(
     layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
-    """Per-sample gradients of a convolution, for inputs in any memory format and any `padding_mode`.
+    """Per-sample gradients (batch, *shape) of a convolution's parameters; arguments as for `linear_norms`.
 
-    Opacus' rule assumes that a 2-D input is contiguous (channels_last images are not) and always pads with zeros.
-    Arguments as for `linear_norms`; gradients of a parameter are of shape (batch, *its shape).
+    Opacus' rule assumes contiguous images (channels_last are not) and always pads with zeros.
     """
     inputs = activations[0].contiguous()
     if layer.padding_mode != "zeros":

@@ -1,13 +1,10 @@
-"""Clipping of one example's gradient: three rules, each of which bounds the 2-norm of the example's contribution by C.
-
-An example whose gradient norm is not finite gets factor 0 and contributes nothing.
-"""
+"""Clipping of one example's gradient to a 2-norm of at most C; one whose norm is not finite gets factor 0."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,36 +13,33 @@ from safexplain._validate import keep_number
 from safexplain.errors import ConfigurationTypeError
 
 
-class Clipping(Protocol):
-    """Maps gradient norms to factors on the gradients."""
-
-    per_layer: ClassVar[bool]
-    """Whether `factors` takes one norm for each parameter tensor instead of one for the whole gradient."""
-
-    @property
-    def bound(self) -> float:
-        """Largest possible 2-norm of one example's clipped gradient, over all parameters."""
-
-    def factors(self, norms: Tensor) -> Tensor:
-        """Factor in [0, inf) for each norm, of the same shape: (batch,), or (batch, layers) where `per_layer`."""
-
-
 @dataclass(frozen=True)
-class _OneBound:
+class Clipping:
+    """Maps gradient norms to factors on the gradients.
+
+    Args:
+        max_grad_norm: C, greater than 0.
+    """
+
     max_grad_norm: float = 1.0
     per_layer: ClassVar[bool] = False
+    """Whether `factors` takes one norm for each parameter tensor instead of one for the whole gradient."""
 
     def __post_init__(self) -> None:
         keep_number(self, "max_grad_norm", above=0.0)
 
     @property
     def bound(self) -> float:
-        """C."""
+        """C, the largest possible 2-norm of one example's clipped gradient, over all parameters."""
         return self.max_grad_norm
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Factor in [0, inf) for each norm, of the same shape: (batch,), or (batch, layers) where `per_layer`."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class FlatClipping(_OneBound):
+class FlatClipping(Clipping):
     """Scale longer gradients down to norm C (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1).
 
     Args:
@@ -62,7 +56,7 @@ class FlatClipping(_OneBound):
 
 
 @dataclass(frozen=True)
-class PerLayerClipping(_OneBound):
+class PerLayerClipping(Clipping):
     """Scale the gradient of each parameter tensor down to its own bound (McMahan et al. 2018, arXiv 1710.06963).
 
     Args:
@@ -77,12 +71,12 @@ class PerLayerClipping(_OneBound):
 
 
 @dataclass(frozen=True)
-class AutoSClipping(_OneBound):
+class AutoSClipping(Clipping):
     """Normalise every gradient, short ones less (Bu et al. 2022, arXiv 2206.07136, equation 4.1).
 
     Args:
-        max_grad_norm: C, greater than 0. It scales the step, so it hardly matters with Adam.
-        gamma: stability constant, greater than 0; a gradient of norm gamma is scaled to C / 2.
+        max_grad_norm: C, greater than 0; it scales the step, so it hardly matters with Adam.
+        gamma: greater than 0; a gradient of norm gamma is scaled to C / 2.
     """
 
     gamma: float = 0.01
@@ -96,12 +90,8 @@ class AutoSClipping(_OneBound):
         return _where_finite(norms, self.max_grad_norm / (norms + self.gamma))
 
 
-@dataclass(frozen=True)
-class NoClipping:
-    """No clipping, for training without a guarantee, as a comparison."""
-
-    per_layer: ClassVar[bool] = False
-    bound: ClassVar[float] = 1.0
+class NoClipping(Clipping):
+    """No clipping, for a comparison without a guarantee."""
 
     def factors(self, norms: Tensor) -> Tensor:
         """Ones; 0 if the norm is not finite."""
@@ -110,7 +100,7 @@ class NoClipping:
 
 def check_clipping(clipping: object) -> None:
     """Raise ConfigurationTypeError unless it is a clipping rule."""
-    if not hasattr(clipping, "factors"):
+    if not isinstance(clipping, Clipping):
         raise ConfigurationTypeError(
             f"clipping: expected a rule such as AutoSClipping() or FlatClipping(1.0), got {clipping!r}"
         )

@@ -17,16 +17,45 @@ from torch import Tensor, nn
 from safexplain._digest import model_digest, weights_digest
 from safexplain._privacy_loss import Adjacency, Epsilons
 from safexplain._progress import Progress, as_stage, show_progress, silent
+from safexplain._secure_random import GENERATOR
 from safexplain._validate import check_number
-from safexplain.dp.heads.finetune_head import has_closed_form, head_problem, train_head
-from safexplain.dp.models.checks import Mode, check_classes, check_loss, check_rows, outputs_of
+from safexplain.dp.heads import (
+    HeadOptimizer,
+    HeadRecipe,
+    Heads,
+    add_noise,
+    features,
+    linear_head,
+    separate_batches,
+    train_heads,
+)
 from safexplain.dp.models.parameters import Trainable, select
-from safexplain.dp.models.prepare import prepare
+from safexplain.dp.models.prepare import Mode, check_classes, check_loss, check_rows, outputs_of, prepare
 from safexplain.dp.models.replacements import restore, train_mode
 from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, NoClipping
-from safexplain.dp.sgd.plan import OptimizerChoice, TrainingBudget, TrainingConfig, cross_entropy, plan_training
-from safexplain.dp.sgd.records import InMemory, Loss, Persons, Piece, Records, records_of
-from safexplain.dp.sgd.train_loop import Saver, train_network
+from safexplain.dp.sgd.sampling import (
+    InMemory,
+    Loss,
+    Persons,
+    Piece,
+    Records,
+    Source,
+    gaussian,
+    random_source,
+    records_of,
+)
+from safexplain.dp.sgd.steps import MECHANISM
+from safexplain.dp.sgd.train_loop import (
+    NETWORK_LR,
+    OptimizerChoice,
+    Saver,
+    TrainingBudget,
+    TrainingConfig,
+    TrainingPlan,
+    cross_entropy,
+    plan_training,
+    train_network,
+)
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -68,10 +97,9 @@ class DPFineTuned:
 class DPFineTuner:
     """Trains a model with differential privacy.
 
-    Noise is calibrated so that all steps together spend at most (epsilon, delta) under the adjacency. The sample rate
-    is the expected batch size over the number of records in `data`. If only a linear classifier trains, features are
-    computed once and the head is trained in closed form. Under torch.distributed, each process takes its share of every
-    batch.
+    Noise is calibrated so that all steps together spend at most (epsilon, delta) under the adjacency. If only a linear
+    classifier trains, features are computed once and the head is trained in closed form. Under torch.distributed, each
+    process takes its share of every batch.
 
     Args:
         model: not changed; a copy is trained. A trainable BatchNorm is replaced by GroupNorm.
@@ -81,8 +109,7 @@ class DPFineTuner:
         adjacency: under which epsilon is meant.
         epochs: expected passes over the data, 20 by default; or
         steps: of the optimizer.
-        batch_size: expected size of a Poisson batch, by default a tenth of the records. Larger batches need less noise
-            for the same accuracy.
+        batch_size: expected size of a Poisson batch, by default a tenth of the records.
         noise_multiplier: used instead of a calibrated one; training stops before it would exceed epsilon.
         clipping: of each example's gradient.
         trainable: "all", "head", "last-block", "bias", "lora" or name patterns; see `safexplain.dp.models.parameters`.
@@ -92,19 +119,18 @@ class DPFineTuner:
         loss: outputs and targets -> the loss of each example; cross-entropy by default.
         mode: how per-example gradients are computed; by default "ghost" (least memory), or "hooks" for clipping per
             layer and for `groups`.
-        piece: largest number of examples in memory at a time, whatever the batch size.
+        piece: largest number of examples in memory at a time.
         groups: the person of each record, one whole number or text per record. The guarantee then covers persons with
             all their rows: `batch_size` and `delta` are of persons, whose mean gradient is clipped once.
         rows_per_group: largest number of rows of a person in one step, drawn at random from more; 16 by default. It
             must be a public constant, not read off the data.
         device: where to train; by default a GPU if there is one.
-        pretrained: whether the starting weights were trained on other data, which the statement then lists as
-            unprotected.
+        pretrained: whether the starting weights were trained on other data, then stated as unprotected.
         workers: processes that load a data set.
-        seed: makes batches and noise reproducible, for experiments: anyone who knows it can remove the noise.
-        checkpoint: file to save to; if it exists, training continues from it.
+        seed: makes batches and noise repeatable, for experiments: anyone who knows it can remove the noise.
+        checkpoint: file to save to, and to continue from if it exists.
         checkpoint_seconds: time between saves.
-        progress: called with the steps and the epsilon spent; None shows a bar on a terminal.
+        progress: called with steps and epsilon spent; None shows a bar on a terminal.
 
     Raises:
         ConfigurationError: options that contradict each other or cannot be met.
@@ -142,15 +168,13 @@ class DPFineTuner:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        if rows_per_group is not None and groups is None:
+            raise ConfigurationError("rows_per_group: needs groups=, the person of each record")
         self.records = records_of(data, workers)
         clipping = clipping or AutoSClipping()
-        self.persons = None
-        if groups is not None:
-            limit = min(16, piece) if rows_per_group is None else rows_per_group
-            self.persons = Persons(groups, len(self.records), limit)
-        elif rows_per_group is not None:
-            raise ConfigurationError("rows_per_group: needs groups=, the person of each record")
-        units = len(self.records if self.persons is None else self.persons)
+        limit = min(16, piece) if rows_per_group is None else rows_per_group
+        self.persons = None if groups is None else Persons(groups, len(self.records), limit)
+        units = len(self.persons or self.records)
         batch_size = max(RATE * units, 1.0) if batch_size is None else batch_size
         if self.persons is not None:
             _check_persons(self.persons, batch_size, piece, mode)
@@ -158,8 +182,8 @@ class DPFineTuner:
         budget = TrainingBudget(epsilon, delta, adjacency, noise_multiplier)
         epochs = EPOCHS if epochs is None and steps is None else epochs
         self.plan = plan_training(budget, units, batch_size, epochs=epochs, steps=steps)
-        needs_gradients = self.persons is not None or getattr(clipping, "per_layer", False)
-        mode = mode or ("hooks" if needs_gradients else "ghost")
+        by_example = self.persons is not None or getattr(clipping, "per_layer", False)
+        mode = mode or ("hooks" if by_example else "ghost")
         self.config = TrainingConfig(clipping, optimizer, lr, loss, mode, piece, seed)
         self.device = _device(device)
         self.trainable, self.pretrained = trainable, pretrained
@@ -173,15 +197,21 @@ class DPFineTuner:
     @property
     def statement(self) -> PrivacyStatement:
         """The guarantee that `fit` will give, known before training; it lacks only the digest of the weights."""
-        stated = self.plan.statement(
-            clipping=self.config.clipping,
+        plan, seeded = self.plan, self.config.seed is not None
+        return PrivacyStatement(
+            mechanism=MECHANISM,
+            records=plan.records,
+            delta=plan.budget.delta,
+            phases=(plan.phase(),),
+            clipping=repr(self.config.clipping),
+            expected_batch_size=plan.expected_batch_size,
             trained=self._trained_parameters(),
             pretrained=self.pretrained,
-            seeded=self.config.seed is not None,
+            seeded=seeded,
+            generator="" if seeded else GENERATOR,
+            unit="record" if self.persons is None else "person",
+            rows_per_person=None if self.persons is None else self.persons.max_rows,
         )
-        if self.persons is None:
-            return stated
-        return replace(stated, unit="person", rows_per_person=self.persons.max_rows)
 
     def fit(self, compare: Any = None, epsilons: Iterable[float] = ()) -> DPFineTuned:
         """Train, continuing from the checkpoint if there is one.
@@ -263,16 +293,12 @@ class DPFineTuner:
         return others
 
     def _silent_copy(self) -> DPFineTuner:
-        """The same training without checkpoint and progress."""
         other = copy(self)
         other.checkpoint, other.progress = None, silent
         return other
 
     def with_data(self, data: Any, *, seed: int) -> DPFineTuner:
-        """The same plan and starting weights with other data of the same size, without checkpoint and progress.
-
-        With `groups`, each record belongs to the person of the record that it replaces.
-        """
+        """The same plan, starting weights and persons with other data of the same size; no checkpoint, no progress."""
         records = records_of(data)
         if len(records) != len(self.records):
             raise InputError(f"data: expected {len(self.records)} records, as planned for, got {len(records)}")
@@ -313,7 +339,6 @@ class DPFineTuner:
         return train_mode(model)
 
     def _train(self, model: nn.Module, progress: Progress, feature_cache: dict[str, Tensor]) -> int:
-        """Train in place; returns the number of skipped examples."""
         trained, records = model, self.records
         if has_closed_form(model, records, self.config):
             folder = None if self.checkpoint is None else Path(f"{self.checkpoint}.features")
@@ -350,7 +375,7 @@ def _device(name: str | torch.device | None) -> torch.device:
 def _check_persons(persons: Persons, batch_size: float, piece: int, mode: Mode | None) -> None:
     if mode == "ghost":
         raise ConfigurationError(
-            'mode: with groups=, expected "hooks" or "functorch", got "ghost", which has norms of rows, not of persons'
+            'mode: with groups=, expected "hooks" or "functorch", got "ghost", which has norms of rows only'
         )
     if batch_size > len(persons):
         raise ConfigurationError(
@@ -459,3 +484,136 @@ def _count_correct(model: nn.Module, piece: Piece) -> int:
         raise InputError(f"compare: accuracy needs outputs of shape (rows, classes), got {kind}; leave compare out")
     check_classes(outputs, y)
     return int((outputs.argmax(1).cpu() == y.cpu()).sum())
+
+
+# --- a head alone -----------------------------------------------------------------------------------------------------
+
+
+LR = 0.15
+"""Learning rate of Adam for inputs of norm 1; docs/evidence/dp_defaults.md compares it with a search."""
+
+OCTAVES = 16.0
+
+
+def trainable_linear(model: nn.Module) -> str | None:
+    """Name of the `nn.Linear` that holds all trainable parameters; None if there is no such layer."""
+    training = [name for name, p in model.named_parameters() if p.requires_grad]
+    name = training[0].rpartition(".")[0] if training else ""
+    layer = model.get_submodule(name)
+    whole = isinstance(layer, nn.Linear) and training == [f"{name}.{part}" for part, _ in layer.named_parameters()]
+    return name if name and whole else None
+
+
+def has_closed_form(model: nn.Module, records: Records, config: TrainingConfig) -> bool:
+    """Whether only a linear output layer trains, on tensors and in one process."""
+    return (
+        config.loss is cross_entropy
+        and config.optimizer in ("adam", "sgd")
+        and not config.clipping.per_layer
+        and not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        and isinstance(records, InMemory)
+        and isinstance(records.x, Tensor)
+        and (name := trainable_linear(model)) is not None
+        and is_output_layer(model, name, records.x[:2])
+    )
+
+
+def is_output_layer(model: nn.Module, name: str, like: Tensor) -> bool:
+    """Whether the model returns this layer's output unchanged, tried on noise in the shape of these rows."""
+    outputs: list[Tensor] = []
+    hook = model.get_submodule(name).register_forward_hook(lambda _, __, output: outputs.append(output))
+    rows = torch.randn(like.shape, generator=torch.Generator().manual_seed(0)) if like.is_floating_point() else like
+    try:
+        with torch.no_grad():
+            output = model(rows.to(like.dtype).to(next(model.parameters()).device))
+    finally:
+        hook.remove()
+    return len(outputs) == 1 and isinstance(output, Tensor) and torch.equal(output, outputs[0])
+
+
+@dataclass(frozen=True, eq=False)
+class HeadProblem:
+    """A training of a head alone, from its inputs x (n, d)."""
+
+    layer: nn.Linear
+    x: Tensor
+    recipe: HeadRecipe
+    initial: Heads
+
+
+def head_problem(
+    model: nn.Module,
+    records: InMemory,
+    plan: TrainingPlan,
+    config: TrainingConfig,
+    *,
+    cache: Path | None,
+    computed: dict[str, Tensor] | None = None,
+) -> HeadProblem:
+    """Compute the features of the records, to train the head on; `computed` keeps them for another training."""
+    head_name = trainable_linear(model) or ""
+    head = linear_head(model, head_name)
+    device = head.weight.device
+    recipe = HeadRecipe(
+        classes=head.out_features,
+        steps=plan.steps,
+        sample_rate=plan.sample_rate,
+        expected_batch_size=plan.expected_batch_size,
+        clipping=config.clipping,
+        lr=config.lr or NETWORK_LR,
+        optimizer=cast(HeadOptimizer, config.optimizer),
+        bias=head.bias is not None,
+    )
+    bias = torch.zeros(head.out_features, device=device) if head.bias is None else head.bias.detach()
+    computed = {} if computed is None else computed
+    if "x" not in computed:
+        computed["x"] = features(model, head_name, cast(Tensor, records.x), cache=cache).to(device)
+    return HeadProblem(head, computed["x"], recipe, Heads(head.weight.detach()[None], bias[None]))
+
+
+def train_head(
+    problem: HeadProblem, labels: Tensor, plan: TrainingPlan, config: TrainingConfig, *, progress: Progress
+) -> None:
+    """Train the head in place, from its present weights; InputError: no output for a label, or weights diverged."""
+    source, recipe = random_source(config.seed, problem.x.device), problem.recipe
+    if config.lr is None and recipe.optimizer == "adam" and recipe.steps > 1:
+        norm = typical_norm(problem.x, recipe, plan.noise_multiplier, source)
+        recipe = replace(recipe, lr=LR / norm, steps=recipe.steps - 1)
+
+    def report(stage: str, done: float, total: float, note: str = "") -> None:
+        progress(stage, done, total, plan.spent_text(round(done) + plan.steps - recipe.steps))
+
+    trained = train_heads(
+        problem.x,
+        labels,
+        recipe,
+        noise_multiplier=plan.noise_multiplier,
+        initial=problem.initial,
+        generator=source,
+        progress=progress if progress is silent else report,
+    )
+    with torch.no_grad():
+        problem.layer.weight.copy_(trained.weight[0])
+        if problem.layer.bias is not None:
+            problem.layer.bias.copy_(trained.bias[0])
+
+
+def typical_norm(x: Tensor, recipe: HeadRecipe, noise_multiplier: float, source: Source) -> float:
+    """The geometric mean of the norms of rows, measured privately at the price of one step of DP-SGD.
+
+    The right learning rate of Adam is inversely proportional to that norm (1 for most text embeddings, 50 for a
+    MobileNet). As in any step, each example of a Poisson batch adds a vector of norm at most C, the clipping bound, and
+    the sum gets noise of noise_multiplier times C; here all numbers of that vector are 0 but one: C log2(norm) / 16,
+    cut to [-C, C]. The rest is post-processing. The result is in [2^-16, 2^16].
+    """
+    bound = 1.0 if recipe.clipping is None else recipe.clipping.bound
+    everyone = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
+    ((index, weight),) = separate_batches(recipe.sample_rate, everyone, 1, source)
+    octaves = torch.linalg.vector_norm(x.float(), dim=1).log2().div(OCTAVES).clamp(-1.0, 1.0)
+    drawn = octaves if index is None else octaves[index]
+    total = torch.zeros(1, recipe.outputs, x.shape[1] + recipe.bias, device=x.device)
+    total[0, 0, 0] = bound * (drawn if weight is None else drawn * weight[0]).sum()
+    if noise_multiplier:
+        total = add_noise(total, gaussian(total, noise_multiplier * bound, source), index, weight, len(x))
+    mean = float(total[0, 0, 0]) / bound / recipe.expected_batch_size
+    return float(2.0 ** (OCTAVES * min(max(mean, -1.0), 1.0)))

@@ -1,49 +1,59 @@
-"""Steps of DP-SGD with one interface in every mode: `accumulate` pieces of a logical batch, then `step`.
-
-`make_step` makes a `PerSampleStep` of a model, a `torch.optim` optimizer and a clipping rule.
+"""Steps of DP-SGD by Opacus with one interface in every mode, and the privacy statement of another loop with Opacus.
 
 | mode | gradients of single examples | clipping |
 |---|---|---|
 | "hooks" | computed for one piece, by Opacus' rules for each layer | all rules |
 | "functorch" | computed by `torch.func.vmap`, for any layer | all rules |
 | "ghost" | only their norms; a second backward pass sums the clipped ones | one factor per example: not per layer |
-
-The optimizers extend Opacus' by any `Clipping`, exact factors, empty batches and examples without a finite gradient.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, cast, get_args
 
+import opacus
 import torch
+from opacus import PrivacyEngine
+from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.grad_sample import AbstractGradSampleModule
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
-from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
+from opacus.grad_sample.gsm_base import AbstractGradSampleHooks
+from opacus.optimizers import AdaClipDPOptimizer, DistributedDPOptimizer, DPOptimizer
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.module_utils import trainable_modules
+from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
+from safexplain._digest import weights_digest
+from safexplain._privacy_loss import Steps, check_delta
 from safexplain._secure_random import SecureGenerator
 from safexplain._validate import check_number
-from safexplain.dp.models.checks import Mode, check_loss_shape
-from safexplain.dp.models.replacements import GhostHooks
-from safexplain.dp.sgd.clipping import Clipping, check_clipping, sample_norms
-from safexplain.dp.sgd.records import Inputs, Loss, mean_gradients
-from safexplain.dp.sgd.sampling import Source, gaussian
-from safexplain.errors import ConfigurationError, RefusedError
+from safexplain.dp.models.prepare import Mode, check_loss_shape
+from safexplain.dp.models.replacements import GhostHooks, is_pinned
+from safexplain.dp.sgd.clipping import Clipping, FlatClipping, PerLayerClipping, check_clipping, sample_norms
+from safexplain.dp.sgd.sampling import Inputs, Loss, Source, gaussian, mean_gradients
+from safexplain.errors import ConfigurationError, InputError, RefusedError
+from safexplain.verdict.privacy_statement import PrivacyStatement
+
+MECHANISM = (
+    "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise (Abadi et al. 2016, arXiv 1607.00133)"
+)
 
 
 class PerSampleStep(ABC):
     """Steps of DP-SGD on a model; made by `make_step`.
 
     Opacus' hooks are active only during `accumulate`, so between calls the model can be evaluated and saved as usual.
-    Every use of a trainable parameter must be inside its module's forward. If a parameter is also used elsewhere (a
-    weight tied by hand), Opacus does not split those gradients, and this is not detected.
+    If a trainable parameter is also used outside its module's forward (a weight tied by hand), Opacus does not split
+    those gradients, and this is not detected.
     """
 
     _hook_result: ClassVar[str]
@@ -59,10 +69,11 @@ class PerSampleStep(ABC):
         optimizer.zero_grad(set_to_none=True)
 
     def accumulate(self, x: Inputs, y: Tensor, owners: Tensor | None = None) -> Tensor:
-        """Run the forward pass and add the sum of these examples' clipped gradients to the logical batch.
+        """Add the sum of these examples' clipped gradients to the logical batch; returns the losses (batch,), detached
+        and not private.
 
         With `owners`, (batch,) the person of each example from 0 without gaps, the mean gradient of each person is
-        clipped, and all their examples must be in this call. Returns the losses (batch,), detached and not private.
+        clipped, and all their examples must be in this call.
 
         Raises:
             ConfigurationError: the loss is not one number for each example, a trainable part of the model is in
@@ -75,15 +86,15 @@ class PerSampleStep(ABC):
             raise ConfigurationError(f"a trainable {in_eval[0]} is in evaluation mode; call model.train() first")
         if any(m.training or m.running_mean is None for m in self._batch_norms):
             raise ConfigurationError(
-                "batch normalisation in training mode makes each output depend on all examples; replace it by"
-                " nn.GroupNorm, or freeze it and call its .eval() after model.train()"
+                "batch normalisation in training mode mixes the examples; replace it by nn.GroupNorm, or freeze it and"
+                " call its .eval() after model.train()"
             )
         self._drop_gradients()
         with self._hooks_enabled():
             return self._add_clipped_sum(x, y, owners)
 
     def step(self) -> None:
-        """Add noise once, divide by the expected batch size, update, and clear; with an empty batch, noise alone."""
+        """Add noise, divide by the expected batch size, update, and clear; with an empty batch, noise alone."""
         self._drop_gradients()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -99,7 +110,6 @@ class PerSampleStep(ABC):
                 module.__dict__.pop(name, None)
 
     def _drop_gradients(self) -> None:
-        """Drop gradients of other backward passes, which do not belong to the sum."""
         self.optimizer.original_optimizer.zero_grad()
 
     @abstractmethod
@@ -122,7 +132,6 @@ class PerSampleStep(ABC):
                 )
 
     def _is_missed(self, p: Any) -> bool:
-        """Whether the hooks computed nothing for a parameter in this backward pass."""
         return getattr(p, self._hook_result) is None
 
     @contextmanager
@@ -162,7 +171,7 @@ class HooksStep(PerSampleStep):
 
 
 class GhostStep(PerSampleStep):
-    """Mode ghost. Examples without a finite norm would spoil the second backward pass, so the others are run again."""
+    """Mode ghost; if examples have no finite norm, which would spoil the second backward pass, the others run again."""
 
     _hook_result = "_norm_sample"
 
@@ -189,7 +198,6 @@ class GhostStep(PerSampleStep):
         return first
 
     def _norms(self, losses: Tensor) -> Tensor:
-        """Norms of shape (batch,) of whole gradients."""
         for p in self.optimizer.params:
             p._norm_sample = None
         self._run_hooks(losses, retain_graph=True)
@@ -199,7 +207,6 @@ class GhostStep(PerSampleStep):
 
 
 def _direct_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Trainable parameters of a module itself, not of its children."""
     return (p for p in module.parameters(recurse=False) if p.requires_grad)
 
 
@@ -216,12 +223,11 @@ def make_step(
     distributed: bool = False,
     float_safe: bool = True,
 ) -> PerSampleStep:
-    """Prepare a model for steps of DP-SGD; `close` the result to restore the model.
+    """Prepare a model in training mode for steps of DP-SGD; `close` the result to restore the model.
 
-    The model must be in training mode, and exactly the parameters to train must require gradients. `loss` returns
-    losses of shape (batch,); for `mode` see the table of this module. Other arguments are as for `ClippedOptimizer`.
-    With `distributed`, the logical batch is spread over the processes of torch.distributed, and the parameters of the
-    first process are sent to all.
+    Exactly the parameters to train must require gradients. For `mode` see the table of this module; other arguments are
+    as for `ClippedOptimizer`. With `distributed`, the logical batch is spread over the processes of torch.distributed,
+    and the parameters of the first process are sent to all.
 
     Raises:
         ConfigurationError: options contradict each other, or the optimizer holds other parameters than the model's.
@@ -275,13 +281,12 @@ def _check_model(model: nn.Module, params: Sequence[nn.Parameter]) -> None:
 
 
 class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
-    """Clips each example's gradient, sums, adds Gaussian noise of std noise_multiplier * bound, and updates.
+    """Clips each example's gradient, sums, adds Gaussian noise of std noise_multiplier * bound, and updates; also for
+    empty batches.
 
-    An empty Poisson batch makes a step of noise alone. An example whose gradient is not finite contributes nothing and
-    is counted in `skipped`.
-
-    The noisy sum is divided by the expected size of a logical batch over all processes, never by the size of the batch
-    drawn, which is private. `skipped` depends on the data without noise, so no guarantee covers it.
+    The noisy sum is divided by the expected size of a logical batch over all processes, never by that of the batch
+    drawn, which is private. Examples without a finite gradient contribute nothing; no guarantee covers their number,
+    `skipped`.
     """
 
     def __init__(
@@ -325,7 +330,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
         rows = max(map(len, gradients))
         if any(len(g) not in (0, rows) for g in gradients):
             raise RefusedError(
-                "expected per-example gradients of the same number of examples for all parameters, got numbers of"
+                f"expected gradients of as many examples for all parameters, got those of"
                 f" {sorted({len(g) for g in gradients})} examples: a layer changes the number of rows; freeze it"
             )
         if rows == 0:
@@ -372,8 +377,7 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
 class DistributedClippedOptimizer(DistributedDPOptimizer, ClippedOptimizer):  # type: ignore[misc]
     """`ClippedOptimizer` over the processes of torch.distributed, each with its own part of the logical batch.
 
-    The sums of all processes are added up, with noise from the first one only. Every process must take every step, even
-    if its part of the batch is empty, and `expected_batch_size` is that of the whole batch, as in one process.
+    The sums of all are added up, with noise from the first one only. Every process must take every step.
     """
 
     def __init__(self, optimizer: Optimizer, *, clipping: Clipping, **options: Any) -> None:
@@ -383,3 +387,190 @@ class DistributedClippedOptimizer(DistributedDPOptimizer, ClippedOptimizer):  # 
         """Sum the gradients of all processes."""
         for p in self.params:
             torch.distributed.all_reduce(p.grad, op=torch.distributed.ReduceOp.SUM)
+
+
+# --- the statement of a loop with Opacus ------------------------------------------------------------------------------
+
+
+ACCOUNTANTS = (RDPAccountant, PRVAccountant, GaussianAccountant)
+"""Those with a complete history: (noise multiplier, sample rate, steps)."""
+
+SAME_CALL = "pass the engine with the model, optimizer and loader of a single make_private call"
+STATE_BY_HAND = "state its steps yourself: PrivacyStatement(..., phases=(Steps(...),)).bound_to(model)"
+
+
+def statement_from(
+    privacy_engine: PrivacyEngine,
+    model: nn.Module,
+    optimizer: DPOptimizer,
+    loader: DataLoader[Any],
+    *,
+    delta: float,
+    pretrained: bool = True,
+) -> PrivacyStatement:
+    """The guarantee of a training with Opacus, under both adjacencies, bound to the model's present weights.
+
+    Epsilons are computed from the accountant's history. The statement lists as assumptions that the loop clips, draws
+    and steps as Opacus does, and uses the records in no other way; `safexplain.audit.canaries.WhiteBox` or `safexplain
+    canaries` checks that.
+
+    Args:
+        privacy_engine: after the last step.
+        model: the trained model, with or without Opacus' wrapper.
+        optimizer: from `make_private`.
+        loader: from `make_private` or from `BatchMemoryManager`.
+        delta: smaller than one over the number of records.
+        pretrained: whether the starting weights were trained on other data, which the statement then lists as
+            unprotected.
+
+    Raises:
+        InputError: objects that are not from `make_private`, or from different trainings.
+        ConfigurationError: an accountant or optimizer that is not Opacus' own, or a delta out of range.
+        RefusedError: no step was taken, batches are not Poisson samples, clipping is adaptive, or a layer mixes the
+            records of a batch.
+
+    Warns:
+        WeakDeltaWarning: delta is at least one over the number of records.
+    """
+    for name, given, kind in (
+        ("privacy_engine", privacy_engine, PrivacyEngine),
+        ("model", model, nn.Module),
+        ("optimizer", optimizer, DPOptimizer),
+        ("loader", loader, DataLoader),
+    ):
+        if not isinstance(given, kind):
+            raise InputError(f"{name}: expected a {kind.__name__}, got {type(given).__name__}; {SAME_CALL}")
+    phases = _phases(privacy_engine.accountant)
+    _check_optimizer(optimizer, privacy_engine.accountant)
+    records = _count_records(loader, privacy_engine)
+    model = _unwrapped(model)
+    _check_layers(model)
+    check_delta(delta, records)
+    secure = "torchcsprng's generator, with Opacus' secure_mode" if optimizer.secure_mode else ""
+    return PrivacyStatement(
+        mechanism=f"{MECHANISM}, by Opacus {opacus.__version__}",
+        records=records,
+        delta=delta,
+        phases=phases,
+        clipping=_clipping(optimizer),
+        trained=_trained_parameters(model, optimizer),
+        pretrained=pretrained,
+        seeded=optimizer.generator is not None and not optimizer.secure_mode,
+        weights=weights_digest(model),
+        own_loop=True,
+        generator=secure,
+    )
+
+
+def without_hooks(model: nn.Module) -> nn.Module:
+    """The model without Opacus' wrappers, hooks and attributes on the layers."""
+    model = _unwrapped(model)
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._backward_hooks):
+            for number, hook in list(hooks.items()):
+                if isinstance(getattr(getattr(hook, "func", hook), "__self__", None), AbstractGradSampleHooks):
+                    del hooks[number]
+        for name in ("autograd_grad_sample_hooks", "activations", "max_batch_len", "ft_compute_sample_grad"):
+            module.__dict__.pop(name, None)
+    return model
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    while True:
+        if isinstance(model, AbstractGradSampleModule):
+            model = model._module
+        elif isinstance(model, DifferentiallyPrivateDistributedDataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def _phases(accountant: Any) -> tuple[Steps, ...]:
+    if type(accountant) not in ACCOUNTANTS:
+        raise ConfigurationError(
+            f"privacy_engine: expected the accountant rdp, prv or gdp of Opacus, got {type(accountant).__name__}, whose"
+            f" history may mean something else; {STATE_BY_HAND}"
+        )
+    steps: dict[tuple[float, float], int] = {}
+    for noise_multiplier, sample_rate, count in accountant.history:
+        kind = float(noise_multiplier), float(sample_rate)
+        steps[kind] = steps.get(kind, 0) + int(count)
+    if not sum(steps.values()):
+        raise RefusedError(
+            "privacy_engine: its accountant has counted no step; train first, or load the history"
+            " (PrivacyEngine.load_checkpoint)"
+        )
+    return tuple(Steps(s, q, n, "full-batch" if q == 1 else "poisson") for (s, q), n in steps.items())
+
+
+def _check_optimizer(optimizer: DPOptimizer, accountant: Any) -> None:
+    """Raise unless it is Opacus' own, and reports its steps to this accountant."""
+    if isinstance(optimizer, AdaClipDPOptimizer):
+        raise RefusedError(
+            "optimizer: adaptive clipping estimates its bound from the records, which the history does not cover; train"
+            ' with clipping="flat" or "per_layer"'
+        )
+    if not type(optimizer).__module__.startswith("opacus."):
+        raise ConfigurationError(
+            f"optimizer: expected one of Opacus, got {type(optimizer).__name__}, whose clipping and noise are unknown;"
+            f" {STATE_BY_HAND}"
+        )
+    hook = getattr(optimizer.step_hook, "__closure__", None) or ()
+    if not any(cell.cell_contents is accountant for cell in hook):
+        raise InputError(f"optimizer: it reports its steps to another accountant than this engine's; {SAME_CALL}")
+
+
+def _count_records(loader: DataLoader[Any], engine: PrivacyEngine) -> int:
+    """The number of records, if the loader draws Poisson batches at no more than the accounted sample rate."""
+    sampler: Any = loader.batch_sampler
+    if isinstance(sampler, BatchSplittingSampler):
+        sampler = sampler.sampler
+    if not isinstance(sampler, UniformWithReplacementSampler | DistributedUniformWithReplacementSampler):
+        raise RefusedError(
+            "loader: expected Poisson samples, whose epsilon can be far too small for other batches (Chua et al. 2024,"
+            " arXiv 2403.17673). Train with poisson_sampling=True, and pass the loader that make_private returned"
+        )
+    records = len(cast(Sized, loader.dataset))
+    if engine.dataset is None or len(engine.dataset) != records:
+        raise InputError(f"loader: its data set is not the one that the engine was made private with; {SAME_CALL}")
+    accounted = engine.accountant.history[-1][1]
+    if sampler.sample_rate > accounted * (1 + 1e-9):
+        raise InputError(
+            f"loader: it draws each record at a rate of {sampler.sample_rate:.4g}, but the accountant counted"
+            f" {accounted:.4g}; {SAME_CALL}"
+        )
+    return records
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Raise if a layer mixes records; Opacus checks trainable layers only."""
+    mixing = [
+        f"{name or 'the model'} ({type(m).__name__})"
+        for name, m in model.named_modules()
+        if isinstance(m, _BatchNorm) and m.training and not is_pinned(m)
+    ]
+    if mixing:
+        raise RefusedError(
+            f"model: {', '.join(mixing)} computes statistics over the records of a batch without noise; train"
+            " safexplain.dp.prepare(model), or keep frozen batch normalisation in evaluation mode"
+        )
+
+
+def _trained_parameters(model: nn.Module, optimizer: DPOptimizer) -> str:
+    held = {id(p): p.numel() for p in optimizer.params}
+    names = {name: p for name, p in model.named_parameters() if id(p) in held}
+    if len(names) != len(held):
+        raise InputError(f"model: the optimizer holds parameters that are not this model's; {SAME_CALL}")
+    sizes = [p.numel() for p in model.parameters()]
+    chosen = "all" if len(names) == len(sizes) else ", ".join(names)
+    return f"{chosen}: {sum(held.values()):,} of {sum(sizes):,} parameters"
+
+
+def _clipping(optimizer: Any) -> str:
+    """The clipping rule as in `safexplain.dp`; Opacus adds 1e-6 to each norm."""
+    bounds = getattr(optimizer, "max_grad_norms", None)
+    if bounds is None:
+        return repr(FlatClipping(float(optimizer.max_grad_norm)))
+    if len(set(map(float, bounds))) == 1:
+        return repr(PerLayerClipping(float(optimizer.max_grad_norm)))
+    return f"each parameter tensor to a separate bound, together at most {float(optimizer.max_grad_norm):g}"

@@ -19,7 +19,7 @@ from safexplain._privacy_loss import Adjacency, check_delta
 from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.sgd.finetune import DPFineTuned
-from safexplain.dp.sgd.opacus_engine import without_hooks
+from safexplain.dp.sgd.steps import without_hooks
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.recourse.features import training_columns
 from safexplain.recourse.guarantee import VOUCHED, Guarantee, Per, assumptions

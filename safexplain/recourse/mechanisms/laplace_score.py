@@ -1,6 +1,6 @@
 """Recourse from a noised logit and public weights, in which each answer spends budget.
 
-The weights v come from `safexplain.dp.linear.mechanisms`: on neighbouring data sets |v - v'| <= S, the solver's error
+The weights v come from `safexplain.dp.linear.classifier`: on neighbouring data sets |v - v'| <= S, the solver's error
 included. A query x becomes u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1, as
 queries are not shortened. By Cauchy and Schwarz the score f(x) = <v, u> changes by at most |u| S.
 
@@ -36,8 +36,15 @@ from sklearn.utils import check_X_y
 
 from safexplain._secure_random import Randomness, discrete_laplace
 from safexplain._validate import check_number, readable, real_numbers
-from safexplain.dp.linear.classifier import check_bound, in_unit_ball, positions
-from safexplain.dp.linear.mechanisms import GRADIENT_ERROR, largest_weight, stability, stable_minimiser
+from safexplain.dp.linear.classifier import (
+    GRADIENT_ERROR,
+    check_bound,
+    in_unit_ball,
+    largest_weight,
+    positions,
+    stability,
+    stable_minimiser,
+)
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.guarantee import (
     NOT_CHARGED,

@@ -9,7 +9,7 @@ from torch import nn
 
 from safexplain.audit.canaries import audit_training
 from safexplain.dp import DPFineTuner
-from safexplain.dp.heads import closed_form as dp_head
+from safexplain.dp import heads as dp_head
 from safexplain.errors import ConfigurationError, InputError
 
 CLOUDS = torch.Generator().manual_seed(0)

@@ -27,7 +27,7 @@ from safexplain.audit.canaries.canary import (
 )
 from safexplain.audit.canaries.probe import ModuleNetwork
 from safexplain.audit.canaries.run import LinearHead, reference, true_class_probability
-from safexplain.dp.heads.closed_form import HeadRecipe
+from safexplain.dp.heads import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import InputError
 from safexplain.verdict.canaries.result import Claim, Scores, judge

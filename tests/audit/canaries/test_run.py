@@ -12,7 +12,7 @@ from torch import Tensor
 
 from safexplain.audit.canaries.run import PRESETS, Setting, preset, run_canaries, worst_case_scores
 from safexplain.dp import FlatClipping, Steps
-from safexplain.dp.heads.closed_form import HeadRecipe
+from safexplain.dp.heads import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.canaries.result import Claim
 

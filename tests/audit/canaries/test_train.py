@@ -12,7 +12,7 @@ from opacus_oracle import NETWORKS, D, N, Recorded, by_opacus, data, recipe, see
 from safexplain.audit.canaries import run as module
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.audit.canaries.run import Inserted, KeyedDraws, LinearHead, steps_of, train_runs
-from safexplain.dp.heads.closed_form import Rows
+from safexplain.dp.heads import Rows
 from safexplain.dp.sgd.clipping import PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
 

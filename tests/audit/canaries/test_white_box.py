@@ -218,7 +218,7 @@ def test_a_tuner_trains_as_it_claims(options):
 
 @pytest.mark.parametrize("options", [{"trainable": "head"}, pytest.param({"mode": "ghost"}, marks=pytest.mark.slow)])
 def test_a_tuner_with_less_noise_than_planned_is_refuted(options, monkeypatch):
-    from safexplain.dp.heads import closed_form
+    from safexplain.dp import heads as closed_form
     from safexplain.dp.sgd import sampling, steps
 
     for module in (closed_form, steps):

@@ -14,7 +14,7 @@ from safexplain._privacy_loss import Steps
 from safexplain.audit import Policy, Population, Question, Recipe, train_shadows
 from safexplain.audit.canaries import CanaryProbe, Claim, Setting, run_canaries
 from safexplain.audit.planning.plan import plan_audit, plan_canaries, plan_probes
-from safexplain.dp.heads.closed_form import HeadRecipe
+from safexplain.dp.heads import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import InputError
 from safexplain.tune import tune

@@ -14,7 +14,7 @@ from torch import nn
 from safexplain.audit import Population, Recipe
 from safexplain.audit.references.recipe import DPTraining, check_examples, check_records, overruled
 from safexplain.dp import AutoSClipping, FlatClipping, PerLayerClipping, Steps
-from safexplain.dp.sgd.plan import MECHANISM
+from safexplain.dp.sgd.steps import MECHANISM
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.verdict.privacy_statement import PrivacyStatement
 

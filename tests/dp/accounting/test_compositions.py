@@ -8,13 +8,11 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import binom
 
-from safexplain._privacy_loss import MAX_KINDS, Steps, composed, epsilons, grid_widths, one_step, privacy_loss
-from safexplain._privacy_loss.distributions import CELLS, CUT_OFF, Losses, _support, compose
-from safexplain.errors import ConfigurationError, ConfigurationTypeError
+from safexplain._privacy_loss import MAX_KINDS, Steps, composed, epsilons, grid_widths, one_step
+from safexplain._privacy_loss.distributions import CUT_OFF, Losses, _support, compose
+from safexplain.errors import ConfigurationTypeError
 
 NEIGHBORS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -45,14 +43,6 @@ def test_a_composition_is_what_dp_accounting_says(phases, adjacency):
     """Both are upper bounds, theirs on a grid of 3e-4 for every step."""
     found, expected = composed(phases, 1e-5).of(adjacency), theirs(phases, 1e-5, adjacency)
     assert expected - 1e-3 <= found <= expected * (1 + 1e-3) + 2e-4
-
-
-def test_no_grid_has_more_than_its_cells():
-    """One grid for everything, as fine as the finest phase, would take all memory."""
-    for phases in (MIXED, [Steps(5, 1e-3, 10**6)], [Steps(3000, 1e-3, 10**6), Steps(0.3, 1e-6, 1)]):
-        for adjacency in NEIGHBORS:
-            for losses in privacy_loss(phases, adjacency).directions:
-                assert len(losses.mass) <= CELLS
 
 
 def test_very_many_different_phases_count_as_the_worst_of_similar_ones():
@@ -186,24 +176,6 @@ def test_epsilon_and_delta_are_inverse():
 
 
 # --------------------------------------------------------------------------------------------- nothing is raised
-
-
-@settings(max_examples=8)
-@given(
-    noise=st.floats(-6, 7),
-    rate=st.floats(-9, 0),
-    steps=st.floats(0, 6),
-    delta=st.floats(-12, -0.05),
-    sampling=st.sampled_from(["poisson", "fixed-size"]),
-)
-def test_every_setting_has_an_epsilon_or_says_why_not(noise, rate, steps, delta, sampling):
-    values = (10**noise, 10**rate, int(10**steps), 10**delta)
-    try:
-        found = epsilons(*values, sampling=sampling)
-    except ConfigurationError:
-        return
-    assert 0 <= found.add_remove <= found.substitute
-    assert not math.isnan(found.substitute)
 
 
 @pytest.mark.parametrize("values", [(0.02, 1e-3, 10, 1e-3), (5e-324, 1.0, 1, 1e-5), (1e-6, 1e-3, 10**12, 1e-5)])

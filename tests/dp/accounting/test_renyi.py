@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from safexplain._privacy_loss import renyi
-from safexplain._privacy_loss.pairs import Pair
+from safexplain._privacy_loss.distributions import Pair
 from safexplain.dp import Steps, epsilons
 from safexplain.errors import ConfigurationError
 

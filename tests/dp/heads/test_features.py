@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from safexplain.dp.heads.features import features, head_input, linear_head
+from safexplain.dp.heads import features, head_input, linear_head
 from safexplain.errors import InputError
 
 
@@ -106,7 +106,7 @@ def test_another_head_on_the_same_backbone_needs_no_new_features(net, x, tmp_pat
 
 
 def test_an_interrupted_call_goes_on_where_it_stopped(net, x, tmp_path, monkeypatch):
-    monkeypatch.setattr("safexplain.dp.heads.features._PIECE", 50)
+    monkeypatch.setattr("safexplain.dp.heads._PIECE", 50)
     whole = features(net, HEAD, x, batch_size=10)
 
     def stop(stage, done, total):

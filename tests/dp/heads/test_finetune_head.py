@@ -9,9 +9,8 @@ from torch import nn
 from safexplain._progress import silent
 from safexplain.audit.canaries import audit_training
 from safexplain.dp import AutoSClipping, DPFineTuner
-from safexplain.dp.heads import closed_form
-from safexplain.dp.heads.closed_form import HeadRecipe
-from safexplain.dp.heads.finetune_head import typical_norm
+from safexplain.dp.heads import STEP_OBSERVER, HeadRecipe
+from safexplain.dp.sgd.finetune import typical_norm
 
 RECIPE = HeadRecipe(
     classes=3, steps=5, sample_rate=0.5, expected_batch_size=1000, clipping=AutoSClipping(0.5), lr=1.0, optimizer="adam"
@@ -33,14 +32,14 @@ def test_no_record_changes_what_is_measured_by_more_than_the_clip_bound():
     sums = []
     whole, absent = RECIPE.clipping, rows(1.0, n=50)
     recipe = HeadRecipe(**{**RECIPE.__dict__, "sample_rate": 1.0, "expected_batch_size": 50})
-    token = closed_form.STEP_OBSERVER.set(lambda total, noise, batch: sums.append(total.clone()) or total + noise)
+    token = STEP_OBSERVER.set(lambda total, noise, batch: sums.append(total.clone()) or total + noise)
     try:
         for value in (0.0, 1e-30, 1.0, 1e30):
             x = absent.clone()
             x[0] = value
             typical_norm(x, recipe, 1.0, torch.Generator().manual_seed(0))
     finally:
-        closed_form.STEP_OBSERVER.reset(token)
+        STEP_OBSERVER.reset(token)
     rest = sums[2].clone()
     rest[0, 0, 0] -= whole.bound * math.log2(20**0.5) / 16
     assert all(float((total - rest).norm()) <= whole.bound * (1 + 1e-5) for total in sums)

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import kstest
 from sklearn.linear_model import LogisticRegression
 
-from safexplain.dp.linear import noisy_gd
-from safexplain.dp.linear.noisy_gd import NoisyGradientDescent, clipped_gradient_sum, noisy_gradient_descent
+from safexplain.dp.linear import classifier
+from safexplain.dp.linear.classifier import NoisyGradientDescent, clipped_gradient_sum, noisy_gradient_descent
 from safexplain.errors import ConfigurationError
 
 
@@ -41,7 +41,7 @@ def test_the_sum_is_that_of_a_loop_over_records(bound, k):
 
 
 def test_without_noise_it_converges_to_the_regression_of_scikit_learn(monkeypatch):
-    monkeypatch.setattr(noisy_gd, "LARGEST_STEP", 4.0)  # below 2 / curvature, where descent settles
+    monkeypatch.setattr(classifier, "LARGEST_STEP", 4.0)  # below 2 / curvature, where descent settles
     features, labels, _ = problem(n=100, p=3, k=3)
     descent = NoisyGradientDescent(1e-9, steps=2000, max_grad_norm=2.0, logit_noise=1.0)
     weights, _ = noisy_gradient_descent(features, labels, 3, descent, np.random.default_rng(0))
@@ -51,7 +51,7 @@ def test_without_noise_it_converges_to_the_regression_of_scikit_learn(monkeypatc
 
 
 def test_centred_it_converges_to_the_same_regression(monkeypatch):
-    monkeypatch.setattr(noisy_gd, "LARGEST_STEP", 1.0)
+    monkeypatch.setattr(classifier, "LARGEST_STEP", 1.0)
     features, labels, _ = problem(n=100, p=3, k=3)
     rows = np.column_stack([0.3 * features + 0.5, np.full(100, 0.3)])  # far from 0 against how much they vary
     descent = NoisyGradientDescent(1e-9, steps=4000, max_grad_norm=2.0, centred=True)
@@ -65,7 +65,7 @@ def test_centred_it_converges_to_the_same_regression(monkeypatch):
 def test_the_mean_is_one_more_release_with_the_noise_of_a_gradient_clipped_to_1():
     features, sigma = problem(n=500)[0], 20.0
     assert NoisyGradientDescent(sigma, steps=7, centred=True).releases == 8
-    drawn = noisy_gd._noised_mean(features, np.full(4000, 500.0), sigma, np.random.default_rng(0))
+    drawn = classifier._noised_mean(features, np.full(4000, 500.0), sigma, np.random.default_rng(0))
     noised = drawn * (500**2 + 4 * sigma**2) / 500
     assert kstest(((noised - features.sum(axis=0)) / sigma).ravel(), "norm").pvalue > 0.01
 
@@ -84,7 +84,7 @@ def test_the_number_of_records_enters_only_where_the_step_is_capped():
     descent = NoisyGradientDescent(100.0)
     assert descent.step_size(np.array([10.0])) == descent.step_size(np.array([1000.0]))
     tiny = NoisyGradientDescent(1e-3)
-    assert tiny.step_size(np.array([1000.0])) == noisy_gd.LARGEST_STEP / 1000
+    assert tiny.step_size(np.array([1000.0])) == classifier.LARGEST_STEP / 1000
 
 
 def test_a_hidden_number_of_records_is_one_more_noisy_release():

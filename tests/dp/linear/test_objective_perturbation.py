@@ -5,13 +5,13 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
-from objective_oracle import log_density, newton, signed_rows
+from objective_oracle import log_density, signed_rows
 from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import gamma, kstest
 
-from safexplain.dp.linear import mechanisms
-from safexplain.dp.linear.mechanisms import (
+from safexplain.dp.linear import classifier
+from safexplain.dp.linear.classifier import (
     PerturbedObjective,
     minimise,
     perturbed_minimiser,
@@ -37,7 +37,6 @@ def test_it_finds_the_minimiser_that_a_generic_solver_finds(n, p, regularization
         return np.logaddexp(0, -signed @ w).sum() + regularization / 2 * w @ w + b @ w, gradient
 
     found = minimise(signed, linear, regularization, 1e-7)
-    np.testing.assert_allclose(found, newton(signed, linear, regularization), atol=1e-5)
     for w, b in zip(found, linear, strict=True):
         oracle = minimize(
             value, np.zeros(p), args=(b,), jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000}
@@ -102,17 +101,6 @@ def test_the_exact_density_ratio_is_within_epsilon_and_nearly_reaches_it(adjacen
     assert largest > 0.8 * mechanism.epsilon(adjacency)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_no_pair_of_data_sets_exceeds_epsilon(seed):
-    rng = np.random.default_rng(seed)
-    common, one, other = signed_rows(rng.integers(0, 6), 2, seed), *signed_rows(2, 2, seed + 100)[:, None]
-    mechanism = PerturbedObjective.calibrated(0.7, 2, "substitute", logit_noise=rng.choice([0.3, 1.0, 5.0]))
-    first, second = np.concatenate([common, one]), np.concatenate([common, other])
-    spread = 10 * rng.choice([0.1, 1.0, 10.0])
-    assert largest_log_ratio(first, second, mechanism, spread) <= mechanism.epsilon("substitute")
-    assert largest_log_ratio(first, common, mechanism, spread) <= mechanism.epsilon("add_remove")
-
-
 def test_noise_has_a_uniform_direction_and_a_gamma_length():
     noise = radial_noise(0.5, (20_000, 3), np.random.default_rng(0))
     length = np.linalg.norm(noise, axis=1)
@@ -123,7 +111,7 @@ def test_noise_has_a_uniform_direction_and_a_gamma_length():
 
 def test_the_released_weights_carry_noise_beyond_the_solver_error(monkeypatch):
     mechanism = PerturbedObjective.calibrated(1.0, 3, "substitute")
-    monkeypatch.setattr(mechanisms, "minimise", lambda signed, linear, *_: np.zeros_like(linear))
+    monkeypatch.setattr(classifier, "minimise", lambda signed, linear, *_: np.zeros_like(linear))
     covered = perturbed_minimiser(signed_rows(5, 3), mechanism, np.random.default_rng(0), runs=4000)
     assert kstest(np.linalg.norm(covered, axis=1), gamma(3, scale=1 / mechanism.cover_rate).cdf).pvalue > 0.01
     assert 2 * mechanism.cover_rate * mechanism.solver_error == pytest.approx(0.01)
@@ -132,5 +120,5 @@ def test_the_released_weights_carry_noise_beyond_the_solver_error(monkeypatch):
 def test_more_rows_than_a_block_change_nothing_but_rounding(monkeypatch):
     signed, linear = signed_rows(200, 3), np.ones((2, 3))
     whole = minimise(signed, linear, 2.0, 1e-9)
-    monkeypatch.setattr(mechanisms, "BLOCK", 7)
+    monkeypatch.setattr(classifier, "BLOCK", 7)
     np.testing.assert_allclose(minimise(signed, linear, 2.0, 1e-9), whole, atol=2e-9)

@@ -11,8 +11,7 @@ import timm
 from dp_zoo import Attention, build, conv_net, images, mlp, used
 from opacus.grad_sample import GradSampleModule, register_grad_sampler
 
-from safexplain.dp.models.checks import check_rows, mixes_samples, wrong_gradients
-from safexplain.dp.models.prepare import prepare
+from safexplain.dp.models.prepare import check_rows, mixes_samples, prepare, wrong_gradients
 from safexplain.errors import InputError
 
 pytestmark = [

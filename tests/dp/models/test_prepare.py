@@ -27,8 +27,7 @@ from dp_zoo import (
     watched,
 )
 
-from safexplain.dp.models.checks import hooked_modules, unsupported
-from safexplain.dp.models.prepare import prepare
+from safexplain.dp.models.prepare import hooked_modules, prepare, unsupported
 from safexplain.dp.models.replacements import (
     BatchNormReplacedWarning,
     PerSampleAttention,

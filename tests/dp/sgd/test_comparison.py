@@ -12,10 +12,9 @@ from torch.nn import functional
 
 from safexplain._progress import silent
 from safexplain.dp import DPFineTuner, FlatClipping
-from safexplain.dp.heads import finetune_head
+from safexplain.dp.sgd import finetune
 from safexplain.dp.sgd.finetune import accuracy_of
-from safexplain.dp.sgd.records import records_of
-from safexplain.dp.sgd.sampling import PoissonSampler
+from safexplain.dp.sgd.sampling import PoissonSampler, records_of
 from safexplain.errors import ConfigurationError, InputError
 
 
@@ -108,8 +107,8 @@ def test_the_figure_has_a_point_for_each_epsilon_and_a_line_without(compared, tm
 
 def test_the_features_of_a_frozen_backbone_are_computed_once(monkeypatch):
     calls = []
-    real = finetune_head.features
-    monkeypatch.setattr(finetune_head, "features", lambda *a, **k: calls.append(1) or real(*a, **k))
+    real = finetune.features
+    monkeypatch.setattr(finetune, "features", lambda *a, **k: calls.append(1) or real(*a, **k))
     tuner(trainable="head").fit(compare=OTHERS, epsilons=[1, 2])
     assert len(calls) == 1
 

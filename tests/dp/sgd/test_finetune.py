@@ -20,7 +20,7 @@ from torch.utils.data import Subset, TensorDataset
 from safexplain._digest import weights_digest
 from safexplain._progress import silent
 from safexplain.dp import DPFineTuner, FlatClipping, PerLayerClipping, PrivacyStatement, epsilons, prepare
-from safexplain.dp.models.checks import check_loss
+from safexplain.dp.models.prepare import check_loss
 from safexplain.dp.sgd.sampling import PoissonSampler, gaussian
 from safexplain.dp.sgd.train_loop import _reseed
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
@@ -124,15 +124,6 @@ def test_an_interrupted_training_goes_on_and_ends_as_if_it_had_not_been(options,
     assert resumed.statement == whole.statement
 
 
-def test_a_finished_training_is_not_trained_again(tmp_path):
-    path = tmp_path / "run.pt"
-    done = tuner(checkpoint=path, seed=None).fit()
-    seen = []
-    again = tuner(checkpoint=path, seed=None, progress=lambda _, done, *rest: seen.append(done)).fit()
-    assert seen == []
-    assert torch.equal(weights(again.model), weights(done.model))
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -233,23 +224,6 @@ def test_per_layer_clipping_takes_hooks():
     assert tuner().config.mode == "ghost"
 
 
-class Centred(nn.Module):
-    """Subtracts the batch's mean: the influence of one example has no bound."""
-
-    def forward(self, x):
-        return x - x.mean(0)
-
-
-def test_a_model_that_mixes_examples_is_refused():
-    with pytest.raises(InputError, match="depends on other samples"):
-        tuner(nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 2))).fit()
-
-
-def test_a_loss_that_is_a_mean_is_refused():
-    with pytest.raises(ConfigurationError, match="one number for each"):
-        tuner(loss=lambda out, y: functional.cross_entropy(out, y)).fit()
-
-
 @pytest.mark.parametrize(
     ("y", "trainable"), [(torch.arange(60), "head"), (torch.rand(60), "all"), (-torch.ones(60).long(), "all")]
 )
@@ -286,10 +260,10 @@ def test_the_checkpoints_folder_is_made_and_seen_to_be_writable_before_training(
     assert seen == []
 
 
-def test_a_seed_is_stated():
-    assert any("seed set by the user" in line for line in tuner(seed=1).statement.assumptions)
-    assert not any("seed set by the user" in line for line in tuner(seed=None).statement.assumptions)
-    assert "Warning" in tuner(seed=1).statement.rows()
+def test_a_seed_and_pre_training_are_stated():
+    for seed, pretrained in ((1, True), (None, False)):
+        stated = tuner(seed=seed, pretrained=pretrained).statement
+        assert (stated.seeded, stated.pretrained) == (seed is not None, pretrained)
 
 
 @pytest.mark.parametrize(
@@ -309,11 +283,6 @@ def test_a_seed_is_stated():
 def test_what_cannot_be_meant_is_refused_in_words(options, error, message):
     with pytest.raises(error, match=message):
         tuner(**options).fit()
-
-
-def test_pretraining_data_are_named_unprotected_unless_there_were_none():
-    assert any("starting weights" in line for line in tuner().statement.not_protected)
-    assert not any("starting weights" in line for line in tuner(pretrained=False).statement.not_protected)
 
 
 def test_training_is_silent_off_a_terminal(capsys):

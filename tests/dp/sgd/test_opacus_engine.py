@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from safexplain._digest import weights_digest
 from safexplain.dp import PrivacyStatement, Steps, composed, epsilons, statement_from
-from safexplain.dp.sgd.opacus_engine import without_hooks
+from safexplain.dp.sgd.steps import without_hooks
 from safexplain.errors import ConfigurationError, InputError, RefusedError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -88,31 +88,12 @@ def test_noise_that_changed_is_composed_step_by_step():
     assert stated.epsilons == composed(stated.phases, 1e-5)
 
 
-def test_a_training_that_goes_on_counts_the_steps_of_its_checkpoint(tmp_path):
-    engine, model, optimizer, loader = private()
-    train(model, optimizer, loader)
-    engine.save_checkpoint(path=tmp_path / "run.pt", module=model, optimizer=optimizer)
-    engine, model, optimizer, loader = private()
-    engine.load_checkpoint(path=tmp_path / "run.pt", module=model, optimizer=optimizer)
-    train(model, optimizer, loader, 1)
-    assert statement_from(engine, model, optimizer, loader, delta=1e-5).phases == (Steps(1.5, 0.2, 15),)
-
-
 def test_batches_in_pieces_are_batches():
     engine, model, optimizer, loader = private()
     with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as pieces:
         train(model, optimizer, pieces)
     for batches in (pieces, loader):
         assert statement_from(engine, model, optimizer, batches, delta=1e-5).phases == (Steps(1.5, 0.2, 10),)
-
-
-def test_ghost_clipping_is_stated_too():
-    engine, model, optimizer, criterion, loader = private(grad_sample_mode="ghost")
-    for x, y in loader:
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
-        optimizer.step()
-    assert statement_from(engine, model, optimizer, loader, delta=1e-5).phases == (Steps(1.5, 0.2, 5),)
 
 
 def test_a_model_that_opacus_did_not_wrap_is_given_as_it_is():

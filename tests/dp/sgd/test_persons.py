@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset
 
 from safexplain._progress import silent
 from safexplain.dp import AutoSClipping, DPFineTuner, FlatClipping, PrivacyStatement, epsilons
-from safexplain.dp.sgd.records import Persons, mean_gradients
-from safexplain.dp.sgd.sampling import PoissonSampler
+from safexplain.dp.sgd.sampling import Persons, PoissonSampler
 from safexplain.errors import ConfigurationError, InputError, PrivacyWarning
 
 SIZES = [1, 2, 3, 5, 1, 4, 2, 6]
@@ -201,12 +200,6 @@ def test_a_person_is_whole_in_one_piece(size):
             assert sorted(mine) == np.flatnonzero(GROUPS[mine[0]] == GROUPS).tolist()
     assert people == chosen
     assert persons.pieces([], size, np.random.default_rng(0)) == []
-
-
-def test_means_are_means():
-    gradients, whose = torch.randn(7, 2, 3, generator=G), torch.tensor([0, 0, 1, 2, 2, 2, 3])
-    slow = torch.stack([gradients[whose == k].mean(0) for k in range(4)])
-    torch.testing.assert_close(mean_gradients(gradients, whose), slow)
 
 
 def test_a_row_without_a_finite_gradient_takes_its_person_out():

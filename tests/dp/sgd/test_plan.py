@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from safexplain.dp.sgd.plan import TrainingBudget, plan_training
-from safexplain.errors import ConfigurationError, WeakDeltaWarning
+from safexplain.dp.sgd.train_loop import TrainingBudget, plan_training
+from safexplain.errors import ConfigurationError
 
 
 def test_noise_is_calibrated_to_the_data_trained_on():
@@ -54,8 +54,3 @@ def test_impossible_plans_are_refused(budget, options, message):
 def test_impossible_epsilons_are_refused(epsilon):
     with pytest.raises(ConfigurationError, match="epsilon"):
         TrainingBudget(epsilon, 1e-5)
-
-
-def test_a_delta_of_one_over_the_records_warns():
-    with pytest.warns(WeakDeltaWarning):
-        plan_training(TrainingBudget(1.0, 0.02), 100, 10, epochs=1)

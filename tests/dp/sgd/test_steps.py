@@ -102,16 +102,6 @@ def test_an_example_without_a_finite_gradient_is_left_out_and_counted(mode: str,
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_a_batch_of_which_nothing_is_finite_is_one_of_noise() -> None:
-    model, (x, y) = build("conv"), batch(3)
-    step = prepare(model, FLAT, mode="ghost")
-    before = copy.deepcopy(model)
-    step.accumulate(x * float("nan"), y)
-    step.step()
-    assert step.optimizer.skipped == 3
-    assert all(torch.equal(a, b) for a, b in zip(trainable(model), trainable(before), strict=True))
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_frozen_parameters_stay_as_they_are_and_close_leaves_nothing(mode: str) -> None:
     model, (x, y) = build("conv"), batch(4)

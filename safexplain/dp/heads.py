@@ -1,8 +1,4 @@
-"""DP-SGD of linear heads on fixed features: closed-form clipping, many independent heads in one batched computation.
-
-The gradient of the cross-entropy of a linear head for one example is the outer product of p - y and (x, 1), so its norm
-is ||p - y|| ||(x, 1)|| (Goodfellow 2015, arXiv 1510.01799, section 4). Clipping needs no example's gradient, and
-independent heads are slices of one batched matrix product.
+"""DP-SGD of linear heads on features of a frozen backbone: closed-form clipping, and many heads in one computation.
 
 theta is (runs, outputs, columns): outputs are the classes, or one logit for class 1 of two; columns are the features
 and, with a bias, a last one for the constant 1.
@@ -11,15 +7,20 @@ and, with a bias, a last one for the constant 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from safexplain._digest import digest, model_digest
+from safexplain._files import FileStore
 from safexplain._progress import Progress, silent
 from safexplain._secure_random import SecureGenerator
 from safexplain._validate import check_whole, keep_number, whole_number
@@ -28,22 +29,18 @@ from safexplain.dp.sgd.sampling import Source, gaussian, uniform
 from safexplain.errors import ConfigurationError, InputError
 
 STEP_OBSERVER: ContextVar[Callable[[Tensor, Tensor, Tensor], Tensor] | None] = ContextVar("step", default=None)
-"""Called in each step of a training of one head with the sum, the noise and the rows of the batch; returns the noisy
-sum (`safexplain.audit.canaries.white_box`)."""
+"""Maps the sum, the noise and the rows of the batch of each step of one head to the noisy sum, for
+`safexplain.audit.canaries.white_box`."""
 
-_REPORTS = 50
-"""Progress reports for each block of runs."""
 _BLOCK = {"cpu": 2**21, "cuda": 2**29}
-"""Bytes of features that one step of a block of runs gathers, to fit in a processor's cache or a GPU's memory."""
+"""Bytes of features that a step gathers, to fit in a processor's cache or a GPU's memory."""
 
 Batch = tuple[Tensor | None, Tensor | None]
 """(index, weight). index: rows of the batch, (b,) for all runs or (runs, b); None: all n rows, in order.
 weight: (runs, b) or (1, b) bool, False where a row is padding or not in the run's batch; None: every row is in."""
 
-_DRAWS = 2**18
-"""Sampling decisions that are drawn together."""
-_DRAWS_PER_RUN = 2**16
-"""The same for a run with its own generator, whose numbers must not depend on the number of other runs."""
+_DRAWS, _DRAWS_PER_RUN = 2**18, 2**16
+"""Sampling decisions that are drawn together, for all runs and for a run with its own generator."""
 _DENSE = 0.5
 """Above this share of the rows, multiplying all of them is faster than gathering some."""
 
@@ -55,10 +52,10 @@ HeadOptimizer = Literal["sgd", "adam"]
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """Training of a linear head by DP-SGD.
+    """Training of a linear head by DP-SGD; ConfigurationError: a value is out of range.
 
     Args:
-        classes: number of classes, a public number that is not read off the labels.
+        classes: their public number, not read off the labels.
         steps: of the optimizer.
         sample_rate: probability that a row of the training data is in a batch; 1 for full batches.
         expected_batch_size: public constant that the noisy sum of gradients is divided by; normally sample_rate times
@@ -67,12 +64,9 @@ class HeadRecipe:
         lr: learning rate.
         optimizer: as in `torch.optim`.
         momentum: of SGD.
-        l2: weight decay, also of the bias; it does not depend on the data.
+        l2: weight decay, also of the bias.
         bias: whether the head has a bias.
         one_logit: for two classes, use one vector of weights (logistic regression) instead of two.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     classes: int
@@ -88,23 +82,23 @@ class HeadRecipe:
     one_logit: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("classes", 2), ("steps", 1)):
-            check_whole(name, getattr(self, name), least)
-        keep_number(self, "sample_rate", above=0.0)
-        if self.sample_rate > 1:
-            raise ConfigurationError(f"sample_rate: expected a probability in (0, 1], got {self.sample_rate!r}")
-        for name in ("expected_batch_size", "lr"):
+        check_whole("classes", self.classes, 2)
+        check_whole("steps", self.steps, 1)
+        for name in ("sample_rate", "expected_batch_size", "lr"):
             keep_number(self, name, above=0.0)
         for name in ("momentum", "l2"):
             keep_number(self, name, minimum=0.0)
-        if self.optimizer not in get_args(HeadOptimizer):
-            raise ConfigurationError(f"optimizer: expected one of {get_args(HeadOptimizer)}, got {self.optimizer!r}")
-        if self.momentum >= 1 or (self.momentum and self.optimizer != "sgd"):
-            raise ConfigurationError(f"momentum: expected a number in [0, 1), and 0 for Adam, got {self.momentum!r}")
-        if self.clipping is not None and self.clipping.per_layer:
-            raise ConfigurationError("clipping: expected FlatClipping or AutoSClipping for a head, got one per layer")
-        if self.one_logit and self.classes != 2:
-            raise ConfigurationError(f"one_logit: expected 2 classes, got {self.classes}")
+        per_layer = self.clipping is not None and self.clipping.per_layer
+        momentum = not self.momentum or (self.momentum < 1 and self.optimizer == "sgd")
+        for name, expected, right in (
+            ("sample_rate", "a probability in (0, 1]", self.sample_rate <= 1),
+            ("optimizer", "sgd or adam", self.optimizer in get_args(HeadOptimizer)),
+            ("momentum", "a number below 1, and 0 for Adam", momentum),
+            ("clipping", "FlatClipping or AutoSClipping", not per_layer),
+            ("one_logit", "False for more than two classes", not self.one_logit or self.classes == 2),
+        ):
+            if not right:
+                raise ConfigurationError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
 
     @property
     def outputs(self) -> int:
@@ -112,7 +106,7 @@ class HeadRecipe:
         return 1 if self.one_logit else self.classes
 
     def make_update(self, theta: Tensor) -> Callable[[Tensor], None]:
-        """The optimizer's step on theta, in place, by the functions of `torch.optim`: its classes are far slower."""
+        """The optimizer's step on theta, in place; the classes of `torch.optim` are far slower than its functions."""
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.l2, "maximize": False, "foreach": False}
         if self.optimizer == "sgd":
             buffers: list[Tensor | None] = [None]
@@ -146,18 +140,18 @@ class Rows:
 def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
     """Sum over the batch of the clipped gradients of each example's cross-entropy, like theta (runs, outputs, columns).
 
-    `weight`, (runs, b) or (1, b), is 1 for examples in the run's batch, otherwise 0. No clipping is not private.
+    `weight` as in `Batch`. One example's gradient is the outer product of p - y and (x, 1), so its norm is the product
+    of their norms (Goodfellow 2015, arXiv 1510.01799, section 4): no gradient of a single example is needed.
     """
     runs, outputs, columns = theta.shape
     common = batch.x.dim() == 2
     flat = theta.reshape(runs * outputs, columns)
     logits = (flat @ batch.x.T).view(runs, outputs, len(batch.x)) if common else theta @ batch.x.mT
     residual = logit_gradient(logits, batch.labels)
-    factors: Tensor | None = weight
+    factors = weight
     if clipping is not None:
         norms = residual.square().sum(1).sqrt_().mul_(batch.norms)
-        clip_factors = clipping.factors(norms.flatten()).view_as(norms)
-        factors = clip_factors if weight is None else clip_factors * weight
+        factors = clipping.factors(norms.flatten()).view_as(norms) * (1 if weight is None else weight)
     if factors is not None:
         residual = residual.mul_(factors[:, None]).nan_to_num_(0.0)  # 0 times NaN is NaN
     if common:
@@ -175,12 +169,8 @@ def logit_gradient(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """Linear heads of one shape.
-
-    Args:
-        weight: (runs, outputs, d); outputs are the classes, or one logit for class 1 of two.
-        bias: (runs, outputs); zeros for heads without bias.
-    """
+    """Linear heads: weight (runs, outputs, d), with one output for each class or a logit for class 1 of two; and bias
+    (runs, outputs), zeros for heads without one."""
 
     weight: Tensor
     bias: Tensor
@@ -213,9 +203,8 @@ def train_heads(
 ) -> Heads:
     """Train linear heads by DP-SGD with Poisson sampling, on the device and in the precision of `features`.
 
-    Each run has the guarantee of `safexplain._privacy_loss.epsilons` for its noise multiplier, the sample rate and the
-    steps, for the rows that it trains on, provided that a row's features depend on no other row. Runs on the same rows
-    compose.
+    Each run has the guarantee of `safexplain.dp.epsilons` for its noise multiplier, sample rate and steps, provided
+    that a row's features depend on no other row. Runs on the same rows compose.
 
     Args:
         features: (n, d), finite; half precision is raised to float32.
@@ -225,17 +214,13 @@ def train_heads(
             for all runs or one for each; 0 for no noise, which is not private.
         runs: number of heads.
         membership: (runs, n) bool, the rows that each run trains on; None for all.
-        shared_batches: draw one sequence of batches for all runs. Each run keeps its guarantee, which holds given the
-            sampling of the other rows, but runs are independent of each other only given the batches.
+        shared_batches: draw one sequence of batches for all runs. Each run keeps its guarantee, but runs are
+            independent of each other only given the batches.
         initial: starting weights, one head for all runs or one for each; None for zeros.
         generator: of sampling and noise, torch's on the device of `features`; None for a cryptographic one. With a list
             of one for each run, a run's result does not depend on the other runs, up to rounding.
-        float_safe: protect the noise from inference by gaps between floating-point numbers, see
-            `safexplain.dp.sgd.sampling.gaussian`; half as fast.
+        float_safe: as for `safexplain.dp.sgd.sampling.gaussian`; half as fast.
         progress: called with the steps of all runs together.
-
-    Returns:
-        The heads after the last step.
 
     Raises:
         InputError: an array has a wrong shape or device, or is not finite; or the weights diverged.
@@ -246,7 +231,8 @@ def train_heads(
     rows = Rows.of(x, labels.to(x.device).long(), bias=recipe.bias)
     std = _standard_deviations(noise_multiplier, recipe, runs).to(x)
     generator = SecureGenerator() if generator is None else generator
-    _check_generators(generator, x.device, runs, shared_batches)
+    if not isinstance(generator, Source) and (shared_batches or len(generator) != runs):
+        raise InputError(f"generator: expected one, or without shared_batches one for each of {runs} runs")
     members = torch.ones(runs, len(x), dtype=torch.bool) if membership is None else membership
     members = members.to(x.device)
     theta = _initial_theta(initial, runs, recipe, rows.x)
@@ -265,7 +251,7 @@ def train_heads(
                 noise = _noise(part, source, float_safe).mul_(std[block, None, None])
                 total = add_noise(total, noise, index, weight, len(x))
             update(total.div_(recipe.expected_batch_size))
-            if step % max(recipe.steps // _REPORTS, 1) == 0 or step == recipe.steps:
+            if step % max(recipe.steps // 50, 1) == 0 or step == recipe.steps:
                 done = block.start * recipe.steps + (block.stop - block.start) * step
                 progress("training with DP", done, runs * recipe.steps)
     if not bool(theta.isfinite().all()):
@@ -285,25 +271,12 @@ def add_noise(total: Tensor, noise: Tensor, index: Tensor | None, weight: Tensor
 
 
 def _noise(part: Tensor, generator: Generators, float_safe: bool) -> Tensor:
-    """Standard normal noise like `part`, from one generator or from that of each run."""
     if isinstance(generator, Source):
         return gaussian(part, 1.0, generator, float_safe=float_safe)
     return torch.stack([gaussian(p, 1.0, g, float_safe=float_safe) for p, g in zip(part, generator, strict=True)])
 
 
-def _check_generators(generator: Generators, device: torch.device, runs: int, shared: bool) -> None:
-    generators = [generator] if isinstance(generator, Source) else list(generator)
-    if not isinstance(generator, Source) and (shared or len(generators) != runs):
-        raise InputError(
-            f"generator: expected one, or without shared_batches one for each of {runs} runs, got {len(generators)}"
-        )
-    for one in generators:
-        if isinstance(one, torch.Generator) and one.device.type != device.type:
-            raise InputError(f"generator: expected one on the features' device, {device}, got one on {one.device}")
-
-
 def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: HeadRecipe, runs: int) -> Tensor:
-    """(runs,) of the noise on the sum."""
     sigma = torch.as_tensor(noise_multiplier, dtype=torch.float64)
     if sigma.shape not in ((), (runs,)) or not bool(((sigma >= 0) & sigma.isfinite()).all()):
         raise ConfigurationError(
@@ -317,19 +290,16 @@ def _standard_deviations(noise_multiplier: float | Sequence[float], recipe: Head
 
 
 def _runs_per_block(sample_rate: float, x: Tensor) -> int:
-    """Runs whose batches are gathered together."""
     return max(1, int(_BLOCK.get(x.device.type, 2**28) / (sample_rate * x.numel() * x.element_size())))
 
 
 def _initial_theta(initial: Heads | None, runs: int, recipe: HeadRecipe, x: Tensor) -> Tensor:
-    """(runs, outputs, columns), a copy."""
     theta = x.new_zeros(runs, recipe.outputs, x.shape[1])
     if initial is not None:
         expected = (recipe.outputs, x.shape[1] - recipe.bias)
         if initial.weight.shape[1:] != expected or len(initial.weight) not in (1, runs):
             raise InputError(
-                f"initial: expected weights of shape (1 or {runs}, {expected[0]}, {expected[1]}),"
-                f" got {tuple(initial.weight.shape)}"
+                f"initial: expected weights of shape (1 or {runs}, *{expected}), got {tuple(initial.weight.shape)}"
             )
         theta[..., : expected[1]] = initial.weight.to(x)
         if recipe.bias:
@@ -357,10 +327,7 @@ def _check_data(x: Tensor, labels: Tensor, classes: int, runs: int, membership: 
 
 
 def separate_batches(sample_rate: float, members: Tensor, steps: int, generator: Generators) -> Iterator[Batch]:
-    """Batches of members (runs, n) drawn separately for each run; a rate of 1 takes all and draws no random numbers.
-
-    With a generator for each run, its batches do not depend on the other runs.
-    """
+    """Batches of members (runs, n) drawn separately for each run; a rate of 1 takes all and draws no random numbers."""
     runs, n = members.shape
     if sample_rate >= 1:
         weight = None if bool(members.all()) else members
@@ -405,3 +372,169 @@ def common_batches(sample_rate: float, members: Tensor, steps: int, generator: S
             yield None, members if weight is None else members & weight
         else:
             yield index, members[:, index]
+
+
+# --- features of a frozen backbone ------------------------------------------------------------------------------------
+
+
+_ALONE = 2
+"""Rows that are also passed one at a time."""
+_TOLERANCE = 1e-3
+"""Their allowed difference over the largest feature: above rounding, below dropout and batch normalisation."""
+_PIECE = 2**24
+"""Approximate number of values in one file of the cache."""
+
+
+def _load(store: FileStore | None, name: str, rows: int) -> Tensor | None:
+    """The array of that name; None if it is missing, damaged or has another number of rows."""
+
+    def read(path: Path) -> Tensor | None:
+        found = np.load(path, allow_pickle=False)
+        return torch.from_numpy(found) if found.ndim == 2 and len(found) == rows else None
+
+    return None if store is None else store.load(name, read)
+
+
+def _save(store: FileStore | None, name: str, rows: Tensor) -> None:
+    def write(path: Path) -> None:
+        with path.open("wb") as file:
+            np.save(file, rows.numpy())
+
+    if store:
+        store.save(name, write)
+
+
+def linear_head(model: nn.Module, head_name: str) -> nn.Linear:
+    """The head of that name; InputError: there is no such module, or it is not an `nn.Linear`."""
+    try:
+        head = model.get_submodule(head_name)
+    except AttributeError:
+        linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+        raise InputError(
+            f"head_name: the model has no module {head_name!r}; its linear layers are {', '.join(linear)}"
+        ) from None
+    if not isinstance(head, nn.Linear):
+        raise InputError(f"head_name: expected an nn.Linear, but {head_name!r} is a {type(head).__name__}")
+    return head
+
+
+def head_input(model: nn.Module, head_name: str, x: Tensor) -> Tensor:
+    """The head's input (n, d) for inputs `x`, with gradients; InputError: another shape, or not exactly one call."""
+    caught: list[Tensor] = []
+    hook = linear_head(model, head_name).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    try:
+        model(x)
+    finally:
+        hook.remove()
+    if len(caught) != 1:
+        raise InputError(
+            f"the head {head_name!r} must be called once in a forward pass, but it was called {len(caught)} times"
+        )
+    if caught[0].dim() != 2 or len(caught[0]) != len(x):
+        raise InputError(
+            f"the head {head_name!r} must have inputs of shape (n, d), but for {len(x)} rows it got"
+            f" {tuple(caught[0].shape)}; pool or flatten before the head"
+        )
+    return caught[0]
+
+
+def features(
+    model: nn.Module,
+    head_name: str,
+    x: Tensor,
+    *,
+    batch_size: int = 256,
+    cache: str | Path | None = None,
+    progress: Progress = silent,
+) -> Tensor:
+    """The input of the head for every row, in eval mode; an interrupted call continues where it stopped.
+
+    A head trained on features has the guarantee of DP-SGD only if a row's features depend on that row and on weights
+    from public data alone; a few rows show whether they depend on others. The cache identifies a backbone by names,
+    classes and weights of its modules, not by their code.
+
+    Args:
+        model: backbone and head; its mode is restored afterwards.
+        head_name: of an `nn.Linear` in `model.named_modules()`.
+        x: (n, ...) inputs, preprocessed.
+        batch_size: rows at a time.
+        cache: folder for the array or, until it is complete, its parts, created if missing; None for no cache.
+        progress: called after every batch.
+
+    Returns:
+        (n, d) on the CPU, in the precision of the head's input.
+
+    Raises:
+        InputError: there is no such head, its input is not (n, d), or features are not finite, are random or depend on
+            other rows.
+    """
+    linear_head(model, head_name)
+    if batch_size < 1 or not len(x):
+        raise InputError(f"expected at least one row and a batch_size of at least 1, got {len(x)} and {batch_size}")
+    store = None if cache is None else FileStore(cache, "features")
+    key = _key(model, head_name, x) if store else ""
+    if (cached := _load(store, f"{key}.npy", len(x))) is not None:
+        return cached
+    with _eval(model), torch.no_grad():
+        width = _check(model, head_name, x[: max(2, min(batch_size, 8))])
+        step = batch_size * max(1, _PIECE // (batch_size * width))
+        pieces = []
+        for start in range(0, len(x), step):
+            end, name = min(start + step, len(x)), f"{key}.{start}.npy"
+            piece = _load(store, name, end - start)
+            if piece is None:
+                batches = []
+                for first in range(start, end, batch_size):
+                    last = min(first + batch_size, end)
+                    batches.append(head_input(model, head_name, x[first:last].to(_device(model))).cpu())
+                    progress("features", last, len(x))
+                piece = torch.cat(batches)
+                if not bool(piece.isfinite().all()):
+                    raise InputError(
+                        "the backbone's features are NaN or infinite; check the inputs and their preprocessing"
+                    )
+                _save(store, name, piece)
+            pieces.append(piece)
+    found = torch.cat(pieces)
+    _save(store, f"{key}.npy", found)
+    if store:
+        store.remove(f"{key}.*.npy")
+    return found
+
+
+def _check(model: nn.Module, head_name: str, rows: Tensor) -> int:
+    rows = rows.to(_device(model))
+    together = head_input(model, head_name, rows)[:_ALONE].cpu()
+    alone = torch.cat([head_input(model, head_name, row[None]) for row in rows[:_ALONE]]).cpu()
+    if float((together - alone).abs().max()) > _TOLERANCE * float(together.abs().max()):
+        raise InputError(
+            "the features of a row are random or depend on the other rows of its batch (permanent dropout, or batch"
+            " statistics), so a head trained on them would have no guarantee; use another backbone"
+        )
+    return together.shape[1]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+@contextmanager
+def _eval(model: nn.Module) -> Iterator[None]:
+    modes = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _key(model: nn.Module, head_name: str, x: Tensor) -> str:
+    """A digest of the backbone without its head, and of the rows."""
+    parent = model.get_submodule(head_name.rpartition(".")[0])
+    name, head = head_name.rpartition(".")[2], model.get_submodule(head_name)
+    setattr(parent, name, nn.Identity())
+    try:
+        return digest(model_digest(model), head_name, x)[:32]
+    finally:
+        setattr(parent, name, head)

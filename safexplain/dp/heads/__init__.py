@@ -1,1 +1,0 @@
-"""DP-SGD of a linear head on a frozen backbone, in closed form."""
