@@ -199,7 +199,7 @@ def test_the_base_value_counts_in_which_class_is_predicted():
 
 def test_it_is_said_once_that_the_predicted_class_decides(monkeypatch):
     monkeypatch.setattr(orientation, "_warned", set())
-    with pytest.warns(PredictedClassWarning, match="explain its predicted class"):
+    with pytest.warns(PredictedClassWarning, match="explain each row.s predicted class"):
         boosted().shap_values(rows_of("boosting"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -186,7 +186,7 @@ def test_plots_that_add_sizes_up_are_refused_with_what_to_draw_instead(plot: str
     for explanation in drawn_from():
         for asked in (explanation, explanation[0], copy.copy(explanation[1]), explanation.abs[2]):
             if plot == "force" or asked.values.ndim == 1:
-                with pytest.raises(RefusedError, match=r"Draw shap\.plots\.bar\(explanation\)"):
+                with pytest.raises(RefusedError, match=r"draw shap\.plots\.bar\(explanation\)"):
                     getattr(shap.plots, plot)(asked)
 
 
