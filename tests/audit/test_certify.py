@@ -71,26 +71,19 @@ def test_a_verdict_that_forgets_an_interval_would_not_pass():
     assert false_alarms(without_that_of_the_threshold, 50, names=THREE) > 0.1
 
 
-def test_a_large_leak_is_proven():
-    result = certify(synthetic(leak=3.0), LOOSE)
-    assert result.verdict == "leak"
-    assert result.exit_code == 1
-    assert result.sentence.startswith("Leak proven: asking once, an attack on explanations finds at least ")
-    assert result.strongest.at(0.05).tpr > 0.5
-
-
-def test_enough_data_without_a_leak_is_certified():
-    result = certify(synthetic(examples=3000), LOOSE)
-    assert result.verdict == "certified"
-    assert result.exit_code == 0
-    assert ": asking once, no judged attack on explanations finds more than " in result.sentence
-
-
-def test_little_data_decides_nothing():
-    result = certify(synthetic(examples=30), LOOSE)
-    assert result.verdict == "inconclusive"
-    assert result.exit_code == 3
-    assert "too wide to decide" in str(result)
+@pytest.mark.parametrize(
+    ("world", "verdict", "exit_code", "says"),
+    [
+        ({"leak": 3.0}, "leak", 1, "Leak proven: asking once, an attack on explanations finds at least "),
+        ({"examples": 3000}, "certified", 0, ": asking once, no judged attack on explanations finds more than "),
+        ({"examples": 30}, "inconclusive", 3, "too wide to decide"),
+    ],
+    ids=str,
+)
+def test_leak_and_data_decide_the_verdict(world, verdict, exit_code, says):
+    result = certify(synthetic(**world), LOOSE)
+    assert (result.verdict, result.exit_code) == (verdict, exit_code)
+    assert says in str(result)
 
 
 @pytest.mark.parametrize("name", ["variance", "attributions", "my_own_signal"])

@@ -66,22 +66,6 @@ def as_kserve(service: Any, world: SimpleNamespace) -> dict[str, Any]:
     return {"format": "kserve-v1"}
 
 
-def as_v2(service: Any, world: SimpleNamespace) -> dict[str, Any]:
-    def answer(path: str, x: np.ndarray) -> Any:
-        maps, labels = world.explain(x), world.predict(x).argmax(1)
-        return {
-            "model_name": "model",
-            "outputs": [
-                {"name": "label", "shape": [len(x)], "datatype": "INT64", "data": labels.tolist()},
-                {"name": "explanation", "shape": list(maps.shape), "datatype": "FP32", "data": maps.ravel().tolist()},
-            ],
-        }
-
-    service.rows = lambda body: np.reshape(body["inputs"][0]["data"], body["inputs"][0]["shape"])
-    service.answer = answer
-    return {"format": "v2"}
-
-
 def as_foreign(service: Any, world: SimpleNamespace) -> dict[str, Any]:
     names = ["no", "maybe", "yes"]
 
@@ -106,7 +90,7 @@ def as_json(service: Any, world: SimpleNamespace) -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("form", [as_json, as_kserve, as_v2, as_foreign])
+@pytest.mark.parametrize("form", [as_json, as_kserve, as_foreign])
 def test_a_service_gets_the_verdict_of_its_model_by_what_it_answers(
     service: Any,
     world: SimpleNamespace,
