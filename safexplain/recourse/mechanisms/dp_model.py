@@ -25,7 +25,7 @@ from safexplain.recourse.features import training_columns
 from safexplain.recourse.guarantee import VOUCHED, Guarantee, Per, assumptions
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import Accepts, Frozen, RecourseMechanism, favourable_label
-from safexplain.recourse.networks.score import scores_of
+from safexplain.recourse.networks.boundary_search import scores_of
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.robustness import lengths, measured_shift, robust_answers

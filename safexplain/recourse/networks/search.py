@@ -18,9 +18,15 @@ from safexplain._validate import whole_number
 from safexplain.errors import InputError
 from safexplain.recourse.constraints import Constraints, Mask
 from safexplain.recourse.cost import EUCLIDEAN, Cost, for_columns
-from safexplain.recourse.networks.boundary_search import Boundary, Price, nearest, shorten
+from safexplain.recourse.networks.boundary_search import (
+    Boundary,
+    NetworkScore,
+    Price,
+    evaluation_mode,
+    nearest,
+    shorten,
+)
 from safexplain.recourse.networks.discrete_search import Moves, improve, round_steps
-from safexplain.recourse.networks.score import NetworkScore, evaluation_mode
 from safexplain.recourse.solution import Floats, Solution, as_rows, rows_where
 
 _STEPS = 60

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from safexplain.errors import InputError
-from safexplain.recourse.networks.score import NetworkScore
+from safexplain.recourse.networks.boundary_search import NetworkScore
 from safexplain.recourse.networks.search import network_recourse
 
 ROWS = np.random.default_rng(0).normal(size=(20, 5))

@@ -12,8 +12,7 @@ from torch import nn
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
 from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.networks.boundary_search import Boundary, Price
-from safexplain.recourse.networks.score import NetworkScore
+from safexplain.recourse.networks.boundary_search import Boundary, NetworkScore, Price
 from safexplain.recourse.networks.search import (
     SearchOptions,
     _best_scattered,
