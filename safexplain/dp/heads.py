@@ -386,7 +386,6 @@ _PIECE = 2**24
 
 
 def _load(store: FileStore | None, name: str, rows: int) -> Tensor | None:
-    """The array of that name; None if it is missing, damaged or has another number of rows."""
 
     def read(path: Path) -> Tensor | None:
         found = np.load(path, allow_pickle=False)
@@ -530,7 +529,6 @@ def _eval(model: nn.Module) -> Iterator[None]:
 
 
 def _key(model: nn.Module, head_name: str, x: Tensor) -> str:
-    """A digest of the backbone without its head, and of the rows."""
     parent = model.get_submodule(head_name.rpartition(".")[0])
     name, head = head_name.rpartition(".")[2], model.get_submodule(head_name)
     setattr(parent, name, nn.Identity())

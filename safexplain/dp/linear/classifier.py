@@ -261,7 +261,6 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _pure_statement(
         self, name: str, mechanism: PerturbedObjective | PerturbedOutput, records: int, k: int, rng: Randomness
     ) -> PrivacyStatement:
-        """All problems and the count, by basic composition."""
         problems, count = _problems(k), self._count_epsilon()
         present = problems * mechanism.epsilon("add_remove") + count
         return PrivacyStatement(
@@ -701,7 +700,6 @@ def noisy_gradient_descent(
 
 
 def _noised_mean(rows: Array, records: Array, sigma: float, rng: Randomness) -> Array:
-    """(runs, p) noised means of (n, p) rows of norm at most 1, shrunk towards 0 by the share of noise."""
     noised = rows.sum(axis=0) + sigma * float_safe_normal(rng, (len(records), rows.shape[1]))
     counts = records[:, None]
     mean: Array = noised * counts / (counts**2 + rows.shape[1] * sigma**2)

@@ -435,7 +435,6 @@ def _copy_without_zeros(model: nn.Module) -> nn.Module:
 
 
 def _float_outputs(model: nn.Module, x: tuple[Tensor, ...]) -> list[Tensor]:
-    """All floating-point outputs, with the same random numbers in every call."""
     devices = sorted({t.device.index for t in x if t.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)

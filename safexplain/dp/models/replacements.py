@@ -381,7 +381,6 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def _uninitialised(like: Tensor, in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
-    """A linear layer without values; no random numbers are drawn."""
     layer = nn.Linear(in_features, out_features, bias=bias, device="meta", dtype=like.dtype)
     return layer.to_empty(device=like.device)
 

@@ -270,7 +270,6 @@ class DPFineTuner:
         return replace(done, accuracy=accuracy, comparison=Comparison(tuple(trainings), adjacency, len(records)))
 
     def _train_copy(self, progress: Progress, feature_cache: dict[str, Tensor]) -> tuple[nn.Module, int]:
-        """The trained model in evaluation mode, and the number of skipped examples."""
         model = self.prepared()
         skipped = self._train(model, progress, feature_cache)
         return restore(model).requires_grad_(True).eval(), skipped

@@ -136,7 +136,6 @@ class PerSampleStep(ABC):
 
     @contextmanager
     def _hooks_enabled(self) -> Iterator[None]:
-        """Enable the hooks; after an error, also remove what they left."""
         self._hooks.enable_hooks()
         try:
             with warnings.catch_warnings():
@@ -504,7 +503,6 @@ def _phases(accountant: Any) -> tuple[Steps, ...]:
 
 
 def _check_optimizer(optimizer: DPOptimizer, accountant: Any) -> None:
-    """Raise unless it is Opacus' own, and reports its steps to this accountant."""
     if isinstance(optimizer, AdaClipDPOptimizer):
         raise RefusedError(
             "optimizer: adaptive clipping estimates its bound from the records, which the history does not cover; train"
