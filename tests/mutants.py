@@ -43,7 +43,7 @@ PATHS = tuple(
 )  # fmt: skip
 PRELOADED = (
     "captum.attr", "opacus", "dp_accounting", "sklearn.ensemble", "scipy.stats", "pandas", "matplotlib.pyplot",
-    "hypothesis", "transformers", "torchvision", "timm", "fastapi.testclient", "typer.testing", "shap", "alibi",
+    "transformers", "torchvision", "timm", "pydantic", "typer.testing", "shap", "alibi",
     "cvxpy", "optuna",
 )  # fmt: skip
 ARITHMETIC = {
