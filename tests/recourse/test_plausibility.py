@@ -45,6 +45,7 @@ def test_scores_are_the_local_outlier_factor():
         beyond = max(1.5, np.quantile(-known, 0.98))
         slow.append(1 + (plain_lof(public / unit, rows / unit, 7) - 1) * 0.5 / (beyond - 1))
     np.testing.assert_allclose(found, np.max(slow, axis=0), rtol=1e-9)
+    assert Plausibility(public).scores(rows[:0]).shape == (0,)
 
 
 def test_planted_outliers_are_found_and_other_people_are_not():

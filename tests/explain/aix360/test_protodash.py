@@ -64,6 +64,8 @@ def test_without_hardening_weights_and_prototypes_are_the_native_ones(kernel, op
         W, S, _ = explainer.explain(ASKED, Y, 4, kernelType=kernel, sigma=2, optimizer=optimizer)
         assert np.array_equal(W, expected[0])
         assert np.array_equal(S, expected[1])
+    for m in (1, 5):  # the fewest and the most of six
+        assert len(HardenedProtoDash(PUBLIC[:6], hardening=RAW).explain(ASKED, m=m, optimizer=optimizer)[0]) == m
 
 
 def test_objective_values_never_leave():

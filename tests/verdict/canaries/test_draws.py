@@ -92,5 +92,9 @@ def test_batches_of_the_claimed_rate_pass_and_larger_ones_and_shuffled_ones_fail
     fixed = np.argsort(rng.random((40, 30, 40)), axis=2) < 8
     assert not checks_of(fixed, mechanism)[1].passed
     assert checks_of(fixed, Steps(1.0, 0.2, 30, "fixed-size"))[1].passed
+    sizes = np.where(np.arange(40 * 30).reshape(40, 30) % 2, 7, 9)  # squared deviations are 1 / 6.4 of Poisson batches'
+    alike = checks_of(np.argsort(rng.random((40, 30, 40)), axis=2) < sizes[..., None], mechanism)[1]
+    assert alike.says == "batches are more alike in size than Poisson batches"
+    assert alike.found == pytest.approx(np.sqrt(1200 / (2 + 0.04 / 6.4)) * (1 - 1 / 6.4))
     same = np.repeat(poisson[:, :1], 30, axis=1)
     assert "steps have like batches" in checks_of(same, mechanism)[1].says
