@@ -341,7 +341,7 @@ def _facts(row: Row) -> list[str]:
 def _notes(row: Row) -> str:
     # of layers and neurons all have a private copy
     facts = [words for words in _facts(row) if row.family != "representation" or not words.startswith("private")]
-    more = (_NEEDS.get(row.needs.__name__), "no delta" if row.delta else None, _MORE.get(row.name))
+    more = (_NEEDS.get(row.needs.__name__.strip("_")), "no delta" if row.delta else None, _MORE.get(row.name))
     return "; ".join([*facts, *filter(None, more)])
 
 

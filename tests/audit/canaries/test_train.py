@@ -258,7 +258,7 @@ def test_arguments_that_make_no_sense_are_refused_in_words():
     for error, match, positional, changes in cases:
         with pytest.raises(error, match=match):
             train_runs(*positional, **options(**changes))
-    with pytest.raises(ConfigurationError, match="one per layer"):
+    with pytest.raises(ConfigurationError, match="got PerLayerClipping"):
         recipe(network, clipping=PerLayerClipping(1.0))
 
 
