@@ -236,7 +236,7 @@ class Losses:
         """From `divergence`: (k,) epsilons -> hockey-stick divergences of order e^epsilon. Losses below `low` count as
         `low`, losses above `high` as infinite."""
         first = math.floor(max(low, -LARGEST_LOSS) / width) - 1
-        last = max(math.ceil(min(high, LARGEST_LOSS) / width) + 1, first + 2)
+        last = math.ceil(min(high, LARGEST_LOSS) / width) + 1
         grid = np.arange(first, last + 1, dtype=np.float64) * width
         deltas = np.nan_to_num(divergence(grid), nan=1.0)  # 1 wherever it overflowed
         deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))

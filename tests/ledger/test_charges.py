@@ -94,6 +94,10 @@ def test_a_grant_replaces_a_budget_and_is_recorded(make):
     for wrong in (0.0, -1.0, float("nan"), float("inf"), "1", None):
         with pytest.raises(ConfigurationError, match="epsilon"):
             ledger.grant("ann", epsilon=wrong)
+    for wrong in (-1e-9, 1.0, 1.5):
+        with pytest.raises(ConfigurationError, match="delta"):
+            ledger.grant("ann", epsilon=1.0, delta=wrong)
+    assert ledger.grant("ann", epsilon=1.0, delta=0.0).delta == 0
 
 
 @in_each_database

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom
 
-from safexplain._privacy_loss import MAX_KINDS, Steps, composed, epsilons, grid_widths, one_step
+from safexplain._privacy_loss import MAX_KINDS, Steps, _merged, composed, epsilon_of, epsilons, grid_widths, one_step
 from safexplain._privacy_loss.distributions import CUT_OFF, Losses, _support, compose
 from safexplain.errors import ConfigurationTypeError
 
@@ -49,6 +49,27 @@ def test_very_many_different_phases_count_as_the_worst_of_similar_ones():
     many = [Steps(10 + i / 100, 0.1, 1) for i in range(5 * MAX_KINDS)]
     few = [Steps(10 + i / 100, 0.1, 5) for i in range(2, 5 * MAX_KINDS, 5)]  # each in the middle of five
     assert composed(few, 1e-5).substitute <= composed(many, 1e-5).substitute <= composed(few, 1e-5).substitute * 1.05
+    assert [len(_merged(many[:n])) for n in (32, 33, 160)] == [32, 22, 30]
+    assert _merged(many)[:2] == [(many[0], 5), (many[5], 1)]
+    assert composed(many, 1e-5).substitute == pytest.approx(0.8677498705771712, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("phases", "adjacency", "expected"),
+    [
+        (MIXED, "add_remove", 7.046788649814793),
+        (MIXED, "substitute", 10.516544997777089),
+        ([Steps(3.0, 0.1, 5), Steps(4.0, 0.1, 7, "fixed-size"), Steps(9.0, 1.0, 3)], "substitute", 1.7530691655849595),
+        ([Steps(3.0, 0.1, 5), Steps(4.0, 0.1, 7, "fixed-size")], "zero_out", 0.7584685350315512),
+        (
+            [Steps(100.0, 1e-5, 10**6), Steps(0.5, 0.5, 2), Steps(2.0, 0.1, 1, "fixed-size")],
+            "substitute",
+            14.567333569984918,
+        ),
+    ],
+)
+def test_compositions_stay_as_recorded(phases, adjacency, expected):
+    assert epsilon_of(phases, 1e-5, adjacency) == pytest.approx(expected, rel=1e-7)
 
 
 def test_the_order_and_the_parts_of_phases_do_not_matter():
@@ -97,21 +118,30 @@ def test_composition_is_convolution():
 
 
 def test_too_long_a_composition_goes_to_a_coarser_grid():
+    """Of 19,005 cells for one step and 109,437 for fifty; 1.05 times as wide as needed, or twice."""
     one = losses_of(1.0, 0.5, 1e-3)
-    short, long = compose([(one, 50)], cells=len(one.mass) // 8), compose([(one, 50)])
-    assert short.width > 2 * long.width
-    assert (short.delta(np.linspace(0, 60, 300)) >= long.delta(np.linspace(0, 60, 300)) - 1e-13).all()
+    whole, below = compose([(one, 50)], 109_437), np.linspace(0, 60, 300)
+    assert (whole.width, whole.first, len(whole.mass)) == (1e-3, -33_602, 109_437)
+    for cells, coarser in ((109_436, 2.0), (20_000, 1.05 * 109_437 / 20_000), (2_500, 1.05 * 109_437 / 2_500)):
+        found = compose([(one, 50)], cells)
+        assert found.width == pytest.approx(1e-3 * coarser, rel=1e-12)
+        assert (found.delta(below) >= whole.delta(below) - 1e-13).all()
+        assert len(found.mass) <= cells
 
 
 def test_a_response_that_is_true_three_times_in_four_has_two_losses():
     """log 3 with probability 3/4, and -log 3 with 1/4; in between H(e) = 3/4 - e^e / 4."""
     three = math.log(3)
-    made = Losses.of_profile(
-        lambda e: np.maximum(0.75 - np.exp(e) / 4, np.maximum(0, 1 - np.exp(e))), -three, three, three
-    )
-    at = {round(v / three): m for v, m in zip(made.values, made.mass, strict=True)}
-    assert [at[k] for k in (-2, -1, 0, 1, 2)] == pytest.approx([0, 0.25, 0, 0.75, 0], abs=1e-15)
-    assert made.infinite == 0
+
+    def profile(e):
+        return np.maximum(0.75 - np.exp(e) / 4, np.maximum(0, 1 - np.exp(e)))
+
+    made = Losses.of_profile(profile, -three, three, three)
+    assert (made.first, made.infinite) == (-2, 0)
+    assert made.mass == pytest.approx([0, 0.25, 0, 0.75, 0], abs=1e-15)
+    assert made.coarser(three) is made
+    far = Losses.of_profile(profile, -1000, 1000, 1.0)
+    assert (far.first, len(far.mass)) == (-521, 1043)  # losses of up to 520
     assert made.moments == pytest.approx((three / 2, three * math.sqrt(3) / 2))
     assert made.delta([-three, 0.0, three]) == pytest.approx([1 - 1 / 3, 0.5, 0.0])
     assert made.epsilon(0.25) == pytest.approx(math.log(2))  # 3/4 - e^e / 4 = 1/4
@@ -125,6 +155,8 @@ def test_infinite_losses_add_up_and_a_coarser_grid_splits_a_loss_in_two():
     both = compose([(often, 2), (seldom, 1)])
     assert both.infinite == pytest.approx(1 - 0.9**2 * 0.8, abs=1e-14)
     assert (both.first, both.mass[0]) == (1, pytest.approx(0.9**2 * 0.8))
+    assert compose([(Losses(1.0, 0, np.array([1.0]), 0.0), 2)]).infinite == 2 * 1e-15  # that was cut off
+    assert compose([(Losses(1.0, 0, np.array([0.0]), 1.0), 2)]).infinite == pytest.approx(1)
     split = Losses(1.0, 0, np.array([0.0, 1.0]), 0.0).coarser(2.0)
     up = (1 - math.exp(-1)) / (1 - math.exp(-2))  # so that E exp(-loss) stays exp(-1)
     assert split.mass == pytest.approx([1 - up, up])
@@ -133,28 +165,55 @@ def test_infinite_losses_add_up_and_a_coarser_grid_splits_a_loss_in_two():
 
 def test_ends_of_a_composition_leave_out_next_to_nothing_and_little_more():
     """A hundred steps of plus or minus one: a binomial distribution; and three with one loss of 10 in 1e8."""
-    low, high = _support([(Losses(1.0, -1, np.array([0.5, 0.0, 0.5]), 0.0), 100)])
-    assert low == -high
+    coin = Losses(1.0, -1, np.array([0.5, 0.0, 0.5]), 0.0)
+    low, high = _support([(coin, 100)])
+    assert low == -high == pytest.approx(-79.81682772500223, rel=1e-9)
     assert binom.sf((high + 100) / 2, 100, 0.5) <= CUT_OFF / 2 < binom.sf((0.95 * high + 100) / 2, 100, 0.5) * 5
     rare = Losses(0.01, 0, np.append(1 - 1e-8, np.append(np.zeros(999), 1e-8)), 0.0)
-    assert 20 <= _support([(rare, 3)])[1] < 25  # of 30; two such losses have probability 3e-16
+    assert _support([(rare, 3)]) == (0.0, pytest.approx(23.73432973485737, rel=1e-9))  # 3e-16 lies at 20 and above
+    assert _support([(coin, 3), (Losses(1.0, 2, np.array([1.0]), 0.0), 2)]) == (1.0, 7.0)
 
 
 def test_losses_of_hundreds_are_read_as_small_ones_are():
-    """Of 450 and 451, each half of the time: delta(e) is 1/2 (1 - exp(e - 451)) above 450, and with both below."""
+    """Of 450 and 451, each half of the time: delta(e) is 1/2 (1 - exp(e - 451)) above 450, and with both below.
+
+    An epsilon of more than 500 is infinite.
+    """
     far = Losses(1.0, 450, np.array([0.5, 0.5]), 0.0)
     assert far.delta(450.2) == pytest.approx(0.5 * (1 - math.exp(-0.8)))
     assert far.epsilon(0.5 * (1 - math.exp(-0.8))) == pytest.approx(450.2)
     assert far.epsilon(0.4) == pytest.approx(450 + math.log(0.6 / (0.5 + 0.5 * math.exp(-1))))
+    ends = [Losses(1.0, first, np.array([0.5, 0.5]), 0.0).epsilon(0.3) for first in (500, 501)]
+    assert ends == [pytest.approx(501 + math.log(0.4)), math.inf]
 
 
 @pytest.mark.parametrize("order", [0.5, -0.5])
 def test_a_bound_on_moments_is_hardly_above_them(order):
     short = Losses(0.5, -1, np.array([0.25, 0.75]), 0.0)  # losses of -.5 and 0
     assert short.log_moment(order) == pytest.approx(math.log(0.25 * math.exp(-order / 2) + 0.75))
-    long = Losses(1e-3, -3000, np.full(6000, 1 / 6000), 0.0)
-    exact = math.log(np.exp(order * long.values).mean())
-    assert exact <= long.log_moment(order) <= exact + 16 * 1e-3 * 0.5
+    for cells in (4096, 4097):  # above 4096, blocks of 16 count as their worst
+        long = Losses(1e-3, -3000, np.full(cells, 1 / cells), 0.0)
+        worst = np.arange(cells) // 16 * 16 + (15 if order > 0 else 0)
+        values = long.values if cells == 4096 else (worst - 3000) * 1e-3
+        assert long.log_moment(order) == pytest.approx(math.log(np.exp(order * values).mean()), abs=1e-12)
+
+
+GRIDS = [
+    ([(30, 1e-3, 1, "poisson", 10), (1, 0.1, 1, "poisson", 100)], *[0.0026497608997392698] * 3),
+    (
+        [(100, 1e-5, 1, "poisson", 10**6), (0.5, 0.5, 1, "poisson", 2), (2, 0.1, 1, "fixed-size", 1)],
+        0.014948517091882793, 0.002801467669786773, 0.010570197804353332, 0.014948517091882793,
+    ),
+    (
+        [(50, 1e-4, 1, "poisson", 10**8), (1000, 0.5, 1, "poisson", 10**7)],
+        0.015400968985119301, 1.54009689851193e-06, 3.015783551307092e-05,
+    ),
+    (
+        [(5, 1e-6, 1, "poisson", 10**7), (0.2, 0.5, 1, "poisson", 100), (3, 0.1, 1, "poisson", 1000)],
+        0.7780870887516927, 0.37996363934979416, 0.07780870887516927, 0.02460527418424929,
+    ),
+]  # fmt: skip
+"""(noise multiplier, sample rate, 1, sampling, number) of kinds of steps; widths for the total and for each kind."""
 
 
 def test_grids_are_as_wide_as_the_error_that_is_allowed():
@@ -162,6 +221,9 @@ def test_grids_are_as_wide_as_the_error_that_is_allowed():
     width = math.sqrt(2 * 10 * 3e-4 * 9 / 100)
     common, own = grid_widths([(Steps(1, 1, 1, "full-batch"), 100)], 3e-4)
     assert [common, *own] == pytest.approx([width, width])
+    for kinds, *expected in GRIDS:
+        common, own = grid_widths([(Steps(*step), n) for *step, n in kinds], 3e-4)
+        assert [common, *own] == pytest.approx(expected, rel=1e-9)
 
 
 def test_epsilon_and_delta_are_inverse():

@@ -64,6 +64,11 @@ def test_orders_that_are_too_far_out_have_the_bound_of_a_batch_without_sampling(
     ):
         found = renyi(Steps(1e-3, 0.5, 3, sampling), adjacency, [200.0])
         assert found == pytest.approx([3 * 200 * factor * 1e6 / 2])
+    near = renyi(Steps(1.0, 0.5, 1), "add_remove", [999.75, 1000.0, 1000.25])  # 2 order distance of up to 2000
+    assert near == pytest.approx(
+        [(999.75 - 2 * math.log(2) * 999.75 / 998.75) / 2, (1000 - 2 * math.log(2) * 1000 / 999) / 2, 1000.25 / 2],
+        rel=1e-9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,12 +96,24 @@ def test_a_fixed_size_is_worst_in_both_directions_at_once(q, noise, order):
     assert pair.renyi(order, "substitute") == pytest.approx(math.log(moment) / (order - 1), rel=2e-4)
 
 
+def test_curves_of_a_fixed_size_stay_as_recorded():
+    added, replaced, emptied = (
+        renyi(Steps(1.0, 0.25, 3, "fixed-size"), adjacency, [1.3, 2, 20])
+        for adjacency in ("add_remove", "substitute", "zero_out")
+    )
+    assert added == pytest.approx([1.2438601507121385, 4.410447794291369, 115.6222283333056], rel=1e-8)
+    assert replaced == pytest.approx([1.4558421911379968, 4.4684216631655875, 120.0], rel=1e-8)
+    assert (replaced == emptied).all()
+
+
 def test_without_noise_nothing_holds_and_without_steps_nothing_is_spent():
-    assert np.isinf(renyi(Steps(0.0, 0.5, 3), "substitute", [2.0])).all()
+    assert np.isinf([renyi(Steps(noise, 0.5, 3), "substitute", [2.0]) for noise in (0.0, 0.99e-8)]).all()
+    assert renyi(Steps(1e-8, 0.5, 3), "substitute", [2.0]) == pytest.approx([3 * 2 * 4e16 / 2])
     assert (renyi(Steps(1.0, 0.5, 0), "substitute", [2.0]) == 0).all()
     assert np.isfinite(renyi(Steps(1e-3, 0.5, 3), "substitute", [1.1, 200.0])).all()
 
 
 def test_orders_are_above_one():
-    with pytest.raises(ConfigurationError, match="orders"):
-        renyi(Steps(1.0, 0.5, 3), "substitute", [1.0])
+    for order in (1.0, 0.5, math.inf):
+        with pytest.raises(ConfigurationError, match="orders"):
+            renyi(Steps(1.0, 0.5, 3), "substitute", [2.0, order])
