@@ -7,9 +7,10 @@ import warnings
 
 import pytest
 import torch
+from sklearn.ensemble import RandomForestClassifier
 from torch import nn
 
-from safexplain._digest import OPAQUE_DIGEST, model_digest, modules_of
+from safexplain._digest import OPAQUE_DIGEST, estimator_digest, model_digest, modules_of
 from safexplain._digest import digests as identity
 from safexplain.errors import OpaqueModelWarning
 
@@ -125,11 +126,15 @@ def test_the_cache_does_not_keep_a_model_alive():
 def test_the_digest_is_the_same_in_another_process():
     script = (
         "import torch; from torch import nn; from safexplain._digest import model_digest; torch.manual_seed(0);"
-        "net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)); print(model_digest(net).hex())"
+        "net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)); print(model_digest(net).hex());"
+        "from sklearn.ensemble import RandomForestClassifier; from safexplain._digest import estimator_digest;"
+        "print(estimator_digest(RandomForestClassifier(3, random_state=0).fit([[0], [1], [2]], list('aba'))).hex())"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     torch.manual_seed(0)
-    assert out.strip() == model_digest(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))).hex()
+    forest = RandomForestClassifier(3, random_state=0).fit([[0], [1], [2]], list("aba"))
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert out.split() == [model_digest(network).hex(), estimator_digest(forest).hex()]
 
 
 @pytest.mark.gpu

@@ -55,7 +55,11 @@ PRINTED = {
         r"still on top: (6[5-9]|[78]\d|90)%",
     ),
     "public_explainer": ("bit for bit: True", "By construction: InputXGradient of 3 models of public data"),
-    "harden_anchors": ("fields of a hardened answer: anchor, precision, coverage\n", "the same answer: True"),
+    "harden_anchors": (
+        r"three native answers:   \d{2,}\ntraining rows in three hardened answers: 0\n",
+        "fields of a hardened answer: anchor, precision, coverage\n",
+        "the same answer: True",
+    ),
     "harden_superpixels": (r"pixel by pixel: 0\.000\d\n", r"as superpixels: 0\.0(0[3-9]|1\d|2[0-4])\d\n"),
     "attack_own_signals": ("leaking.npz: leak", "quiet.npz: certified"),
     "dp_own_loop": (

@@ -290,6 +290,26 @@ def test_a_model_that_can_tell_shapes_apart_has_a_noise_for_each():
     assert spread(plain_noise(model, x), plain_noise(model, x.reshape(2, 1, 4, 16)))
 
 
+class Sums(nn.Module):
+    """A sum over steps, for which zeros count nothing."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.step, self.head = nn.Linear(4, 16, bias=False), nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.head(self.step(x).tanh().sum(1))
+
+
+def test_zeros_appended_to_a_sequence_give_no_fresh_noise():
+    """They leave the native map as it is, so that averaging over their number would take the noise away."""
+    x = torch.randn(3, 12, 4, generator=torch.Generator().manual_seed(2))
+    one, other = (plain_noise(Sums().eval(), torch.cat([x, torch.zeros(3, k, 4)], 1)) for k in (0, 7))
+    assert one.std() > 0.02
+    torch.testing.assert_close(other[:, :48], one, atol=1e-5, rtol=0)
+
+
 class FlatPlaces(nn.Module):
     """Flattens the places and keeps the channels."""
 

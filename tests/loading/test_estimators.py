@@ -282,5 +282,5 @@ def test_what_is_compressed_is_told_by_its_first_byte_and_not_unpacked(pack: Cal
 
 def test_a_category_has_one_code() -> None:
     text = Columns.of(FRAME).to_json()
-    with pytest.raises(InputError, match="each once, got .*clerk"):
+    with pytest.raises(InputError, match=r"each once, got .*clerk"):
         Columns.from_json(text.replace('"boss"', '"clerk"'))

@@ -92,9 +92,18 @@ def malformed(draw: random.Random, row: list[float]) -> tuple[str, str, dict[str
     return method, path, headers, body
 
 
+LISTED = {
+    "explanations", "predictions", "model_name", "model_version", "id", "outputs", "parameters",
+    "type", "title", "status", "detail", "instance", "field", "renews",
+}  # fmt: skip
+"""What may stand at the top of an answer or a refusal."""
+
+
 def check(response: httpx.Response, sent: object) -> int:
-    """Answered, or refused in the words of this package."""
+    """Answered with what is listed, or refused in the words of this package."""
     assert response.status_code < 500, (sent, response.text)
+    assert set(content := response.json()) <= LISTED, (sent, content)
+    assert {output["name"] for output in content.get("outputs", ())} <= {"explanation", "label"}, (sent, content)
     if response.status_code != 200:
         assert response.headers["content-type"] == "application/problem+json", sent
         problem = response.json()

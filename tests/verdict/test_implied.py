@@ -67,6 +67,18 @@ def test_the_best_attack_on_a_gaussian_mechanism_comes_near_it(steps: int, noise
     assert norm.cdf(mu / math.sqrt(2)) <= bound.auc <= norm.cdf(mu / math.sqrt(2)) + 2e-3
 
 
+@pytest.mark.parametrize(("noise", "q"), [(0.8, 0.3), (2.0, 0.05)])
+def test_no_threshold_of_a_sampled_step_is_above_it_and_the_best_comes_near(noise: float, q: float) -> None:
+    threshold = np.linspace(-3 * noise, 1 + 4 * noise, 200)
+    fpr = norm.sf(threshold / noise)
+    tpr = (1 - q) * fpr + q * norm.sf((threshold - 1) / noise)
+    bound = RocBound.of(stated(noise, q))
+    assert (bound(fpr) >= tpr - 1e-9).all()  # a record was added
+    assert (bound(1 - tpr) >= 1 - fpr - 1e-9).all()  # or removed
+    usual = (fpr > 0.01) & (fpr < 0.5)
+    assert (tpr[usual] >= 0.9 * bound(fpr[usual])).all(), "the bound would say nothing if it were far above"
+
+
 def test_one_pair_bounds_the_rate_by_the_printed_formula() -> None:
     assert float(tpr_bound(0.01, 1.0, 1e-3)) == pytest.approx(math.e * 0.01 + 1e-3)
     assert float(tpr_bound(0.6, 1.0, 1e-3)) == pytest.approx(1 - (1 - 1e-3 - 0.6) / math.e)

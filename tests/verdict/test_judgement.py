@@ -299,11 +299,13 @@ def test_several_models_are_certified_when_each_is():
 # ------------------------------------------------------------------------------------------- risks
 
 
-def test_a_lower_bound_shares_its_risk_among_the_attacks_and_an_upper_bound_does_not():
+def test_a_lower_bound_shares_its_risk_among_attacks_and_targets_and_an_upper_bound_does_not():
     one, many = judged((100, 100)), judged(*[(100, 100)] * 20)
     assert many.bounds(many.evidence[0])[1] == one.bounds(one.evidence[0])[1]
     assert many.bounds(many.evidence[0])[0] < one.bounds(one.evidence[0])[0]
     assert one.bounds(one.evidence[0]) == pytest.approx(clopper_pearson(100, 1000, 0.95))
+    targets = several(*[(100, 100)] * 20)
+    assert targets.bounds(targets.evidence[0]) == pytest.approx(many.bounds(many.evidence[0]))
 
 
 def test_half_of_the_risk_goes_to_the_main_attacks_and_all_of_it_is_spent():

@@ -96,6 +96,16 @@ def test_batches_in_pieces_are_batches():
         assert statement_from(engine, model, optimizer, batches, delta=1e-5).phases == (Steps(1.5, 0.2, 10),)
 
 
+def test_a_training_that_goes_on_counts_the_steps_of_its_checkpoint(tmp_path):
+    engine, model, optimizer, loader = private()
+    train(model, optimizer, loader)
+    engine.save_checkpoint(path=tmp_path / "run.pt", module=model, optimizer=optimizer)
+    engine, model, optimizer, loader = private()
+    engine.load_checkpoint(path=tmp_path / "run.pt", module=model, optimizer=optimizer)
+    train(model, optimizer, loader, 1)
+    assert statement_from(engine, model, optimizer, loader, delta=1e-5).phases == (Steps(1.5, 0.2, 15),)
+
+
 def test_a_model_that_opacus_did_not_wrap_is_given_as_it_is():
     model = network()
     engine, hooks, optimizer, loader = private(model=model, wrap_model=False)

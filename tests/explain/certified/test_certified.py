@@ -125,6 +125,7 @@ OF_SOMETHING_ELSE = [
     ({"references": 0}, "certifies nothing"),
     ({"environment": {"safexplain": "0.0.9"}}, "safexplain 0.0.9"),
     ({"environment": {"captum": "0.1"}}, "captum 0.1"),
+    ({"environment": {"release_format": "1"}}, "release format 1, here"),
     ({"explainer": {"method": "Tarot"}}, "not in the catalog of this version"),
     ({"explainer": {"method": "Anchors"}}, r"use HardenedAnchors\.from_certificate, not HardenedIG"),
     ({"explainer": {"options": {"steps": 3}}}, "'steps' is not an option"),

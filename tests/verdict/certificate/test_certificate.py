@@ -195,6 +195,20 @@ def test_every_number_that_follows_from_others_is_compared(load: Callable[..., A
             load(sealed(changed(case, path, 0.5 if value is None else other)))
 
 
+def test_a_changed_value_is_found_wherever_it_stands(load: Callable[..., Any]) -> None:
+    for path in [*leaves(case := made(LEAKING))][::10]:
+        value = at(case, path)
+        other = f"{value}!" if isinstance(value, str) else 1 + value if isinstance(value, int | float) else 1
+        with pytest.raises(CertificateError):
+            load(changed(case, path, other))
+    for path, other in (
+        (("predicate", "environment", "torch"), "9.0"),
+        (("subject", 0, "digest", "sha256"), "ac" * 32),
+    ):
+        with pytest.raises(CertificateError, match="the checksum does not match"):
+            load(changed(case, path, other))
+
+
 def test_a_verdict_that_does_not_follow_is_named(load: Callable[..., Any]) -> None:
     worse = changed(made(), ("predicate", "audit", "evidence", 1, "lower_bound_count"), 60)
     with pytest.raises(CertificateError, match=r"certificate\.json: audit\.\S+ says .* follows from the counts"):

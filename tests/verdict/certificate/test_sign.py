@@ -128,6 +128,21 @@ def test_a_damaged_envelope_is_refused(
         load_certificate(path, public_key=keys[1])
 
 
+def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
+    tmp_path: Path, keys: tuple[Path, Path], envelope: dict[str, Any]
+) -> None:
+    raw, file, refused = as_json(envelope), tmp_path / "c.json", 0
+    for place in range(7, len(raw), len(raw) // 60):
+        file.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+        try:
+            found = load_certificate(file, public_key=keys[1])
+        except CertificateError:
+            refused += 1
+        else:
+            assert found.statement == made()  # white space, or a letter of the key id
+    assert refused > 50
+
+
 def test_keys_of_another_kind_are_bad_input(tmp_path: Path, keys: tuple[Path, Path], signed: Path) -> None:
     curve, curve_public = pair(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
     locked, _ = pair(tmp_path, "locked", password=b"secret")

@@ -196,6 +196,7 @@ RATES = {
     "independent": (600, 600, 0.05, 0.1, 0.1, 0.0),
     "few false positives": (700, 700, 0.01, 0.12, 0.1, 0.9),
     "nearly one attack": (1000, 1000, 0.05, 0.1, 0.1, 0.995),
+    "few non-members": (300, 250, 0.01, 0.2, 0.1, 0.9),
 }
 JUMPS = dict.fromkeys(("attack", "baseline", "both"), (1000, 1000, 0.05, 0.12, 0.1, 0.9))
 
