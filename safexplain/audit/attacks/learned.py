@@ -184,7 +184,7 @@ class Learned:
                 for index in torch.split(torch.randperm(len(label), device=device), BATCH):
                     logits = network(maps[index], scalars[index])
                     loss = binary_cross_entropy_with_logits(logits, label[index], weight[index])
-                    optimizer.zero_grad(set_to_none=True)
+                    optimizer.zero_grad()
                     torch.autograd.backward(loss)
                     optimizer.step()
                 logits = logits_of(network.eval(), *watch)

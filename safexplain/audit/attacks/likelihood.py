@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,11 +149,10 @@ def _shrunk_by_strata(
     return np.stack([without + gap, without]), variance
 
 
-@dataclass(frozen=True)
-class _Side:
+class _Side(NamedTuple):
     """Models with (or without) the examples of a part: their number, means and squared deviations."""
 
-    count: Array  # (p, 1)
+    number: Array  # (p, 1)
     mean: Array  # (p, d)
     ss: Array  # (p, d)
 
@@ -167,10 +166,10 @@ class _Side:
 
     def without(self, one: Array, chosen: Bools) -> _Side:
         """The side without the model of values `one` (p, d), for the `chosen` (p,) examples, which have it here."""
-        mine, left = chosen[:, None], np.maximum(self.count - 1, 1)
+        mine, left = chosen[:, None], np.maximum(self.number - 1, 1)
         away = (one - self.mean) * mine
-        ss = np.maximum(self.ss - np.square(away) * (self.count / left), 0.0)
-        return _Side(self.count - mine, self.mean - away / left, ss)
+        ss = np.maximum(self.ss - np.square(away) * (self.number / left), 0.0)
+        return _Side(self.number - mine, self.mean - away / left, ss)
 
 
 def _ratios_of_vectors(
@@ -218,13 +217,13 @@ def _ratios_of_vectors(
             good = usable[k][part].astype(np.float64)
             for side in less(left, part, x, sides):
                 total[k] += good @ side.ss
-                dof[k] += (good * np.maximum(side.count[:, 0] - 1, 0)).sum()
+                dof[k] += (good * np.maximum(side.number[:, 0] - 1, 0)).sum()
     scores = np.zeros((len(reads), n))
     for part, x, sides in parts():
         for k, (read, left) in enumerate(zip(reads, excluded, strict=True)):
             pooled = total[k] / max(dof[k], 1.0)
             inside, outside = less(left, part, x, sides)
-            free = np.maximum(inside.count - 1, 0) + np.maximum(outside.count - 1, 0)
+            free = np.maximum(inside.number - 1, 0) + np.maximum(outside.number - 1, 0)
             v = shrunk(inside.ss + outside.ss, free, VECTOR_SHRINK, pooled) + (1e-9 * float(pooled.mean()) or 1.0)
             away = (_distance(x[:, place[read]] - side.mean, v) for side in (outside, inside))
             scores[k, part] = np.where(usable[k][part], 0.5 * np.subtract(*away).sum(1), 0.0)
@@ -559,8 +558,7 @@ def _basis(change: Array) -> Array:
     return basis
 
 
-@dataclass(frozen=True)
-class _Prior:
+class _Prior(NamedTuple):
     """A normal prior of the 2 r in- and out-means of an example."""
 
     mean: Array  # (2, r)
@@ -629,8 +627,7 @@ def _one_by_one(t: Array, values: Array, member: Bools, found: _Directions) -> A
     return out
 
 
-@dataclass(frozen=True, eq=False)
-class _Columns:
+class _Columns(NamedTuple):
     """The scale of every column: a logarithm if applicable, then division by the largest size."""
 
     floor: Array  # (k,), see `log_floors`
@@ -652,8 +649,7 @@ class _Columns:
         return out
 
 
-@dataclass(frozen=True, eq=False)
-class _Directions:
+class _Directions(NamedTuple):
     """Uncorrelated directions of unit spread, pooled over both sides, those with the largest gaps first."""
 
     frame: Array  # (k, r)

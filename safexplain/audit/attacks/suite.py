@@ -410,8 +410,7 @@ def _width(signals: Signals, signal: Signal) -> int:
 
 def _varies(signals: Signals, signal: Signal) -> bool:
     values = values_of(signals, [signal._replace(view="")])
-    first = values[(0, 0, *[0] * (values.ndim - 2))] if values.size else 0
-    return any(bool((part != first).any()) for _, _, part in blocks(values)) if values.size else False
+    return any(bool((part != values[0, 0]).any()) for _, _, part in blocks(values))
 
 
 PSEUDO_TARGETS = 8

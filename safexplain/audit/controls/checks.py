@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -308,8 +307,7 @@ def _privacy_differs(stated: Any, tests: Sequence[_Test]) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Test:
+class _Test(NamedTuple):
     """The target against the references in one number a model."""
 
     kind: str
@@ -337,14 +335,16 @@ def _compared(a: Floats, member: NDArray[np.bool_]) -> Compared:
     (n1, mean1), (n0, mean0) = sides
     known = (n1 > 0) & (n0 > 0)
     gap = np.where(known, mean1 - mean0, 0.0)
-    residual = a - np.where(member, (a * one).sum(0), (a * (1 - one)).sum(0)) / np.maximum(
-        np.where(member, one.sum(0), (1 - one).sum(0)), 1
+    residual = a - np.where(member, (a * one).sum(0), (a * (1 - one)).sum(0)) / np.where(
+        member, one.sum(0), (1 - one).sum(0)
     )
     # gaps of single examples are shrunk towards the mean of all, by their share of noise (empirical Bayes)
-    within = (residual**2).sum() / max((len(a) - 2) * a.shape[1], 1)
-    noise = float((within * (1 / np.maximum(n1, 1) + 1 / np.maximum(n0, 1)))[known].mean()) if known.any() else 0.0
-    mean, variance = (float(gap[known].mean()), float(gap[known].var())) if known.any() else (0.0, 0.0)
-    trust = max(0.0, 1 - noise / variance) if variance > 0 else 0.0
+    within = (residual**2).sum() / ((len(a) - 2) * a.shape[1])
+    share = known / np.maximum(known.sum(), 1)
+    noise = float((within * (1 / np.maximum(n1, 1) + 1 / np.maximum(n0, 1)) * share).sum())
+    mean = float((gap * share).sum())
+    variance = float(((gap - mean) ** 2 * share).sum())
+    trust = max(0.0, 1 - noise / max(variance, 1e-300))
     expected = (one - 0.5) * np.where(known, mean + trust * (gap - mean), 0.0)
     distance = a - (mean1 + mean0) / 2
     centred, regressor = (
@@ -370,11 +370,12 @@ def _together(parts: Sequence[Compared]) -> Compared:
 def _independent(member: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
     """Rows of the target, which is first, with one reference of each pair, and then with the others (`partners`).
 
-    Within a set no model's membership follows from another's, as it does within a pair.
+    Within a set no model's membership follows from another's, as it does within a pair. A single reference in the
+    second set is left out, as there is nothing to compare it with.
     """
     partner, rows = partners(member), np.arange(len(member))
     second = (partner > 0) & (partner < rows)
-    for chosen in (~second, second) if second.any() else (~second,):
+    for chosen in (~second, second) if second.sum() > 1 else (~second,):
         yield np.append(0, rows[1:][chosen[1:]])
 
 

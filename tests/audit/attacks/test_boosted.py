@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio
+from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, learned
 from safexplain.audit.attacks.learned import Boosted, Stacked
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import roc
@@ -95,6 +95,12 @@ def test_labels_are_counted_not_measured():
     np.testing.assert_allclose(x[:, 2], LabelLikelihoodRatio()(label[0], label[1:], member[1:]), rtol=1e-6)
 
 
+def test_the_trees_of_a_small_case_give_the_recorded_odds():
+    signal, member = released(1.0, examples=60)
+    found = Boosted()(signal[0], signal[1:], member[1:])
+    assert found[:4] == pytest.approx([-4.307836, 1.136850, -0.054428, -3.414700], rel=1e-4)
+
+
 def test_too_few_references_are_refused():
     signal, member = released(1.0, models=4)
     with pytest.raises(InputError, match="at least 4 reference models"):
@@ -104,10 +110,10 @@ def test_too_few_references_are_refused():
 PSEUDO_TARGETS, ROWS = 8, 4_000
 
 
-def ratios(effects, seed, scale=1.0):
+def ratios(effects, seed, scale=1.0, rows=ROWS):
     """Log ratios of Gaussian columns with these effects, of a target and of pseudo-targets, and their membership."""
     rng = np.random.default_rng(seed)
-    member = rng.random((1 + PSEUDO_TARGETS, ROWS)) < 0.5
+    member = rng.random((1 + PSEUDO_TARGETS, rows)) < 0.5
     d = np.asarray(effects)
     x = rng.normal(size=(*member.shape, len(d))) + member[..., None] * d
     values = d * (x - d / 2)
@@ -127,6 +133,22 @@ def test_columns_that_add_nothing_leave_the_order_of_the_first_as_it_is():
         target, shadows, membership, _ = ratios([1.0, 0.0, 0.0], seed)
         same += np.array_equal(Stacked()(target, shadows, membership), target[:, 0])
     assert same >= 9
+
+
+def test_whether_a_weak_column_adds_is_as_recorded_and_decided_by_four_folds(monkeypatch):
+    found, fitted_to, weights = "", [], learned._weights
+    monkeypatch.setattr(learned, "_weights", lambda x, y: fitted_to.append(len(x)) or weights(x, y))
+    for seed in range(36):
+        _, shadows, membership, _ = ratios([1.0, 0.3 + 0.02 * (seed % 18)], seed, rows=300)
+        few = 3 if seed % 4 == 0 else 8
+        fitted_to.clear()
+        adds = Stacked(0.05).fit(shadows[:few], membership[:few]).adds
+        assert fitted_to == ([2] * 6 if few == 3 else [6] * 8) + [few] * adds  # both columns, and the first alone
+        found += str(int(adds))
+    assert found == "011110011011110111110000011111010111"
+    assert Stacked().fpr == 0.01
+    membership[:] = np.arange(8)[:, None] % 2 == 0  # no true-positive rate can be compared
+    assert not Stacked().fit(shadows + 9.0 * membership[..., None] * [0, 1], membership).adds
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4], ids=["calibrated", "overconfident"])

@@ -170,9 +170,19 @@ def slow_many(target, shadows, membership):
 @pytest.mark.parametrize("leak", [2.5, 10.0])  # of which the second is in the last directions too, beyond their noise
 def test_the_joint_ratio_of_many_columns_equals_the_slow_one(leak):
     target, shadows, membership, _ = wide(150, 16, 40, leak)
-    assert ((membership.sum(0) > 0) & ~membership.all(0)).all()
+    membership[:, :4] = np.arange(16)[:, None] < [1, 15, 0, 16]  # the third and fourth are known from one side only
     found = ATTACK(target, shadows, membership)
-    assert np.allclose(found, slow_many(target, shadows, membership), rtol=1e-5, atol=1e-5)
+    usable = np.isin(np.arange(150), [2, 3], invert=True)
+    expected = slow_many(target[usable], shadows[:, usable], membership[:, usable])
+    assert np.allclose(found[usable], expected, rtol=1e-5, atol=1e-5)
+    assert found[~usable].tolist() == [0, 0]
+
+
+def test_means_that_differ_only_by_noise_become_equal_however_wide_their_prior():
+    certain = likelihood._Prior(np.zeros((2, 1)), np.full((2, 1, 2, 1), 1e12))  # without and with are always the same
+    found = certain.posterior(np.array([[[1.0]], [[0.0]]]), np.ones((2, 1, 1, 1)), np.ones((2, 1, 1)))
+    assert found.ravel() == pytest.approx([0.5, 0.5], abs=0.02)
+    assert found[0] > found[1]  # never beyond
 
 
 def test_many_columns_in_parts_give_the_same_scores(monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 from safexplain.audit.attacks import Learned, LikelihoodRatio, Threshold, learned, map_classifier
 from safexplain.audit.attacks.learned import TrainingPairs
-from safexplain.audit.attacks.map_classifier import CLIP, Standardisation, unit_maps
+from safexplain.audit.attacks.map_classifier import Standardisation, unit_maps
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict.stats import auc_interval, roc
 
@@ -126,10 +126,21 @@ def test_a_fifth_of_the_references_chooses_the_epoch_by_a_quarter_of_the_maps(mo
         return draw(membership, models, most, rng)
 
     monkeypatch.setattr(TrainingPairs, "draw", seen)
-    for models, watching in ((10, 2), (3, 1)):
+    for models, watching in ((10, 2), (3, 1), (2, 1)):
         drawn.clear()
         replace(QUICK, epochs=1, most_examples=100).fit(*world(60, models)[1:3])
         assert drawn == [(models - watching, 100), (watching, 25)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "recorded"),
+    [(None, [0.291959, -0.028396, 0.29582, 0.129909]), ((2, 4, 3), [0.606169, 0.169902, 1.191866, 0.335442])],
+)
+def test_three_epochs_give_the_recorded_logits(shape, recorded):
+    target, shadows, membership, _ = world(200, 4)
+    found = Learned(shape, epochs=3, device="cpu")(target, shadows, membership)
+    assert found[:4] == pytest.approx(recorded, rel=1e-3)
+    assert Learned() == Learned(None, 20, 2e-3, 0, 32_768, "auto")
 
 
 def test_members_and_others_weigh_the_same_and_so_do_an_examples_maps_on_both_sides():
@@ -159,10 +170,7 @@ def test_scalars_are_standardised_and_the_logarithm_of_zero_is_that_of_half_of_t
     assert found[:, 0].std(correction=0).item() == pytest.approx(1)
     assert found[:, 1].tolist() == [0, 0, 0]
     assert torch.allclose(found[2, 0], standardise(torch.tensor([[-math.log(2), 5.0]]).double())[0, 0])
-    assert standardise(torch.tensor([[1e9, 5.5]]).double())[0].tolist() == [
-        CLIP,
-        0.5,
-    ]  # an unchanged one keeps its unit
+    assert standardise(torch.tensor([[1e9, 5.5]]).double())[0].tolist() == [10, 0.5]  # an unchanged one keeps its unit
 
 
 T, S, M = world(20, 3)[:3]

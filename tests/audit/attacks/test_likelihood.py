@@ -101,7 +101,7 @@ def slow_vector_ratio(target, shadows, membership, shrink=8):
 
 
 def test_the_likelihood_ratio_equals_the_slow_one():
-    for n in (60, 600):
+    for n in (102, 600):  # two strata and ten
         target, shadows, membership, _ = world(n, 12)
         membership[:, 3], membership[:, 4] = True, False
         found = LikelihoodRatio()(target, shadows, membership)

@@ -5,11 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from safexplain.audit.attacks import LabelLikelihoodRatio, LikelihoodRatio, Threshold
+from safexplain.audit.attacks import RMIA, JointLikelihoodRatio, LabelLikelihoodRatio, LikelihoodRatio, Threshold
 from safexplain.audit.attacks.learned import Boosted, Learned, Stacked
-from safexplain.audit.attacks.likelihood import OwnLabelRatio
+from safexplain.audit.attacks.likelihood import OwnLabelRatio, PooledDensityRatio
+from safexplain.audit.attacks.recourse import CounterfactualLRT
 from safexplain.audit.attacks.suite import (
+    ANY_SIGNAL,
+    ANY_SIGNAL_ALONE,
     PSEUDO_TARGETS,
+    RECOURSE,
+    SUITE,
     Scorer,
     Signal,
     SuiteRow,
@@ -93,6 +98,24 @@ def test_rows_without_stacks_score_as_their_attacks_do_also_for_the_null_model(e
             else:
                 want = row.attack(values[read], values[others], signals.membership[others])
             np.testing.assert_allclose(scores, want, atol=1e-8, err_msg=f"{row.name} on {row.signal}")
+
+
+def test_the_table_says_what_its_attacks_can_read():
+    for line in (*SUITE, *ANY_SIGNAL, *ANY_SIGNAL_ALONE):
+        alone, learns = isinstance(line.attack, Threshold), isinstance(line.attack, Learned)
+        number = isinstance(line.attack, LabelLikelihoodRatio | RMIA | CounterfactualLRT | PooledDensityRatio)
+        widest = 1 if alone or number else 2048 if isinstance(line.attack, JointLikelihoodRatio) else np.inf
+        once = alone or learns or line in RECOURSE or line.name == "RMIA"
+        expected = (0 if alone else 4 if learns else 2, widest, once)
+        assert (line.references, line.widest, line.once) == expected, line
+
+
+def test_trees_that_would_read_labels_alone_are_left_to_the_baseline():
+    signals = released(levels=(1,))
+    rows = fitting(replace(signals, values={"label": signals.values["label"]}), policy(patience=(1,)))
+    baseline, *others = next(r for r in rows if r.name == "Stacked").columns
+    assert "Boosted" in {r.name for r in baseline.columns}
+    assert "Boosted" not in {r.name for r in others}
 
 
 def test_every_level_has_one_baseline_and_one_stack_of_all_attacks_with_it():

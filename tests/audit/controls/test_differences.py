@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import beta
+from scipy.stats import beta, rankdata
+from sklearn.decomposition import PCA
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
 
 from safexplain.audit import Policy
-from safexplain.audit.controls.checks import SHUFFLES, blind_baseline, null_model, one_of_each, shuffled_membership
+from safexplain.audit.controls.checks import (
+    SHUFFLES,
+    _classified,
+    blind_baseline,
+    null_model,
+    one_of_each,
+    shuffled_membership,
+)
 from safexplain.verdict.stats import auc_interval, roc
 from safexplain.verdict.thresholds import lower_bound_rank
 
@@ -45,6 +55,22 @@ def test_inputs_of_one_source_are_let_pass(nothing):
     assert (
         sum(blind(seed, nothing=nothing).failed for seed in range(6)) <= 1
     )  # two of six at 1 % each: a probability of .15 %
+
+
+@pytest.mark.parametrize(("features", "trained"), [(256, 120), (257, 120), (257, 50)])
+def test_the_blind_classifier_adds_the_ranks_of_two_models_of_the_inputs_or_of_their_components(features, trained):
+    rng = np.random.default_rng(0)
+    member, training = rng.random(160) < 0.5, np.arange(160) < trained
+    x = rng.normal(size=(160, features)) + 0.2 * member[:, None]
+    found = _classified(x.reshape(160, features, 1), member, training, ~training, 3)
+    if features > 256:
+        least = PCA(min(64, trained - 1), svd_solver="randomized", random_state=3).fit(x[training])
+        x = np.column_stack([x.mean(1), x.std(1), x.min(1), x.max(1), least.transform(x)])
+    trees = HistGradientBoostingClassifier(max_iter=100, random_state=3).fit(x[training], member[training])
+    scaled = (x - x[training].mean(0)) / x[training].std(0)
+    linear = LogisticRegression(max_iter=500, C=0.1).fit(scaled[training], member[training])
+    expected = [one.predict_proba(part[~training])[:, 1] for one, part in ((trees, x), (linear, scaled))]
+    np.testing.assert_array_equal(found, sum(rankdata(p, method="ordinal") - 1 for p in expected))
 
 
 def test_what_a_blind_classifier_cannot_be_trained_on_is_said():

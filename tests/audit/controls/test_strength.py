@@ -7,7 +7,9 @@ import pytest
 from scipy import stats as distributions
 
 from safexplain.audit import Signals
+from safexplain.audit.controls import checks
 from safexplain.audit.controls.checks import (
+    _columns,
     _compared,
     _map_ratio,
     _normal_scores,
@@ -228,6 +230,43 @@ def test_labels_are_compared_by_agreement():
         error = np.where(np.arange(17)[:, None] == 0, wrong, 0.3) * ~member
         label = np.where(rng.random(member.shape) < error, rng.integers(0, 10, member.shape), truth)
         assert looked_at(Signals(member, {"label": label}, meta={"targets": [0]})).failed is failed
+
+
+@pytest.mark.parametrize(("most", "every", "stop"), [(1050, 4, 175), (2, 7, 1), (None, 1, 10**8 // 21)])
+def test_what_is_compared_by_hand_and_of_huge_maps_every_few_features_of_some_examples(most, every, stop, monkeypatch):
+    if most is not None:
+        monkeypatch.setattr(checks, "MOST_NUMBERS", most)
+    rng = np.random.default_rng(0)
+    member, at, models = rng.random((4, 200)) < 0.5, rng.permutation(200), np.array([0, 2, 3])
+    maps, l1 = 0.01 * rng.normal(size=(4, 200, 7)), rng.random((4, 200))
+    maps[:, at[0]] = 0.0
+    values = {"label": rng.integers(0, 3, (4, 200)), "l1": l1, "l1@2": l1, "kept@2": l1.round()}
+    signals = Signals(member, values, maps.astype(np.float32))
+    found = list(_columns(signals, None, models, at, member[models][:, at]))
+    label = values["label"][models][:, at]
+    usual = [np.bincount(label[:, i]).argmax() for i in range(200)]
+    part = signals.attributions[models][:, at[:stop], ::every]
+    length = np.linalg.norm(part, axis=2)
+    mean = np.divide(part.mean(2), length, out=np.zeros_like(length), where=length > 0)
+    expected = {
+        "label": label == usual,
+        "l1": l1[models][:, at],
+        "kept@2": values["kept@2"][models][:, at],
+        "length of attributions": length,
+        "mean entry of attributions": mean,
+        "likelihood ratio of attributions": _map_ratio(part, member[models][:, at[:stop]]),
+    }
+    assert [name for name, *_ in found] == list(expected)
+    for (name, numbers, where), few in zip(found, (slice(None),) * 3 + (slice(0, stop),) * 3, strict=True):
+        assert where == few
+        np.testing.assert_allclose(numbers, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_single_complementary_pair_of_references_hides_no_difference():
+    base = world(effect=0.0, references=6)
+    base.membership[2] = ~base.membership[1]
+    base.values["s0"][0] += 0.5
+    assert "the s0 of the target's" in looked_at(base).says
 
 
 def test_groups_count_once():
