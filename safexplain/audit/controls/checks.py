@@ -80,7 +80,7 @@ def null_model(
     member: NDArray[np.bool_],
     policy: Policy,
     kind: str,
-    seed: int = 0,
+    seed: int,
     groups: NDArray[np.integer[Any]] | None = None,
 ) -> Control:
     """The (s,) scores of attacks on a model, described by `kind`, that was not trained on the (s,) target's members."""

@@ -105,6 +105,11 @@ def test_too_few_references_are_refused():
     signal, member = released(1.0, models=4)
     with pytest.raises(InputError, match="at least 4 reference models"):
         SMALL(signal[0], signal[1:], member[1:])
+    signal, member = released(1.0, models=5, examples=4)
+    member[:] = np.add.outer(np.arange(5), np.arange(4)) % 2 == 0
+    assert SMALL(signal[0], signal[1:], member[1:]).shape == (4,)
+    with pytest.raises(InputError, match="4 examples, got 4 and 3"):
+        SMALL(signal[0, :3], signal[1:, :3], member[1:, :3])
 
 
 PSEUDO_TARGETS, ROWS = 8, 4_000
@@ -204,3 +209,4 @@ def test_one_pseudo_target_is_too_few():
     target, shadows, membership, _ = ratios([1.0, 1.0], 1)
     with pytest.raises(InputError, match="p >= 2"):
         Stacked()(target, shadows[:1], membership[:1])
+    assert Stacked().fit(shadows[:2], membership[:2]).centre.shape == (2,)

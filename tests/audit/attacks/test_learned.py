@@ -203,8 +203,11 @@ def test_training_that_diverges_says_so(monkeypatch):
         replace(QUICK, lr=1e30)(T, S, M)
 
 
-@pytest.mark.parametrize("options", [{"shape": (3, 8)}, {"lr": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"shape": (3, 8)}, {"shape": (0, 8, 8)}, {"lr": 0.0}, {"epochs": 0}, {"most_examples": 7}], ids=str
+)
 def test_options_that_make_no_sense_are_refused(options):
+    assert Learned(shape=(1, 1, 1), epochs=1, most_examples=8)
     with pytest.raises(ConfigurationError):
         Learned(**options)
 

@@ -400,6 +400,9 @@ def test_a_leak_is_found_and_no_leak_is_not(offline):
 def test_what_it_cannot_use_is_refused():
     target, shadows, membership, _ = losses(6, 4)
     membership[:2] = [[True], [False]]
+    assert RMIA()(target[:2], shadows[:, :2], membership[:, :2]).shape == (2,)
+    with pytest.raises(InputError, match="at least 2 examples"):
+        RMIA()(target[:1], shadows[:, :1], membership[:, :1])
     with pytest.raises(InputError, match="pass the loss"):
         RMIA()(-target, shadows, membership)
     with pytest.raises(InputError, match="one loss per example"):

@@ -123,6 +123,10 @@ def test_wrong_input_is_refused():
         CounterfactualLRT()(-np.ones(4), ones, nobody)
     with pytest.raises(InputError, match="two reference models that were not trained on it"):
         CounterfactualLRT()(np.ones(4), ones, ~nobody)
+    only = np.arange(3)[:, None] > [0, 0, 0, 0]
+    with pytest.raises(InputError, match="two reference models that were not trained on it"):
+        CounterfactualLRT()(np.ones(4), ones, only)
+    assert CounterfactualLRT()(np.ones(4), ones[:2], nobody[:2]).tolist() == [0] * 4
     with pytest.raises(InputError, match="one number per example"):
         CounterfactualLRT()(np.ones((4, 2)), np.ones((3, 4, 2)), nobody)
     with pytest.raises(ConfigurationError, match="global or local"):

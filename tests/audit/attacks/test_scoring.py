@@ -12,7 +12,6 @@ from safexplain.audit.attacks.recourse import CounterfactualLRT
 from safexplain.audit.attacks.suite import (
     ANY_SIGNAL,
     ANY_SIGNAL_ALONE,
-    PSEUDO_TARGETS,
     RECOURSE,
     SUITE,
     Scorer,
@@ -116,6 +115,14 @@ def test_trees_that_would_read_labels_alone_are_left_to_the_baseline():
     baseline, *others = next(r for r in rows if r.name == "Stacked").columns
     assert "Boosted" in {r.name for r in baseline.columns}
     assert "Boosted" not in {r.name for r in others}
+
+
+def test_trees_read_twelve_columns_at_most():
+    signals = released(levels=(1,))
+    many = {f"other{i}": signals.values["l1"] for i in range(14)}
+    rows = fitting(replace(signals, values={"label": signals.values["label"], **many}), policy(patience=(1,)))
+    stack = next(r for r in rows if r.name == "Stacked")
+    assert [len(r.reads) for r in stack.columns if r.name == "Boosted"] == [12]
 
 
 def test_every_level_has_one_baseline_and_one_stack_of_all_attacks_with_it():
@@ -380,7 +387,7 @@ def test_maps_that_are_images_are_learned_by_their_shape():
 
 
 def test_half_of_the_references_play_the_target_and_learners_see_the_others():
-    for models, players in ((5, 2), (9, 4), (33, PSEUDO_TARGETS)):
+    for models, players in ((5, 2), (9, 4), (33, 8)):
         found = scorer(released(models=models, examples=20), [])
         assert len(found._players) == players
         assert set(found._players) | set(found._teachers) == set(range(1, models))

@@ -10,8 +10,8 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
 from safexplain.audit import Policy
+from safexplain.audit.controls import checks
 from safexplain.audit.controls.checks import (
-    SHUFFLES,
     _classified,
     blind_baseline,
     null_model,
@@ -78,17 +78,32 @@ def test_what_a_blind_classifier_cannot_be_trained_on_is_said():
     assert "not in the signals" in blind_baseline(None, member, train, scored, POLICY, 0).says
     few = np.arange(N) < 20
     assert blind_baseline(np.ones((N, 2)), member, few & False, few, POLICY, 0).failed is None
+    assert blind_baseline(np.ones((N, 2)), member & train, train, scored, POLICY, 0).failed is None  # no members
+
+
+@pytest.mark.parametrize(("trained", "folds"), [(39, 2), (40, 1)])
+def test_forty_examples_are_enough_to_train_on(trained, folds, monkeypatch):
+    fitted = []
+    monkeypatch.setattr(
+        checks, "_classified", lambda x, member, fit, test, seed: fitted.append(fit) or test.nonzero()[0]
+    )
+    member, train = split()[0], np.arange(N) < trained
+    assert blind_baseline(np.ones((N, 2)), member, train, ~train, POLICY, 0).failed is False
+    assert len(fitted) == folds
+    assert np.array_equal(sum(fitted), train if folds == 1 else ~train)
 
 
 def test_attacks_that_find_the_targets_members_in_another_model_are_noticed():
     rng = np.random.default_rng(0)
     member = rng.random(N) < 0.5
-    found = null_model({"A": rng.normal(size=N), "B": rng.normal(size=N) + member}, member, POLICY, "a reference model")
+    found = null_model(
+        {"A": rng.normal(size=N), "B": rng.normal(size=N) + member}, member, POLICY, "a reference model", 0
+    )
     assert found.failed
     assert found.says.startswith("B finds the target's members in the releases of a reference model")
-    calm = [null_model({n: rng.normal(size=N) for n in "ABCD"}, member, POLICY, "x").failed for _ in range(60)]
+    calm = [null_model({n: rng.normal(size=N) for n in "ABCD"}, member, POLICY, "x", 0).failed for _ in range(60)]
     assert sum(calm) <= 3
-    assert null_model({}, member, POLICY, "x").failed is None
+    assert null_model({}, member, POLICY, "x", 0).failed is None
 
 
 def test_the_bounds_of_a_control_share_its_risk_by_hand():
@@ -96,7 +111,7 @@ def test_the_bounds_of_a_control_share_its_risk_by_hand():
     rng = np.random.default_rng(2)
     member = rng.random(N) < 0.5
     worse, better = rng.normal(size=N), rng.normal(size=N) + 0.5 * member
-    found = null_model({"A": worse, "B": better}, member, POLICY, "x")
+    found = null_model({"A": worse, "B": better}, member, POLICY, "x", 0)
     curve = roc(better, member)
     rank, share = lower_bound_rank(curve.non_members, 0.05, 0.01 / 2 / 4)
     above = (better[member] > np.sort(better[~member])[::-1][rank - 1]).sum()
@@ -116,11 +131,11 @@ def test_alarms_are_counted_over_members_drawn_at_random():
     found = shuffled_membership(alarm, member, POLICY, 0)
     assert found.failed
     assert found.numbers == {"share": 0.5, "expected_at_most": pytest.approx(0.05)}
-    assert len(seen) == SHUFFLES
+    assert len(seen) == 200
     assert {int(drawn.sum()) for drawn in seen} == {300}
     assert np.abs(np.mean(seen, axis=0) - 300 / N).max() < 0.2
     for alarms, failed in ((18, False), (19, True)):  # of 200: lower bounds of .048 and .052, where .05 are expected
-        turn = iter([True] * alarms + [False] * SHUFFLES)
+        turn = iter([True] * alarms + [False] * 200)
         assert shuffled_membership(lambda drawn, turn=turn: next(turn), member, POLICY, 0).failed is failed
     assert shuffled_membership(None, member, POLICY, 0).failed is None
 

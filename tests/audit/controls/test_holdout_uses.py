@@ -130,6 +130,28 @@ def test_more_than_one_in_twenty_of_the_smaller_set_makes_them_the_same(share, u
     assert counted(large) == uses
 
 
+@pytest.mark.parametrize(("content", "columns", "pairs"), [(50, 0, 0), (0, 975, 0), (0, 0, 500)])
+def test_one_more_hash_in_common_than_is_tolerated_makes_two_sets_the_same(content, columns, pairs):
+    stored = [np.arange(1000, dtype=np.uint64)] * 3
+    for more, same in ((0, False), (1, True)):
+        common = [shared + more * (shared > 0) for shared in (content, columns, pairs)]
+        new = [np.arange(1000 - few, 2000 - few, dtype=np.uint64) for few in common]
+        assert holdout_uses._are_same(stored, new) is same
+
+
+@pytest.mark.parametrize(("n", "kept"), [(64, 64), (65, 0)])
+def test_columns_that_another_target_would_share_by_chance_are_not_kept(n, kept):
+    """Of n equal columns two random targets share 1 - 1 / sqrt(pi n): .9295 and .93002, where .93 is tolerated."""
+    signals = Signals(np.zeros((2, n), bool), {"l1": np.zeros((2, n))}, meta={"targets": [0]})
+    assert len(holdout_uses._matrix(signals, np.ones(n, bool))[0]) == kept
+
+
+@pytest.mark.parametrize(("by", "same"), [(1.9e-5, True), (2.1e-5, False)])
+def test_sums_over_a_release_may_differ_by_rounding(by, same):
+    one, other = (f'{{"look": [0.0], "l1": [{value!r}]}}' for value in (1.0, 1.0 + by))
+    assert holdout_uses._are_one_use(("configuration", other), ("configuration", one)) is same
+
+
 def test_independent_pools_of_one_size_are_told_apart_by_their_matrices():
     """Also where the references' flips are the same, by one seed: of other targets the columns are others."""
     rng = np.random.default_rng(0)
