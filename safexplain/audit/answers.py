@@ -7,7 +7,7 @@ They are kept by level: 1 is the plain query, L the first L dithered ones togeth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -77,10 +77,10 @@ is multiplied by a positive number. With RMS = sqrt(mean a_j^2):
 """
 
 
-def summarise(maps: Tensor, names: Sequence[str] = tuple(SUMMARIES)) -> dict[str, Tensor]:
-    """Name -> (batch,) float64 summaries of maps (batch, ...), on their device; `names` are of `SUMMARIES`."""
+def summarise(maps: Tensor) -> dict[str, Tensor]:
+    """Name -> (batch,) float64 summaries of maps (batch, ...), on their device."""
     rows = maps.reshape(len(maps), -1).double()
-    return {name: SUMMARIES[name](rows) for name in names}
+    return {name: of(rows) for name, of in SUMMARIES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,8 +315,8 @@ def explanations_of(
     predictions: Predictions,
     releases: Sequence[Explain],
     *,
-    dithered: Sequence[Explain] | None = None,
-    dithers: Sequence[int] | None = None,
+    quiet: Sequence[Explain] | None = None,
+    attacked: Collection[int] = (),
     levels: Sequence[int] = (),
     classes: Sequence[int] = (),
     own_class: bool = False,
@@ -333,25 +333,32 @@ def explanations_of(
     each explains its own predicted class, and the average is over queries with the label of the plain one, or else it
     is the plain map.
 
-    `releases` answer the plain query, one per model, and `dithered` the dithered ones (None: the same); each model
-    answers `dithers` of them (None: at most four), and the average over these stands for all higher `levels`. `classes`
-    are explained besides the predicted one. Whole maps are kept in memory up to `largest` bytes, or else on disk. If
-    (m, n, d) `natives` of the plain queries are given, `of_native` of a release hardens them, and these queries are not
-    explained again. The `store` keeps the answers of each finished model.
+    `releases`, one per model, answer the plain query and at most four dithered ones, whose average stands for all
+    higher `levels`. For a release with noise (`quiet` without it), `attacked` models answer all queries as released,
+    and the others these few without noise. `classes` are explained besides the predicted one. Whole maps are kept in
+    memory up to `largest` bytes, or else on disk. If (m, n, d) `natives` of the plain queries are given, `of_native` of
+    a release hardens them, and these queries are not explained again. The `store` keeps the answers of each finished
+    model.
 
     Raises:
         InputError: an explanation is not finite, or not of shape (batch, ...), the same for all.
     """
     m, levels, store = len(models), levels_of(levels), store or Store()
-    dithers = [min(max(levels, default=0), DITHERS_WITHOUT_NOISE)] * m if dithers is None else dithers
-    queries, label = Queries.of(population, predictions.dither), predictions.label
-    jobs = [
-        ExplainModel(
-            f"model {i}", releases[i], (dithered or releases)[i], population.x, queries, levels, dithers[i],
-            tuple(classes), own_class, batch_size, keep_maps, None if natives is None else natives[i],
-        )
-        for i in range(m)
-    ]  # fmt: skip
+    queries, label, jobs = Queries.of(population, predictions.dither), predictions.label, list[ExplainModel]()
+    most = max(levels, default=0)
+    for i, release in enumerate(releases):
+        dithered, dithers = release, min(most, DITHERS_WITHOUT_NOISE)
+        if quiet is not None and i in attacked:
+            dithers = most
+        elif quiet is not None:
+            dithered = quiet[i]
+        native = None if natives is None else natives[i]
+        jobs.append(
+            ExplainModel(
+                f"model {i}", release, dithered, population.x, queries, levels, dithers, tuple(classes), own_class,
+                batch_size, keep_maps, native,
+            )
+        )  # fmt: skip
     data_digest = population.digest() if store.folder else ""
     keys, found, done = list[str](), Explanations({}, {}, ()), 0
     total, missing = sum(job.explanations for job in jobs), list[int]()
@@ -678,14 +685,13 @@ def collect_signals(
         raise InputError(f"classes: expected outputs 0 .. {predictions.classes - 1} of the model, got {wrong}")
     explanations = None
     if explain is not None:
-        releases = _each(explain, m)
-        quiet = None if without_noise is None else _each(without_noise, m)
         explanations = explanations_of(
             shadows.models,
             population,
             predictions,
-            releases,
-            **patient_queries(levels, releases, quiet, {*checked.targets, *checked.null}),
+            _each(explain, m),
+            quiet=None if without_noise is None else _each(without_noise, m),
+            attacked={*checked.targets, *checked.null},
             levels=levels,
             classes=classes,
             batch_size=batch_size,
@@ -695,21 +701,6 @@ def collect_signals(
             progress=progress,
         )
     return signals_of(shadows, population, predictions, explanations, **options)
-
-
-def patient_queries(
-    levels: Sequence[int], releases: Sequence[Explain], quiet: Sequence[Explain] | None, attacked: set[int]
-) -> dict[str, Any]:
-    """`dithered` and `dithers` of `explanations_of`: for a release with noise (`quiet` without it), attacked and null
-    models answer all dithered queries as released, others a few without noise."""
-    most = max(levels, default=0)
-    few = min(most, DITHERS_WITHOUT_NOISE)
-    if quiet is None:
-        return {"dithered": releases, "dithers": [few] * len(releases)}
-    return {
-        "dithered": [releases[i] if i in attacked else explain for i, explain in enumerate(quiet)],
-        "dithers": [most if i in attacked else few for i in range(len(quiet))],
-    }
 
 
 def _each(explainer: Explain | Sequence[Explain], m: int) -> list[Explain]:

@@ -191,7 +191,7 @@ class Question:
             raise InputError(
                 f"expected members and non-members, but member marks {int(member.sum())} of {len(member)} examples"
             )
-        numbers = [self.references] if isinstance(self.references, int) else list(self.references)
+        numbers = self.numbers
         if not numbers or any(b <= a for a, b in pairwise(numbers)):
             raise InputError(f"references: expected one number, or increasing ones such as {LOOKS}, got {numbers!r}")
         if numbers != [0] and numbers[0] < FEWEST_REFERENCES:
@@ -274,12 +274,16 @@ class Question:
         return Dither("additive", NARROW, self.seed) if averages else Dither(seed=self.seed)
 
     @property
+    def numbers(self) -> list[int]:
+        """Numbers of reference models, one for each look."""
+        return [self.references] if isinstance(self.references, int) else list(self.references)
+
+    @property
     def looks(self) -> list[Look]:
         """All looks, declared in advance."""
         policy, options = self.policy, self.options
         alone = self.shadows is not None or self.recipe is None or options.quick or self.endpoint is not None
-        numbers = [self.references] if isinstance(self.references, int) else list(self.references)
-        numbers = numbers[:1] if alone else numbers
+        numbers = self.numbers[:1] if alone else self.numbers
         first = options.scored or examples_needed(policy)
         grows = options.scored is None and numbers[0] > 0
         return [

@@ -20,7 +20,7 @@ from torch import nn
 
 from safexplain._digest import model_digest, sha256
 from safexplain._progress import as_stage
-from safexplain.audit.answers import Predictions, explanations_of, patient_queries, predict, signals_of
+from safexplain.audit.answers import Predictions, explanations_of, predict, signals_of
 from safexplain.audit.attacks.suite import MIN_FOR_NULL, Scorer, fitting
 from safexplain.audit.certify import certify
 from safexplain.audit.controls.checks import ADVICE, META, PRIVACY, UNUSUAL, Hits, Statistics, below_stated, measured
@@ -343,13 +343,13 @@ class _Releases:
             released, attackers = (question.released_by(h, self.softmax) for h in (keyed[0], keyed[-1]))
             noisy = endpoint is not None or hardening.noise is not None  # an endpoint may add noise
             quiet = [question.released_by(keyed[-1].without_noise(), self.softmax)] * m if noisy else None
-            explains = [released, *[attackers] * (m - 1)]
             explanations = explanations_of(
                 models.queried.models,
                 models.population,
                 predictions,
-                explains,
-                **patient_queries(levels, explains, quiet, {0, *models.null}),
+                [released, *[attackers] * (m - 1)],
+                quiet=quiet,
+                attacked={0, *models.null},
                 levels=levels,
                 classes=options.classes,
                 own_class=endpoint is not None,  # it chooses the class

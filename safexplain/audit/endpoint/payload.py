@@ -98,14 +98,13 @@ class Payload:
     @classmethod
     def of(cls, format: Format) -> Payload:
         """The payload of a format; raises `ConfigurationError` if it is unknown."""
-        match format:
-            case "json":
-                return cls()
-            case "kserve-v1":
-                return cls(format, answer=Answer(labels="predictions", label_url=_PREDICT))
-            case "v2":
-                return cls(format, Request(inputs="input"), Answer(explanations="explanation", labels="label"))
-        raise ConfigurationError(f"payload: format: expected one of {', '.join(FORMATS)}, got {format!r}")
+        if format not in FORMATS:
+            raise ConfigurationError(f"payload: format: expected one of {', '.join(FORMATS)}, got {format!r}")
+        if format == "kserve-v1":
+            return cls(format, answer=Answer(labels="predictions", label_url=_PREDICT))
+        if format == "v2":
+            return cls(format, Request(inputs="input"), Answer(explanations="explanation", labels="label"))
+        return cls()
 
     @classmethod
     def read(cls, format: str | Path) -> Payload:

@@ -49,24 +49,21 @@ class EndpointError(InputError):
 class Client:
     """Sends questions to one service and reads its answers.
 
-    User and password in the URL become basic authentication. `charge` takes the number of questions about to be sent,
-    and (negative) of those certainly not answered; `left` returns how many may still be sent (None: any number);
-    `waits` takes the seconds before a retry. `transport` is httpx's, for tests.
+    User and password in the URL become basic authentication. Questions are counted in `store`, a file or (None) memory,
+    before they are sent; `report` takes a note about a wait.
 
     Raises:
         MissingExtraError: httpx is not installed.
         ConfigurationError: not a URL of http or https, or a header names an environment variable that is not set.
+        InputError: the store cannot be used.
     """
 
     def __init__(
         self,
         url: str,
         payload: Payload,
-        *,
-        charge: Callable[[int], None],
-        left: Callable[[], int | None],
-        waits: Callable[[float], None] = lambda seconds: None,
-        transport: Any = None,
+        store: str | Path | None = None,
+        report: Callable[[str], None] = lambda note: None,
     ) -> None:
         with needs_extra("endpoint"):
             import httpx
@@ -74,18 +71,19 @@ class Client:
         self.url, self.label_url = _checked(url), payload.label_url(url)
         if self.label_url:
             _checked(self.label_url)
-        self._charge, self._left, self._waits = charge, left, waits
+        self._report = report
         self._last = -float("inf")
         self._http = httpx.Client(
             headers={"Accept": "application/json", **payload.headers()},
             timeout=payload.asking.timeout,
             follow_redirects=False,
-            transport=transport,
         )
+        self.store = AnswerStore(store, {"endpoint": without_credentials(url), "payload": payload.digest})
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections and the store."""
         self._http.close()
+        self.store.close()
 
     def explain(self, x: NDArray[np.float32]) -> Any:
         """The answer about rows (n, ...) as JSON; `EndpointError` if there is none, or the budget is spent."""
@@ -97,35 +95,36 @@ class Client:
 
     def _post(self, url: str, x: NDArray[np.float32], *, counts: bool) -> Any:
         content = json.dumps(self.payload.body(x), allow_nan=False).encode()
-        most, wait, reason = self.payload.asking.retries, FIRST_WAIT, ""
-        for tried in range(most + 1):
-            left = self._left()
-            if counts and left is not None and left < len(x):
+        asking, wait, reason = self.payload.asking, FIRST_WAIT, ""
+        for tried in range(asking.retries + 1):
+            if counts and asking.budget is not None and (left := asking.budget - self.store.asked) < len(x):
                 raise _failed(
                     url,
-                    f"the budget of {self.payload.asking.budget:,} questions is spent ({left:,} left, {len(x):,} needed"
+                    f"the budget of {asking.budget:,} questions is spent ({left:,} left, {len(x):,} needed"
                     f"{f'; the last answer: {reason}' if reason else ''}); raise asking.budget, and resume",
                 )
             self._pause()
             if counts:
-                self._charge(len(x))
+                self.store.charge(len(x))
             answered, delay, found = self._once(url, content)
             if counts and not answered:
-                self._charge(-len(x))
+                self.store.charge(-len(x))
             if not isinstance(found, str):
                 return found[0]
             reason = found
-            if delay is not None and delay > self.payload.asking.longest_wait:
+            if delay is not None and delay > asking.longest_wait:
                 until = datetime.fromtimestamp(time.time() + delay, UTC)
-                longest = self.payload.asking.longest_wait
-                wait_until = f"{delay:,.0f} seconds, until {until:%Y-%m-%d %H:%M} UTC"
-                raise _failed(url, f"{reason}, and requests a wait of {wait_until} (longest_wait is {longest:,.0f})")
-            if tried < most:
+                raise _failed(
+                    url,
+                    f"{reason}, and requests a wait of {delay:,.0f} seconds, until {until:%Y-%m-%d %H:%M} UTC"
+                    f" (longest_wait is {asking.longest_wait:,.0f})",
+                )
+            if tried < asking.retries:
                 pause = random.uniform(0.5, 1.0) * wait if delay is None else delay
-                self._waits(pause)
+                self._report(f"busy, next try in {pause:.0f} s")
                 time.sleep(pause)
                 wait = min(2 * wait, LONGEST_BACKOFF)
-        raise _failed(url, f"{reason}, after {most + 1} tries; resume when the service answers")
+        raise _failed(url, f"{reason}, after {asking.retries + 1} tries; resume when the service answers")
 
     def _once(self, url: str, content: bytes) -> tuple[bool, float | None, str | tuple[Any]]:
         """One request: whether the questions may have been answered, the wait that the server requests, and the answer,
@@ -400,7 +399,6 @@ class Endpoint(nn.Module):
         payload: a `Payload`, or an argument of `Payload.read`: "json", "kserve-v1", "v2" or a TOML file.
         classes: outputs of its model, as of the reference models.
         store: file of the answers, from which an interrupted audit resumes; None: they are kept in memory.
-        transport: of httpx, for tests.
 
     Raises:
         InputError: the store cannot be used, or is of another endpoint or payload.
@@ -415,7 +413,6 @@ class Endpoint(nn.Module):
         *,
         classes: int,
         store: str | Path | None = None,
-        transport: Any = None,
     ) -> None:
         super().__init__()
         self.given, self.url = url, without_credentials(url)
@@ -429,21 +426,13 @@ class Endpoint(nn.Module):
         self.shape: tuple[int, ...] | None = None
         self.digest = ""
         self._report: Callable[[str], None] = lambda note: None
-        self._client = Client(
-            url,
-            self.payload,
-            charge=lambda questions: self._store.charge(questions),
-            left=self._left,
-            waits=lambda seconds: self._report(f"busy, next try in {seconds:.0f} s"),
-            transport=transport,
-        )
-        self._store = AnswerStore(store, {"endpoint": self.url, "payload": self.payload.digest})
+        self._client = Client(url, self.payload, store, lambda note: self._report(note))
+        self._store = self._client.store
         self.eval()
 
     def close(self) -> None:
         """Close the connections and the store."""
         self._client.close()
-        self._store.close()
 
     def plan(self, examples: int, patience: Sequence[int]) -> Plan:
         """The number of questions that an audit of so many examples asks at a policy's patience; ConfigurationError if
@@ -633,10 +622,6 @@ class Endpoint(nn.Module):
             f" {list(maps.shape[1:])}: name the explainer that it uses (--explainer), or set in a TOML file the path of"
             ' its maps (answer.explanations) or request.channels = "last"'
         )
-
-    def _left(self) -> int | None:
-        budget = self.payload.asking.budget
-        return None if budget is None else budget - self._store.asked
 
 
 def _times(plan: Plan) -> str:

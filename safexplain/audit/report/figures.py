@@ -85,19 +85,21 @@ def svg_of(
 def _draw(axes: Axes, result: AuditResult, least: float, compare: AuditResult | None) -> None:
     policy, best = result.policy, result.strongest
     axes.plot([least, 1], [least, 1], color=CHANCE, linewidth=1, linestyle=(0, (1, 2.2)), zorder=2)
+
+    def step(attack: AttackResult, **style: Any) -> None:
+        axes.step(*_steps(attack.curve, least), where="post", **style)
+
     for attack in result.judged:
         if attack is not best:
-            axes.step(*_steps(attack.curve, least), where="post", color=MUTED, linewidth=1, zorder=3)
+            step(attack, color=MUTED, linewidth=1, zorder=3)
     if (alone := baseline_attack(result)) is not None:
-        line = _steps(alone.curve, least)
-        axes.step(*line, where="post", color=LABEL, linewidth=1.4, linestyle=(0, (4.5, 2)), zorder=4)
+        step(alone, color=LABEL, linewidth=1.4, linestyle=(0, (4.5, 2)), zorder=4)
     if compare is not None:
-        line = _steps(compare.strongest.curve, least)
-        axes.step(*line, where="post", color=GHOST, linewidth=1.6, zorder=4)
+        step(compare.strongest, color=GHOST, linewidth=1.6, zorder=4)
     if (shaded := confidence_band(result, least)) is not None:
         x, low, high = shaded
         axes.fill_between(x, low, high, color=STRONG, alpha=0.13, linewidth=0, zorder=1)
-    axes.step(*_steps(best.curve, least), where="post", color=STRONG, linewidth=2.2, zorder=5)
+    step(best, color=STRONG, linewidth=2.2, zorder=5)
     if result.claim == "whole":
         axes.plot([policy.fpr, policy.fpr], [policy.max_tpr, 1], color=LIMIT, linewidth=1.6, zorder=6)
         axes.plot([policy.fpr], [policy.max_tpr], color=LIMIT, marker="D", markersize=7, zorder=7)
@@ -181,8 +183,6 @@ def _inline(svg: str, name: str) -> str:
     return re.sub(r"#0a0b(\w\w)", lambda found: f"var({VARIABLES[int(found[1], 16)]})", svg)
 
 
-# -------------------------------------------------------------------------------------------------------- pictures
-
 SMALL, LARGE = 160, 192
 """Pictures are enlarged by a whole factor to at least SMALL pixels, or thinned out to at most LARGE."""
 
@@ -195,21 +195,16 @@ NO_METADATA: dict[str, Any] = {"Software": None}
 def strips(pictures: Pictures, released_name: str) -> list[tuple[str, list[tuple[str, str]]]]:
     """The caption of every example, and its pictures as (label, data URI)."""
     native = heat_maps(pictures.native)
-    released = None if pictures.released is None else heat_maps(pictures.released)
-    out = []
-    for i, caption in enumerate(pictures.captions):
-        row = [] if pictures.images is None else [("input", photo(pictures.images[i]))]
-        row.append(("native", native[i]))
-        if released is not None:
-            row.append((released_name, released[i]))
-        out.append((caption, row))
-    return out
+    rows = [[("input", photo(image)), ("native", uri)] for image, uri in zip(pictures.images, native, strict=True)]
+    if pictures.released is not None:
+        for row, uri in zip(rows, heat_maps(pictures.released), strict=True):
+            row.append((released_name, uri))
+    return list(zip(pictures.captions, rows, strict=True))
 
 
 def has_signs(pictures: Pictures) -> tuple[bool, bool]:
     """Whether any map uses the signed colour map, and whether any uses the other one."""
-    groups = [pictures.native] if pictures.released is None else [pictures.native, pictures.released]
-    signed = [bool((_channel_sum(g) < 0).any()) for g in groups]
+    signed = [bool((_channel_sum(g) < 0).any()) for g in (pictures.native, pictures.released) if g is not None]
     return any(signed), not all(signed)
 
 
@@ -227,9 +222,8 @@ def heat_maps(attributions: NDArray[np.floating[Any]]) -> list[str]:
 
 
 def _channel_sum(attributions: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    values = np.nan_to_num(np.asarray(attributions, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    out: NDArray[np.float64] = values.sum(axis=1)
-    return out
+    values = np.asarray(attributions, dtype=np.float64)
+    return np.asarray(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0).sum(axis=1))
 
 
 def photo(image: NDArray[np.floating[Any]]) -> str:

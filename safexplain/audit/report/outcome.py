@@ -127,7 +127,19 @@ class AuditRun:
         written = file_sha256(folder / self.files["signals"])
         stated = {**self.stated, "materials": {**self.stated["materials"], "signals.npz sha256": written}}
         if "certificate" in self.files:
-            write_json(folder / self.files["certificate"], self._certificate(stated))
+            report = self.report
+            certificate = statement(
+                **stated,
+                audit=self.result.to_dict(),
+                utility=self.utility.to_dict() if self.utility else None,
+                notes=report.notes,
+                privacy=report.privacy.to_dict() if report.privacy else None,
+                canaries=report.canaries.to_dict() if report.canaries else None,
+                native=self.configurations[0].result.summary() if len(self.configurations) > 1 else None,
+                limits=report.limits,
+                subject_data=report.subject_data,
+            )
+            write_json(folder / self.files["certificate"], certificate)
         subjects = stated["subject"].items()
         provenance = {
             **{f"{name} ({kind})": value for name, digests in subjects for kind, value in digests.items()},
@@ -136,20 +148,6 @@ class AuditRun:
         }
         write_report(folder / self.files["report"], replace(self.report, provenance=provenance))
         return folder
-
-    def _certificate(self, stated: Mapping[str, Any]) -> dict[str, Any]:
-        report = self.report
-        return statement(
-            **stated,
-            audit=self.result.to_dict(),
-            utility=self.utility.to_dict() if self.utility else None,
-            notes=report.notes,
-            privacy=report.privacy.to_dict() if report.privacy else None,
-            canaries=report.canaries.to_dict() if report.canaries else None,
-            native=self.configurations[0].result.summary() if len(self.configurations) > 1 else None,
-            limits=report.limits,
-            subject_data=report.subject_data,
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; the judged configuration's result at the top level."""
@@ -207,8 +205,6 @@ def environment(model: nn.Module, seed: int) -> dict[str, str]:
     }
 
 
-# -------------------------------------------------------------------------------------------------------- the page
-
 COMMAND = "command"  # row of the provenance that reproduces the audit
 
 
@@ -217,13 +213,12 @@ def render(report: ReportData) -> str:
     results = [c.result for c in report.configurations]
     least, shown = figures.smallest_rate(results), report.pictures
     released = "released" if report.audited.name == NATIVE else report.audited.name
-    curves = []
-    bound = None if report.privacy is None or report.audited.result.implied is None else RocBound.of(report.privacy)
-    for i, configuration in enumerate(report.configurations):
-        compare = results[0] if i > 0 else None
-        figure = figures.roc_figure(configuration.result, least, compare=compare, bound=bound, salt=f"roc-{i}")
-        curves.append((configuration, figure))
     audited = report.audited.result
+    bound = None if report.privacy is None or audited.implied is None else RocBound.of(report.privacy)
+    curves = [
+        (c, figures.roc_figure(c.result, least, compare=results[0] if i else None, bound=bound, salt=f"roc-{i}"))
+        for i, c in enumerate(report.configurations)
+    ]
     return (
         page_templates("safexplain.audit.report")
         .get_template("template.html.j2")

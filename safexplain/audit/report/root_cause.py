@@ -95,26 +95,22 @@ class Version:
 
 
 def _l1(a: Maps) -> Maps:
-    out: Maps = np.abs(a).sum(1, dtype=np.float64)
-    return out
+    return np.asarray(np.abs(a).sum(1, dtype=np.float64))
 
 
 def _rms(a: Maps) -> Maps:
     largest = np.abs(a).max(1, keepdims=True)
-    out: Maps = largest * np.sqrt(np.square(a / np.where(largest > 0, largest, 1)).mean(1, keepdims=True))
-    return out
+    return np.asarray(largest * np.sqrt(np.square(a / np.where(largest > 0, largest, 1)).mean(1, keepdims=True)))
 
 
 def _unit(a: Maps) -> Maps:
     """Maps divided by their root mean square; zeros stay zeros."""
     rms = _rms(a)
-    out: Maps = a / np.where(rms > 0, rms, 1)
-    return out
+    return np.asarray(a / np.where(rms > 0, rms, 1))
 
 
 def _ranks(a: Maps) -> Maps:
-    out: Maps = (np.argsort(np.argsort(a, axis=1, kind="stable"), axis=1) / max(a.shape[1] - 1, 1)).astype(np.float32)
-    return out
+    return (np.argsort(np.argsort(a, axis=1, kind="stable"), axis=1) / max(a.shape[1] - 1, 1)).astype(np.float32)
 
 
 def _rest(a: Maps, top: NDArray[np.bool_]) -> Maps:
@@ -201,8 +197,7 @@ def draw_targets(signals: Signals, seed: int) -> NDArray[np.int64]:
     targets = np.array(signals.targets)
     if len(targets) > MAX_TARGETS:
         targets = np.sort(rng.choice(targets, MAX_TARGETS, replace=False))
-    chosen: NDArray[np.int64] = targets[rng.integers(len(targets), size=len(signals))]
-    return chosen
+    return np.asarray(targets[rng.integers(len(targets), size=len(signals))])
 
 
 def sample(signals: Signals, policy: Policy, *, trains: bool = True, seed: int = 0) -> tuple[NDArray[np.bool_], str]:

@@ -42,7 +42,7 @@ class Configuration:
 class Pictures:
     """A few examples with their explanations, as images."""
 
-    images: NDArray[np.floating[Any]] | None  # (k, c, h, w) in [0, 1] with c = 1 (grey) or 3 (RGB)
+    images: NDArray[np.floating[Any]]  # (k, c, h, w) in [0, 1] with c = 1 (grey) or 3 (RGB)
     native: NDArray[np.floating[Any]]  # (k, c', h, w) attributions; channels are summed for display
     released: NDArray[np.floating[Any]] | None  # (k, c', h, w), the same examples hardened
     captions: tuple[str, ...]
@@ -135,7 +135,11 @@ class Scale:
 
     def axis(self) -> Markup:
         """The axis, for the head of the column."""
-        marks, numbers = Markup(""), self._ends()
+        marks = Markup("")
+        numbers = _word(1, HEIGHT - 2, "start", "0" if self.unit == "rate" else self.text(self.low, 3))
+        if self.unit == "auc" and self.x(0.5) > 40:
+            numbers += _word(self.x(0.5), 10, "middle", "0.50")
+        numbers += _word(WIDTH - 1, HEIGHT - 2, "end", self.text(self.high, 3))
         if self.limit is not None:
             limit, says = self.x(self.limit), f"limit {self.text(self.limit, 3)}"
             anchor, at = ("start", limit + 4) if limit + 4 + LETTER * len(says) < WIDTH else ("end", limit - 4)
@@ -145,13 +149,6 @@ class Scale:
         return Markup('<svg class="bar axis" viewBox="0 0 {w} {h}" aria-hidden="true">{marks}{numbers}</svg>').format(
             w=WIDTH, h=HEIGHT, marks=marks, numbers=numbers
         )
-
-    def _ends(self) -> Markup:
-        zero = self.unit == "rate"
-        ends = _word(1, HEIGHT - 2, "start", "0" if zero else self.text(self.low, 3))
-        if self.unit == "auc" and self.x(0.5) > 40:
-            ends += _word(self.x(0.5), 10, "middle", "0.50")
-        return ends + _word(WIDTH - 1, HEIGHT - 2, "end", self.text(self.high, 3))
 
     def bar(self, value: float, low: float, high: float, standing: str) -> Markup:
         """The interval as a bar and the number as a dot, coloured by the CSS class of its standing."""
@@ -196,7 +193,7 @@ def typeset(text: str) -> str:
 
 
 class Cell(NamedTuple):
-    """A number with its bounds, and a bar of them."""
+    """A number with its bounds, and their bar."""
 
     value: str
     interval: str

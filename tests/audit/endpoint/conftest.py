@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +27,12 @@ HARDENING = Hardening(clip=NormClip(0.8), mask=TopKMask(0.5))
 EXAMPLES = 60
 
 
-def build(seed: int = 0) -> nn.Module:
+def build(seed=0):
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 @pytest.fixture(scope="package")
-def world() -> SimpleNamespace:
+def world():
     """A population, its model, its members, and what that model predicts and releases of rows (n, 6)."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, EXAMPLES)
@@ -40,11 +40,11 @@ def world() -> SimpleNamespace:
     shadows = train_shadows(population, RECIPE, build=build, models=1, seed=5)
     model, member = shadows.models[0], shadows.membership[0]
 
-    def predict(x: np.ndarray) -> np.ndarray:
+    def predict(x):
         with torch.no_grad():
             return model(torch.from_numpy(x)).softmax(1).numpy()
 
-    def explain(x: np.ndarray) -> np.ndarray:
+    def explain(x):
         rows = torch.from_numpy(x)
         target = torch.from_numpy(predict(x).argmax(1))
         forward = nn.Sequential(model, nn.Softmax(1)).eval()
@@ -54,7 +54,7 @@ def world() -> SimpleNamespace:
 
 
 @pytest.fixture(scope="package")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def parts(tmp_path_factory):
     """What an audit of the small world is given; reference models are trained once."""
     cache = tmp_path_factory.mktemp("models")
     return SimpleNamespace(build=build, recipe=RECIPE, policy=POLICY, hardening=HARDENING, cache=cache)
@@ -72,7 +72,7 @@ class Service:
         answer: from (path, rows) to the body of the answer.
     """
 
-    def __init__(self, world: SimpleNamespace) -> None:
+    def __init__(self, world):
         self.questions: Counter[bytes] = Counter()
         self.bodies: list[Any] = []
         self.headers: list[dict[str, str]] = []
@@ -89,7 +89,7 @@ class Service:
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 service.bodies.append(body)
                 service.headers.append(dict(self.headers))
@@ -107,7 +107,7 @@ class Service:
                 self.end_headers()
                 self.wfile.write(raw)
 
-            def log_message(self, *args: object) -> None:
+            def log_message(self, *args):
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -116,14 +116,14 @@ class Service:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self):
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 @pytest.fixture
-def service(world: SimpleNamespace) -> Iterator[Service]:
+def service(world):
     """A server that answers in the format "json"."""
     made = Service(world)
     yield made

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,117 +21,102 @@ X = np.zeros((3, 6), np.float32)
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def slept(monkeypatch):
     """Seconds that were waited, none of which pass."""
-    waits: list[float] = []
+    waits = []
     clock = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=waits.append)
     monkeypatch.setattr(module, "time", clock)
     return waits
 
 
-class Counted:
-    """A client, and the questions that it says it sent."""
-
-    def __init__(self, url: str, budget: int | None = None, **content: Any) -> None:
-        asking = {"rate": 1e6, "retries": 3, **content.pop("asking", {})}
-        self.sent = 0
-        self.budget = budget
-        payload = Payload.from_dict({"asking": asking, **content})
-        self.client = Client(url, payload, charge=self._charge, left=self._left)
-
-    def _charge(self, questions: int) -> None:
-        self.sent += questions
-
-    def _left(self) -> int | None:
-        return None if self.budget is None else self.budget - self.sent
+def client(url, **content):
+    asking = {"rate": 1e6, "retries": 3, **content.pop("asking", {})}
+    return Client(url, Payload.from_dict({"asking": asking, **content}))
 
 
-def instead(service: Any, *answers: Any) -> None:
+def instead(service, *answers):
     """Answer the first requests like this, then rightly."""
     service.before = lambda path, number: answers[number] if number < len(answers) else None
 
 
-def test_retry_after_is_obeyed_and_what_was_refused_does_not_count(service: Any, slept: list[float]) -> None:
+def test_retry_after_is_obeyed_and_what_was_refused_does_not_count(service, slept):
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
     instead(service, (429, {"Retry-After": "7"}, b""), (503, {"Retry-After": date}, b"busy"))
-    asked = Counted(service.url)
-    assert len(asked.client.explain(X)["labels"]) == 3
+    asked = client(service.url)
+    assert len(asked.explain(X)["labels"]) == 3
     assert slept[0] == 7
     assert 60 <= slept[1] <= 100
-    assert (asked.sent, len(service.bodies)) == (3, 3)
+    assert (asked.store.asked, len(service.bodies)) == (3, 3)
 
 
-def test_without_retry_after_waits_double(service: Any, slept: list[float]) -> None:
+def test_without_retry_after_waits_double(service, slept):
     instead(service, (429, {}, b""), (429, {}, b""), (429, {}, b""))
-    Counted(service.url).client.explain(X)
+    client(service.url).explain(X)
     assert all(0.25 * 2**i <= wait <= 0.5 * 2**i for i, wait in enumerate(slept))
     assert len(slept) == 3
 
 
-def test_a_wait_that_is_too_long_ends_the_audit_with_the_time(service: Any, slept: list[float]) -> None:
+def test_a_wait_that_is_too_long_ends_the_audit_with_the_time(service, slept):
     problem = json.dumps({"title": "Too Many Requests", "detail": "the budget renews at midnight"}).encode()
     instead(service, (429, {"Retry-After": "86400"}, problem))
     with pytest.raises(
         EndpointError, match=r"status 429, 'the budget renews at midnight'.*86,400 seconds, until .* UTC"
     ):
-        Counted(service.url).client.explain(X)
+        client(service.url).explain(X)
     assert slept == []
 
 
-def test_tries_end_and_what_may_have_been_answered_counts(service: Any, slept: list[float]) -> None:
+def test_tries_end_and_what_may_have_been_answered_counts(service, slept):
     instead(service, *[(500, {}, b'{"error": "oops"}')] * 4)
-    asked = Counted(service.url)
+    asked = client(service.url)
     with pytest.raises(EndpointError, match=r"it fails \(status 500, 'oops'\), after 4 tries"):
-        asked.client.explain(X)
-    assert (asked.sent, len(service.bodies)) == (12, 4)
+        asked.explain(X)
+    assert (asked.store.asked, len(service.bodies)) == (12, 4)
 
 
-def test_the_budget_is_never_exceeded_by_a_retry(service: Any, slept: list[float]) -> None:
+def test_the_budget_is_never_exceeded_by_a_retry(service, slept):
     instead(service, (502, {}, b""), (502, {}, b""))
-    asked = Counted(service.url, budget=7, asking={"budget": 7})
+    asked = client(service.url, asking={"budget": 7})
     with pytest.raises(
         EndpointError, match=r"budget of 7 questions is spent \(1 left, 3 needed; the last answer: it fails"
     ):
-        asked.client.explain(X)
-    assert (asked.sent, len(service.bodies)) == (6, 2)
+        asked.explain(X)
+    assert (asked.store.asked, len(service.bodies)) == (6, 2)
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (
-            (200, {"Content-Type": "text/html"}, b"<html><body>Log in"),
-            r"not JSON \(text/html: '<html><body>Log in'",
-        ),
+        ((200, {"Content-Type": "text/html"}, b"<html><body>Log in"), r"not JSON \(text/html: '<html><body>Log in'"),
         ((200, {}, b"[" * 100_000), "not JSON"),
         ((302, {"Location": "http://elsewhere/?token=1"}, b""), r"redirects \(status 302\)"),
         ((401, {}, b'{"message": "who are you"}'), "rejects the question .status 401, 'who are you'.*TOML"),
         ((422, {}, b'{"detail": [{"loc": 1}]}'), r"rejects the question \(status 422\)"),
     ],
 )
-def test_what_is_no_answer_is_not_asked_again(service: Any, slept: list[float], answer: Any, said: str) -> None:
+def test_what_is_no_answer_is_not_asked_again(service, slept, answer, said):
     instead(service, answer)
     with pytest.raises(EndpointError, match=said):
-        Counted(service.url).client.explain(X)
+        client(service.url).explain(X)
     assert len(service.bodies) == 1
 
 
-def test_an_answer_that_breaks_off_is_asked_again(service: Any, slept: list[float]) -> None:
+def test_an_answer_that_breaks_off_is_asked_again(service, slept):
     instead(service, (200, {"Content-Length": "1000", "Connection": "close"}, b'{"explanations": '))
-    assert len(Counted(service.url, asking={"timeout": 5}).client.explain(X)["labels"]) == 3
+    assert len(client(service.url, asking={"timeout": 5}).explain(X)["labels"]) == 3
 
 
-def test_a_server_that_says_nothing_times_out(slept: list[float]) -> None:
+def test_a_server_that_says_nothing_times_out(slept):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         with pytest.raises(EndpointError, match=r"no answer within 0.1 seconds, after 2 tries"):
-            Counted(url, asking={"timeout": 0.1, "retries": 1}).client.explain(X)
+            client(url, asking={"timeout": 0.1, "retries": 1}).explain(X)
 
 
-def test_a_server_that_drips_times_out_too(slept: list[float]) -> None:
+def test_a_server_that_drips_times_out_too(slept):
     ended = threading.Event()
 
-    def drip() -> None:
+    def drip():
         connection, _ = server.accept()
         with connection:
             connection.recv(1 << 16)
@@ -144,55 +128,55 @@ def test_a_server_that_drips_times_out_too(slept: list[float]) -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            asked = Counted(f"http://127.0.0.1:{server.getsockname()[1]}/", asking={"timeout": 0.2, "retries": 0})
+            asked = client(f"http://127.0.0.1:{server.getsockname()[1]}/", asking={"timeout": 0.2, "retries": 0})
             with pytest.raises(EndpointError, match=r"no answer within 0.2 seconds"):
-                asked.client.explain(X)
+                asked.explain(X)
         finally:
             ended.set()
             thread.join()
 
 
-def test_nobody_there_is_said_and_costs_nothing(slept: list[float]) -> None:
+def test_nobody_there_is_said_and_costs_nothing(slept):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://user:word@127.0.0.1:{taken.getsockname()[1]}/x?token=s3cret"
-    asked = Counted(url, asking={"retries": 1})
+    asked = client(url, asking={"retries": 1})
     with pytest.raises(EndpointError, match=r"^http://127.0.0.1:\d+/x: no connection") as raised:
-        asked.client.explain(X)
+        asked.explain(X)
     assert not {"word", "s3cret"} & set(str(raised.value).replace("?", " ").split())
-    assert asked.sent == 0
+    assert asked.store.asked == 0
 
 
-def test_headers_and_credentials_reach_the_service(service: Any, slept: list[float]) -> None:
+def test_headers_and_credentials_reach_the_service(service, slept):
     url = service.url.replace("http://", "http://me:word@") + "?key=1"
-    Counted(url, request={"headers": {"X-Client-Id": "auditor"}}).client.explain(X)
+    client(url, request={"headers": {"X-Client-Id": "auditor"}}).explain(X)
     (headers,) = service.headers
     assert headers["X-Client-Id"] == "auditor"
     assert headers["Authorization"].startswith("Basic ")
     assert service.paths == ["/v1/models/model:explain?key=1"]
 
 
-def test_no_more_requests_a_second_than_the_rate(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_requests_a_second_than_the_rate(service, monkeypatch):
     now = [100.0]
-    waits: list[float] = []
+    waits = []
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         waits.append(seconds)
         now[0] += seconds
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time, sleep=sleep))
-    asked = Counted(service.url, asking={"rate": 4})
+    asked = client(service.url, asking={"rate": 4})
     for _ in range(3):
-        asked.client.explain(X)
+        asked.explain(X)
     assert waits == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/x", "http://h:port/x"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_what_is_no_url_is_refused(url):
     with pytest.raises(ConfigurationError, match="expected the URL"):
-        Counted(url)
+        client(url)
 
 
-def test_without_httpx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_httpx_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
     with pytest.raises(MissingExtraError, match=r"safexplain\[endpoint\]"):
-        Counted("http://h/x")
+        client("http://h/x")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,11 +11,11 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def payload(**content: object) -> Payload:
+def payload(**content):
     return Payload.from_dict(content)
 
 
-def test_each_format_writes_questions_and_reads_answers() -> None:
+def test_each_format_writes_questions_and_reads_answers():
     rows = [[0.5, 0.0, -1.0], [1.0, 2.0, 3.0]]
     for form in ("json", "kserve-v1"):
         read = Payload.of(form)
@@ -36,7 +34,7 @@ def test_each_format_writes_questions_and_reads_answers() -> None:
     np.testing.assert_array_equal(v2.labels({"outputs": outputs}, 2, 3)[0], [2, 0])
 
 
-def test_labels_of_kserve_are_asked_of_the_sibling_unless_said_otherwise() -> None:
+def test_labels_of_kserve_are_asked_of_the_sibling_unless_said_otherwise():
     url = "http://h/v1/models/m:explain?token=1"
     assert Payload.of("kserve-v1").label_url(url) == "http://h/v1/models/m:predict?token=1"
     assert payload(format="kserve-v1", answer={"labels": "labels"}).label_url(url) == ""
@@ -45,7 +43,7 @@ def test_labels_of_kserve_are_asked_of_the_sibling_unless_said_otherwise() -> No
         Payload.of("kserve-v1").label_url("http://h/explain")
 
 
-def test_a_foreign_api_is_a_toml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_api_is_a_toml_file(tmp_path, monkeypatch):
     (tmp_path / "api.toml").write_text(
         """
 [request]
@@ -84,7 +82,7 @@ budget = 500
     assert read.headers() == {"Authorization": "Bearer s3cret"}
 
 
-def test_one_row_a_request_and_channels_last() -> None:
+def test_one_row_a_request_and_channels_last():
     one = payload(request={"single": True, "inputs": "x", "channels": "last"}, answer={"explanations": "map.0"})
     x = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2)
     body = one.body(x)
@@ -93,7 +91,7 @@ def test_one_row_a_request_and_channels_last() -> None:
     np.testing.assert_array_equal(one.labels({"labels": 2}, 1, 3)[0], [2])
 
 
-def test_listed_probabilities_are_read_and_make_the_label() -> None:
+def test_listed_probabilities_are_read_and_make_the_label():
     read = payload(answer={"probabilities": "p"})
     assert read.releases_probabilities
     label, scores = read.labels({"p": [[0.2, 0.8], [0.7, 0.3]]}, 2, 2)
@@ -119,7 +117,7 @@ def test_listed_probabilities_are_read_and_make_the_label() -> None:
         ({"explanations": [{"a": 1.0}, {"a": 2.0}]}, "answer.features"),
     ],
 )
-def test_explanations_that_cannot_be_read_say_why(body: object, said: str) -> None:
+def test_explanations_that_cannot_be_read_say_why(body, said):
     with pytest.raises(InputError, match=said):
         Payload.of("json").maps(body, 2)
 
@@ -134,7 +132,7 @@ def test_explanations_that_cannot_be_read_say_why(body: object, said: str) -> No
         (None, "null"),
     ],
 )
-def test_labels_that_cannot_be_read_say_why(labels: object, said: str) -> None:
+def test_labels_that_cannot_be_read_say_why(labels, said):
     with pytest.raises(InputError, match=said):
         Payload.of("json").labels({"labels": labels}, 2, 3)
 
@@ -147,7 +145,7 @@ def test_labels_that_cannot_be_read_say_why(labels: object, said: str) -> None:
         ("none", "expected a V2 answer"),
     ],
 )
-def test_tensors_that_cannot_be_read_say_why(outputs: object, said: str) -> None:
+def test_tensors_that_cannot_be_read_say_why(outputs, said):
     with pytest.raises(InputError, match=said):
         Payload.of("v2").maps({"outputs": outputs}, 2)
 
@@ -162,12 +160,12 @@ def test_tensors_that_cannot_be_read_say_why(outputs: object, said: str) -> None
         ({"asking": {"rate": 0}}, "greater than 0"),
     ],
 )
-def test_a_payload_that_makes_no_sense_is_refused(content: dict[str, object], said: str) -> None:
+def test_a_payload_that_makes_no_sense_is_refused(content, said):
     with pytest.raises((ConfigurationError, ConfigurationTypeError), match=said):
         Payload.from_dict(content)
 
 
-def test_neither_url_nor_digest_hold_a_secret() -> None:
+def test_neither_url_nor_digest_hold_a_secret():
     assert without_credentials("https://me:word@h:8/p/x:explain?key=1#a") == "https://h:8/p/x:explain"
     secret = payload(request={"headers": {"Authorization": "one"}})
     assert secret.digest == payload(request={"headers": {"Authorization": "two"}}).digest == Payload.of("json").digest

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from safexplain import GaussianNoise, HardenedIG, HardenedSaliency, Hardening, NormClip, Relative
-from safexplain.audit import AuditOptions, AuditRun, Dither, Policy, Population, audit
+from safexplain.audit import AuditOptions, Dither, Policy, audit
 from safexplain.audit.endpoint.payload import Payload
 from safexplain.audit.endpoint.target import AnswerStore, Endpoint, EndpointError, digests_of
 from safexplain.audit.queries import Queries
@@ -26,10 +22,10 @@ N, EACH, TWICE = 60, 4, 16  # examples, questions about each at the policy's pat
 
 
 @pytest.fixture(scope="module")
-def run(world: SimpleNamespace, parts: SimpleNamespace) -> Callable[..., AuditRun]:
+def run(world, parts):
     """`audit` of a target in the small world."""
 
-    def call(target: Any, population: Population | None = None, **changes: Any) -> AuditRun:
+    def call(target, population=None, **changes):
         given = {
             "member": world.member,
             "build": parts.build,
@@ -46,18 +42,18 @@ def run(world: SimpleNamespace, parts: SimpleNamespace) -> Callable[..., AuditRu
 
 
 @pytest.fixture(scope="module")
-def of_model(world: SimpleNamespace, run: Callable[..., AuditRun]) -> AuditRun:
+def of_model(world, run):
     """The audit of the model itself."""
     return run(world.model)
 
 
-def endpoint(service: Any, store: Path | None = None, *, classes: int = 3, **content: Any) -> Endpoint:
+def endpoint(service, store=None, *, classes=3, **content):
     asking = {"rate": 1e6, "retries": 0, **content.pop("asking", {})}
     return Endpoint(service.url, Payload.from_dict({"asking": asking, **content}), classes=classes, store=store)
 
 
-def as_kserve(service: Any, world: SimpleNamespace) -> dict[str, Any]:
-    def answer(path: str, x: np.ndarray) -> Any:
+def as_kserve(service, world):
+    def answer(path, x):
         if path.endswith(":predict"):
             return {"predictions": world.predict(x).argmax(1).tolist()}
         return {"predictions": [], "explanations": world.explain(x).tolist()}
@@ -66,10 +62,10 @@ def as_kserve(service: Any, world: SimpleNamespace) -> dict[str, Any]:
     return {"format": "kserve-v1"}
 
 
-def as_foreign(service: Any, world: SimpleNamespace) -> dict[str, Any]:
+def as_foreign(service, world):
     names = ["no", "maybe", "yes"]
 
-    def answer(path: str, x: np.ndarray) -> Any:
+    def answer(path, x):
         (maps,), (label,) = world.explain(x).tolist(), world.predict(x).argmax(1)
         return {"result": {"why": dict(zip("abcdef", maps, strict=True)), "class": names[label]}}
 
@@ -86,18 +82,12 @@ def as_foreign(service: Any, world: SimpleNamespace) -> dict[str, Any]:
     }
 
 
-def as_json(service: Any, world: SimpleNamespace) -> dict[str, Any]:
+def as_json(service, world):
     return {}
 
 
 @pytest.mark.parametrize("form", [as_json, as_kserve, as_foreign])
-def test_a_service_gets_the_verdict_of_its_model_by_what_it_answers(
-    service: Any,
-    world: SimpleNamespace,
-    run: Callable[..., AuditRun],
-    of_model: AuditRun,
-    form: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_service_gets_the_verdict_of_its_model_by_what_it_answers(service, world, run, of_model, form):
     found = run(endpoint(service, **form(service, world)))
     released, known = found.signals["endpoint"].values, of_model.signals["custom"].values
     for name in ("l1", "l2", "variance", "mean", "positive", "label", "kept@3", "shares@3"):
@@ -110,9 +100,7 @@ def test_a_service_gets_the_verdict_of_its_model_by_what_it_answers(
     assert [a.auc for a in shared] == pytest.approx([by_name[a.attack, a.signal] for a in shared], abs=1e-6)
 
 
-def test_what_is_averaged_are_the_maps_that_explain_the_label_of_the_plain_query(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]
-) -> None:
+def test_what_is_averaged_are_the_maps_that_explain_the_label_of_the_plain_query(service, world, run):
     found = run(endpoint(service)).signals["endpoint"]
     x, queries = world.population.x, Queries.of(world.population, Dither())
     label = world.predict(x.numpy()).argmax(1)
@@ -127,8 +115,8 @@ def test_what_is_averaged_are_the_maps_that_explain_the_label_of_the_plain_query
 
 
 def test_the_certificate_is_about_the_endpoint_and_says_that_no_model_was_seen(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    service, world, run, tmp_path, monkeypatch
+):
     given = service.url.replace("http://", "http://me:w0rd@") + "?key=s3cret"
     monkeypatch.setattr("sys.argv", ["safexplain", "audit", "--endpoint", given])
     target = Endpoint(given, Payload.from_dict({"asking": {"rate": 1e6}}), classes=3)
@@ -154,9 +142,7 @@ def test_the_certificate_is_about_the_endpoint_and_says_that_no_model_was_seen(
         assert not any(secret in path.read_bytes() for secret in (b"w0rd", b"s3cret"))
 
 
-def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(
-    service: Any, run: Callable[..., AuditRun], tmp_path: Path
-) -> None:
+def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(service, run, tmp_path):
     store = tmp_path / "answers.sqlite"
     service.before = lambda path, number: (400, {}, b'{"error": "away"}') if number == 5 else None
     first = endpoint(service, store)
@@ -175,9 +161,7 @@ def test_an_interrupted_audit_goes_on_and_asks_nothing_twice(
     assert again.digest == target.digest
 
 
-def test_a_budget_that_does_not_suffice_names_the_patience_that_does(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path
-) -> None:
+def test_a_budget_that_does_not_suffice_names_the_patience_that_does(service, world, run, tmp_path):
     policy = Policy(patience=(1, 5, 200), references=4, uncounted=True)
     with pytest.raises(
         ConfigurationError, match=r"12,076 questions \(60 examples, 201 each, and 16 asked twice\)"
@@ -192,7 +176,7 @@ def test_a_budget_that_does_not_suffice_names_the_patience_that_does(
             endpoint(service, asking={"budget": budget}).plan(N, (1, 5))
 
 
-def test_a_budget_holds_over_interruptions(service: Any, run: Callable[..., AuditRun], tmp_path: Path) -> None:
+def test_a_budget_holds_over_interruptions(service, run, tmp_path):
     needed = N * EACH + TWICE
     service.before = lambda path, number: (500, {}, b"") if number == 3 else None
     first = endpoint(service, tmp_path / "a", asking={"budget": needed})
@@ -207,7 +191,7 @@ def test_a_budget_holds_over_interruptions(service: Any, run: Callable[..., Audi
     assert service.questions.total() == needed
 
 
-def test_a_store_is_of_one_endpoint_and_one_process(service: Any, tmp_path: Path) -> None:
+def test_a_store_is_of_one_endpoint_and_one_process(service, tmp_path):
     first = endpoint(service, tmp_path / "a")
     with pytest.raises(InputError, match="another audit is using"):
         endpoint(service, tmp_path / "a")
@@ -223,7 +207,7 @@ def test_a_store_is_of_one_endpoint_and_one_process(service: Any, tmp_path: Path
         endpoint(service, tmp_path / "b")
 
 
-def test_equal_questions_are_one() -> None:
+def test_equal_questions_are_one():
     x = np.array([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0]], np.float32)
     one, other, third = digests_of(x)
     assert one == other != third
@@ -235,12 +219,10 @@ def test_equal_questions_are_one() -> None:
     assert store.answered == 1
 
 
-def test_another_answer_to_the_same_question_is_said(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]
-) -> None:
+def test_another_answer_to_the_same_question_is_said(service, world, run):
     right, draws = service.answer, np.random.default_rng(0)
 
-    def noisy(path: str, x: np.ndarray) -> Any:
+    def noisy(path, x):
         body = right(path, x)
         return {**body, "explanations": (np.array(body["explanations"]) + 0.1 * draws.normal(size=x.shape)).tolist()}
 
@@ -251,9 +233,7 @@ def test_another_answer_to_the_same_question_is_said(
     assert any("No question was repeated" in note for note in unasked)
 
 
-def test_maps_of_another_shape_are_refused_before_anything_is_trained(
-    service: Any, parts: SimpleNamespace, run: Callable[..., AuditRun]
-) -> None:
+def test_maps_of_another_shape_are_refused_before_anything_is_trained(service, parts, run):
     right = service.answer
     service.answer = lambda path, x: {**right(path, x), "explanations": np.zeros((len(x), 2, 2)).tolist()}
 
@@ -263,7 +243,7 @@ def test_maps_of_another_shape_are_refused_before_anything_is_trained(
     assert len(service.bodies) == 1
 
 
-def test_maps_may_be_flat_or_have_other_axes_of_one(service: Any, run: Callable[..., AuditRun]) -> None:
+def test_maps_may_be_flat_or_have_other_axes_of_one(service, run):
     right = service.answer
     service.answer = lambda path, x: {
         **right(path, x),
@@ -272,7 +252,7 @@ def test_maps_may_be_flat_or_have_other_axes_of_one(service: Any, run: Callable[
     assert run(endpoint(service)).signals["endpoint"].shape == (6,)
 
 
-def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace, run: Callable[..., AuditRun]) -> None:
+def test_labels_in_another_order_are_found(service, world, run):
     right, places = service.answer, np.array([1, 2, 0])
     service.answer = lambda path, x: {**right(path, x), "labels": places[right(path, x)["labels"]].tolist()}
     with pytest.raises(InputError, match=r"for 0.0% of the members, but would for 100.0% in another order"):
@@ -281,9 +261,7 @@ def test_labels_in_another_order_are_found(service: Any, world: SimpleNamespace,
     assert any("100.0% on members" in note for note in found.notes)
 
 
-def test_a_malformed_answer_loses_nothing_that_came_before(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], tmp_path: Path
-) -> None:
+def test_a_malformed_answer_loses_nothing_that_came_before(service, world, run, tmp_path):
     right, turn = service.answer, itertools.count()
     service.answer = lambda path, x: {**right(path, x), **({"labels": [0]} if next(turn) == 2 else {})}
     first = endpoint(service, tmp_path / "a")
@@ -297,9 +275,7 @@ def test_a_malformed_answer_loses_nothing_that_came_before(
     assert len(service.bodies) - asked == 7  # two for each of three dithered questions, and one for those asked twice
 
 
-def test_listed_probabilities_are_judged_as_released(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], of_model: AuditRun
-) -> None:
+def test_listed_probabilities_are_judged_as_released(service, world, run, of_model):
     right = service.answer
     service.answer = lambda path, x: {**right(path, x), "scores": world.predict(x).tolist()}
     found = run(endpoint(service, answer={"probabilities": "scores"}))
@@ -308,9 +284,7 @@ def test_listed_probabilities_are_judged_as_released(
     np.testing.assert_allclose(found.signals["endpoint"].values["loss"], known["loss"], rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_asked_of_an_endpoint_is_refused(
-    service: Any, world: SimpleNamespace, run: Callable[..., AuditRun], parts: SimpleNamespace
-) -> None:
+def test_what_cannot_be_asked_of_an_endpoint_is_refused(service, world, run, parts):
     for release in ("prediction", "explanation+prediction"):
         with pytest.raises(ConfigurationError, match="release"):
             run(endpoint(service), policy=replace(parts.policy, release=release))
@@ -325,9 +299,7 @@ def test_what_cannot_be_asked_of_an_endpoint_is_refused(
     assert service.bodies == []
 
 
-def test_references_have_noise_of_their_own_where_the_service_declares_noise(
-    service: Any, run: Callable[..., AuditRun]
-) -> None:
+def test_references_have_noise_of_their_own_where_the_service_declares_noise(service, run):
     found = run(endpoint(service), hardening=Hardening(clip=NormClip(0.8), noise=GaussianNoise(Relative(0.3))))
     assert found.stated["noise_stream"]
     assert any("knew the hardening but not the key" in says for _, says in found.report.limits)

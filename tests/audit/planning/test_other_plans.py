@@ -24,7 +24,7 @@ STEPS = 20
 
 
 @pytest.fixture(scope="module")
-def setting() -> Setting:
+def setting():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 5, generator=generator), torch.arange(60) % 2
     recipe = HeadRecipe(
@@ -34,7 +34,7 @@ def setting() -> Setting:
 
 
 @pytest.mark.parametrize("scenario", ["gradient", "worst-case"])
-def test_the_best_epsilon_is_the_ceiling_of_the_real_runs(setting: Setting, scenario) -> None:
+def test_the_best_epsilon_is_the_ceiling_of_the_real_runs(setting, scenario):
     plan = plan_canaries(setting, [scenario], runs=60)
     real = run_canaries(setting, scenario, runs=60)
     assert plan.best_certifiable == real.ceiling
@@ -46,7 +46,7 @@ def test_the_best_epsilon_is_the_ceiling_of_the_real_runs(setting: Setting, scen
         assert [stage.count for stage in plan.stages] == [1, 60]
 
 
-def test_the_best_epsilon_of_several_scenarios_is_that_of_what_is_trained(setting: Setting) -> None:
+def test_the_best_epsilon_of_several_scenarios_is_that_of_what_is_trained(setting):
     plan = plan_canaries(setting, ["worst-case", "mislabelled"], runs=60)
     assert plan.best_certifiable == plan_canaries(setting, ["mislabelled"], runs=60).best_certifiable
     assert plan.best_certifiable < plan.limit
@@ -54,10 +54,10 @@ def test_the_best_epsilon_of_several_scenarios_is_that_of_what_is_trained(settin
     assert "more --runs" in plan.notes[0]
 
 
-def test_a_function_of_ones_own_has_the_ceiling_of_the_real_runs(setting: Setting) -> None:
-    calls: list[int] = []
+def test_a_function_of_ones_own_has_the_ceiling_of_the_real_runs(setting):
+    calls = []
 
-    def train(dataset, seed) -> nn.Module:
+    def train(dataset, seed):
         calls.append(len(dataset))
         return nn.Linear(5, 2)
 
@@ -68,13 +68,13 @@ def test_a_function_of_ones_own_has_the_ceiling_of_the_real_runs(setting: Settin
     assert plan.best_certifiable == probe.run(lambda *_: None).ceiling
 
 
-def test_a_search_is_planned_with_its_confirmation() -> None:
+def test_a_search_is_planned_with_its_confirmation():
     pytest.importorskip("optuna")
     rng = np.random.default_rng(0)
     population = Population.of(rng.normal(size=(120, 6)), rng.integers(0, 3, 120))
     recipe = Recipe(epochs=2)
 
-    def build(seed: int) -> nn.Module:
+    def build(seed):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
     trained = train_shadows(population, recipe, build=build, models=1, seed=5)
@@ -86,7 +86,7 @@ def test_a_search_is_planned_with_its_confirmation() -> None:
     asked = {name: value for name, value in arguments.items() if name != "trials"}
     question = Question(**asked, hardening=Hardening.none())
     plan = plan_tune(question, trials=3, budget=0.5)
-    told: dict[str, int] = {}
+    told = {}
     found = tune(**arguments, progress=lambda stage, done, total, note="": told.update({stage: int(total)}))
     counts = {stage.name: stage.count for stage in plan.stages}
     for name in ("training reference models", "searching", "confirming: asking for labels"):
@@ -98,7 +98,7 @@ def test_a_search_is_planned_with_its_confirmation() -> None:
 
 
 @pytest.mark.parametrize("trainable", ["all", "head"])
-def test_trainings_with_privacy_are_measured_by_a_few_steps(trainable: str) -> None:
+def test_trainings_with_privacy_are_measured_by_a_few_steps(trainable):
     generator = torch.Generator().manual_seed(0)
     pool = Population(torch.randn(60, 6, generator=generator), torch.randint(0, 3, (60,), generator=generator))
     network = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))

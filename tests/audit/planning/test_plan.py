@@ -14,8 +14,8 @@ from torch import nn
 from safexplain import HardenedOcclusion, HardenedSaliency, Hardening, NormClip
 from safexplain.audit import AuditOptions, FineTune, Policy, Population, Recipe, audit, train_shadows
 from safexplain.audit.endpoint.target import Endpoint
-from safexplain.audit.planning import Plan, plan_audit
 from safexplain.audit.planning import plan as planning
+from safexplain.audit.planning import plan_audit
 from safexplain.verdict.power import best_certifiable
 
 RECIPE = Recipe(optimizer="sgd", lr=0.1, epochs=3, batch_size=20)
@@ -59,13 +59,13 @@ def arguments(case):
     }
 
 
-def planned(given, **changes) -> Plan:
+def planned(given, **changes):
     return plan_audit(**{**given, "budget": 0.5, **changes})
 
 
 def done(given, **changes):
     """Units of each stage that a real audit tells of, and its result."""
-    told: dict[str, float] = {}
+    told = {}
     result = audit(**{**given, **changes}, progress=lambda stage, done, total, note="": told.update({stage: total}))
     return {stage.partition(" (pool")[0]: int(total) for stage, total in told.items()}, result
 
@@ -76,7 +76,7 @@ def done(given, **changes):
     {"options": AuditOptions(classes=(0, 1)), "hardening": Hardening.none(), "policy": replace(POLICY, patience=(1,))},
     {"policy": replace(POLICY, release="prediction")},
 ], ids=["hardened", "no references", "native classes, once", "predictions"])  # fmt: skip
-def test_a_plan_counts_what_the_audit_does(arguments, changes) -> None:
+def test_a_plan_counts_what_the_audit_does(arguments, changes):
     plan = planned(arguments, **changes)
     real, result = done(arguments, **changes)
     counted = {stage.name: stage.count for stage in plan.stages}
@@ -88,14 +88,14 @@ def test_a_plan_counts_what_the_audit_does(arguments, changes) -> None:
 
 
 @pytest.mark.parametrize(("make", "compiled"), [(convolutional, True), (build, False)])
-def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, make, compiled) -> None:
+def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, make, compiled):
     stage = planned(arguments, build=make, recipe=replace(RECIPE, compile=compiled)).stage(TRAINING)
     assert stage.seconds > 0
     assert stage.says.startswith(f"{RECIPE.steps_per_epoch(N // 2) * RECIPE.epochs} steps each")
     assert ("not compiled" in stage.says) == compiled
 
 
-def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_path) -> None:
+def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_path):
     cache = tmp_path / "models"
     assert planned(arguments, cache=cache).stage(TRAINING).seconds > 0
     assert not cache.exists()
@@ -111,7 +111,7 @@ def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_p
     assert planned(arguments, cache=cache).stage(TRAINING).seconds == 0
 
 
-def test_estimators_are_planned_by_whole_fits(arguments) -> None:
+def test_estimators_are_planned_by_whole_fits(arguments):
     population, member = arguments["population"], arguments["member"]
     tree = DecisionTreeClassifier(max_depth=3)
     fitted = tree.fit(population.x.numpy()[member], population.y.numpy()[member])
@@ -121,7 +121,7 @@ def test_estimators_are_planned_by_whole_fits(arguments) -> None:
     assert plan.seconds > 0
 
 
-def test_both_stages_of_a_fine_tuned_model_are_planned(arguments) -> None:
+def test_both_stages_of_a_fine_tuned_model_are_planned(arguments):
     population = arguments["population"]
     downstream = Population.of(population.x.numpy(), (population.y.numpy() + 1) % 3)
     how = FineTune(downstream, RECIPE, "all")
@@ -131,7 +131,7 @@ def test_both_stages_of_a_fine_tuned_model_are_planned(arguments) -> None:
     assert "asking for labels" in names
 
 
-def test_an_endpoint_is_asked_nothing(arguments) -> None:
+def test_an_endpoint_is_asked_nothing(arguments):
     endpoint = Endpoint("http://127.0.0.1:9/nobody", "json", classes=3)
     plan = planned(arguments, model=endpoint)
     asks = plan.stage("asking the endpoint")
@@ -142,7 +142,7 @@ def test_an_endpoint_is_asked_nothing(arguments) -> None:
     assert any("Without reference models" in note for note in alone.notes)
 
 
-def test_the_best_verdict_is_that_of_the_examples_that_are_scored(arguments) -> None:
+def test_the_best_verdict_is_that_of_the_examples_that_are_scored(arguments):
     plan = planned(arguments)
     assert plan.best_certifiable == best_certifiable(POLICY, plan.members, plan.non_members)
     assert not plan.reachable  # four reference models stand behind the attacks
@@ -159,7 +159,7 @@ def test_the_best_verdict_is_that_of_the_examples_that_are_scored(arguments) -> 
     assert grouped.members < plan.members
 
 
-def test_a_quick_look_is_planned_as_no_certificate(arguments) -> None:
+def test_a_quick_look_is_planned_as_no_certificate(arguments):
     lax = replace(WHOLE, max_tpr=0.9, references=REFERENCES)
     assert planned(arguments, policy=lax).reachable
     quick = planned(arguments, policy=lax, options=AuditOptions(quick=True))
@@ -167,17 +167,17 @@ def test_a_quick_look_is_planned_as_no_certificate(arguments) -> None:
     assert any("quick" in obstacle for obstacle in quick.obstacles)
 
 
-def test_a_plan_is_json(arguments) -> None:
+def test_a_plan_is_json(arguments):
     found = json.loads(json.dumps(planned(arguments).to_dict(), allow_nan=False))
     assert {"seconds", "memory_bytes", "disk_bytes", "best_certifiable", "stages"} <= found.keys()
     assert found["seconds"] == pytest.approx(sum(stage["seconds"] for stage in found["stages"]), abs=0.05)
 
 
-def test_a_rate_is_the_slope_without_what_is_prepared(monkeypatch) -> None:
+def test_a_rate_is_the_slope_without_what_is_prepared(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(planning, "now", lambda: now[0])
 
-    def work(amount: int) -> None:
+    def work(amount):
         now[0] += 5.0 + 0.25 * amount
 
     clock = planning.Clock(torch.device("cpu"), 60.0)

@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from safexplain.audit.attacks import LikelihoodRatio
 from safexplain.audit.controls.splits import Splits
@@ -30,9 +29,9 @@ TOP = FEATURES // 10
 
 
 @cache
-def planted(leak: str, seed: int = 0) -> Signals:
+def planted(leak):
     """Maps in which members differ from non-members by one property only, or by nothing."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shape = (MODELS, EXAMPLES, FEATURES)
     member = rng.random(shape[:2]) < 0.5
     there = member[..., None]
@@ -52,11 +51,11 @@ def planted(leak: str, seed: int = 0) -> Signals:
 
 
 @cache
-def found(leak: str) -> tuple[Ablation, ...]:
+def found(leak):
     return root_cause(planted(leak), fpr=0.05)
 
 
-def named(leak: str) -> dict[str, Ablation]:
+def named(leak):
     return {a.name: a for a in found(leak)}
 
 
@@ -69,19 +68,11 @@ def named(leak: str) -> dict[str, Ablation]:
         ("nothing", "Nothing to explain: "),
     ],
 )
-def test_a_planted_leak_is_named(leak: str, start: str) -> None:
+def test_a_planted_leak_is_named(leak, start):
     assert sentence(found(leak)).startswith(start)
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_where_nothing_leaks_nothing_is_named(seed: int) -> None:
-    signals = planted("nothing", seed)
-    rng = np.random.default_rng(seed)
-    fewer = Signals(signals.membership, {}, signals.attributions[..., : rng.integers(4, FEATURES)])  # type: ignore[index]
-    assert "carr" not in sentence(root_cause(fewer))
-
-
-def test_a_property_that_hides_in_the_whole_map_is_still_reported() -> None:
+def test_a_property_that_hides_in_the_whole_map_is_still_reported():
     base = Ablation("whole map", "", 0.5, 0.46, 0.54, 0.05, 0.02, 0.1, 0.05)
     hidden = replace(base, name="signs alone", auc=0.7, auc_low=0.65, auc_high=0.75, kind="alone", of="signs")
     assert sentence([base, hidden]).startswith("The attacks on the whole native map are at chance (AUC 0.50), but")
@@ -91,7 +82,7 @@ def test_a_property_that_hides_in_the_whole_map_is_still_reported() -> None:
     assert not sentence([base, barely]).startswith("Nothing to explain")
 
 
-def test_without_a_single_carrier_the_best_of_both_kinds_are_named() -> None:
+def test_without_a_single_carrier_the_best_of_both_kinds_are_named():
     whole = Ablation("whole map", "", 0.8, 0.75, 0.85, 0.3, 0.2, 0.4, 0.05)
     kept = replace(whole, name="norm alone", auc=0.6, auc_low=0.55, auc_high=0.65, kind="alone", of="norm")
     lost = replace(whole, name="signs removed", auc=0.72, kind="removed", of="signs")
@@ -103,7 +94,7 @@ def test_without_a_single_carrier_the_best_of_both_kinds_are_named() -> None:
     assert sentence([]) == ""
 
 
-def test_the_numbers_are_those_of_the_attack_on_the_transformed_maps() -> None:
+def test_the_numbers_are_those_of_the_attack_on_the_transformed_maps():
     signals = replace(planted("norm"), meta={"targets": [3]})
     rows = {a.name: a for a in root_cause(signals, fpr=0.05)}
     maps = np.asarray(signals.attributions, dtype=np.float64)
@@ -133,7 +124,7 @@ def test_the_numbers_are_those_of_the_attack_on_the_transformed_maps() -> None:
         assert rows[name].auc == pytest.approx(roc(scores, signals.membership[3]).auc, abs=2e-4), name
 
 
-def test_rows_and_targets_are_kept_to() -> None:
+def test_rows_and_targets_are_kept_to():
     signals = planted("norm")
     target = draw_targets(replace(signals, meta={"targets": [0, 1, 2]}), 5)
     half = np.arange(EXAMPLES) < EXAMPLES // 2
@@ -144,7 +135,7 @@ def test_rows_and_targets_are_kept_to() -> None:
     assert root_cause(signals, rows=half, target=target) != root_cause(signals, rows=~half, target=target)
 
 
-def test_maps_of_zeros_and_of_one_number_are_no_error() -> None:
+def test_maps_of_zeros_and_of_one_number_are_no_error():
     signals = planted("norm")
     zeros = np.asarray(signals.attributions).copy()
     zeros[:, ::3] = 0
@@ -156,7 +147,7 @@ def test_maps_of_zeros_and_of_one_number_are_no_error() -> None:
     assert not [a for a in one if a.of == "strongest"]
 
 
-def test_scalars_stand_in_where_no_maps_are_stored() -> None:
+def test_scalars_stand_in_where_no_maps_are_stored():
     bare = replace(planted("norm"), attributions=None)
     rows = root_cause(bare, fpr=0.05)
     assert [a.name for a in rows] == ["L1 norm", "norm alone"]
@@ -164,7 +155,7 @@ def test_scalars_stand_in_where_no_maps_are_stored() -> None:
     assert sentence(rows).startswith("Whole maps were not stored, so no property could be removed; ")
 
 
-def test_too_few_references_give_nothing_and_one_sided_rows_are_refused() -> None:
+def test_too_few_references_give_nothing_and_one_sided_rows_are_refused():
     signals = planted("norm")
     maps = np.asarray(signals.attributions)
     assert root_cause(Signals(signals.membership[:2], {}, maps[:2])) == ()
@@ -174,7 +165,7 @@ def test_too_few_references_give_nothing_and_one_sided_rows_are_refused() -> Non
         root_cause(signals, rows=member, target=target)
 
 
-def test_examples_of_the_verdict_are_left_alone_where_others_are_enough() -> None:
+def test_examples_of_the_verdict_are_left_alone_where_others_are_enough():
     signals, policy = planted("norm"), Policy(selection=0.3, training=0.2)
     rows, says = sample(signals, policy)
     assert not (rows & certified(signals, policy)).any()
@@ -182,11 +173,11 @@ def test_examples_of_the_verdict_are_left_alone_where_others_are_enough() -> Non
     assert "outside the certification split." in says
 
 
-def certified(signals: Signals, policy: Policy) -> NDArray[np.bool_]:
+def certified(signals, policy):
     return Splits.of(signals, policy, trains=True).certification
 
 
-def test_too_few_other_examples_are_not_enough_and_that_is_said() -> None:
+def test_too_few_other_examples_are_not_enough_and_that_is_said():
     signals = planted("norm")
     rows, says = sample(signals, Policy(training=0.1))
     assert rows.all()
