@@ -80,6 +80,24 @@ def test_reloading_under_load_fails_no_request_and_mixes_nothing(made, tmp_path)
         assert httpx.get(url + "/health/ready").json()["status"] == "ready"
 
 
+def test_without_its_ledger_nothing_is_answered_and_with_it_all_is_again(made, tmp_path):
+    path, away = tmp_path / "ledger.db", tmp_path / "away.db"
+    service = Service.load(made.model, made.certificate, ledger=f"sqlite:///{path}")
+    with listening(app(service)) as url:
+        assert ask(url, made.rows[:2]).status_code == 200
+        path.rename(away)
+        got = ask(url, made.rows[2:4])
+        assert (got.status_code, got.headers["retry-after"]) == (503, "5")
+        assert "ledger" in got.json()["detail"]
+        assert "explanations" not in got.text
+        assert str(tmp_path) not in got.text
+        assert httpx.get(url + "/health/ready").status_code == 503
+        assert httpx.get(url + "/health/live").status_code == 200
+        away.rename(path)
+        assert ask(url, made.rows[1:4]).status_code == 200
+        assert httpx.get(url + "/health/ready").json()["status"] == "ready"
+
+
 def test_a_head_that_trickles_is_cut_off_and_later_requests_have_the_full_time(made, monkeypatch):
     monkeypatch.setattr(http, "HEAD_SECONDS", 0.5)
     with listening(app(Service.load(made.model, made.certificate))) as url:

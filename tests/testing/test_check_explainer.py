@@ -18,6 +18,7 @@ from safexplain import HardenedIG, HardenedInputXGradient, HardenedSaliency
 from safexplain.errors import ConfigurationError
 from safexplain.explain import CATALOG, harden
 from safexplain.explain.hardened import HARDENED
+from safexplain.explain.served import TABLE_METHODS
 from safexplain.hardening.hardening import Hardening
 from safexplain.testing import check_explainer
 from safexplain.testing.check import CLAUSES, ContractError, ContractReport
@@ -384,6 +385,23 @@ def test_an_adapter_of_another_library_is_checked_where_clauses_apply():
     assert "native_factory=" in report["equals_native_without_hardening"].details[0]
     report = check_adapter(Adapter, native_factory=lambda predict: Weights(predict, np.zeros((5, 3))))
     assert report["equals_native_without_hardening"].details == ("results: expected tensors, got Explanation",)
+
+
+@pytest.mark.parametrize(("library", "kind"), [("lime", "LimeTabular"), ("aix360", "ProtoDash")])
+@pytest.mark.filterwarnings("ignore::safexplain.errors.OpaqueModelWarning")
+def test_explainers_of_other_libraries_keep_the_clauses_that_apply(library, kind):
+    pytest.importorskip(library)
+    rows, model = np.random.default_rng(0).normal(size=(60, 4)), nn.Sequential(nn.Linear(4, 2), nn.Softmax(1)).eval()
+
+    def predict(x):
+        return model(torch.tensor(x).float()).detach().double().numpy()
+
+    asked, options = (
+        (rows[0], {"predict_fn": predict, "num_samples": 40}) if library == "lime" else (rows[:1], {"m": 3})
+    )
+    report = check_explainer(lambda _, h: TABLE_METHODS[kind](rows, hardening=h), model, asked, options=options)
+    told = {"asking_again_gives_the_same_answer", "leaves_nothing_behind", "threads_get_right_answers"}
+    assert told <= set(report.passed), str(report)
 
 
 def test_an_adapter_that_never_runs_the_native_method_cannot_pass():

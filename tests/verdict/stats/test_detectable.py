@@ -58,6 +58,13 @@ def test_the_probability_of_refuting_is_that_of_simulated_errors():
         assert fast == pytest.approx(found / 2000, abs=0.03)
 
 
+def test_scores_have_the_distribution_of_sampled_gradients_and_noise():
+    rng, threshold = np.random.default_rng(0), np.array([-1.0, 0.0, 0.5, 2.0])
+    drawn = rng.binomial(20, 0.05, 200_000) + rng.normal(0, 0.7, 200_000)
+    expected = _CanarySums(Family(0.05, 20)).below(threshold, 0.7)  # in units of the mean, which is 1
+    np.testing.assert_allclose([(drawn < t).mean() for t in threshold], expected, atol=5e-3)
+
+
 @pytest.mark.parametrize("family", [Family(), Family(0.25, 40), Family(0.05, 20)], ids=str)
 def test_the_noise_and_threshold_of_a_canary_follow_from_its_errors(family):
     sums = _CanarySums(family)
