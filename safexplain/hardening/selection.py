@@ -123,7 +123,7 @@ class TopKSet:
 
     def named(self, d: int) -> int:
         """The most features of d that are named."""
-        return min(d, max(1, self.k or 0, round((self.fraction or 0.0) * d)))
+        return min(d, max(self.k or 1, round((self.fraction or 0.0) * d)))
 
     def scale(self, d: int) -> float:
         """The number of the strongest feature."""

@@ -311,16 +311,16 @@ class _AllLeaves(fx.Tracer):
         return True
 
 
-def _rewrite(graph: fx.Graph, root: nn.Module) -> int:
-    """Replace each function by a module; return the number of changes."""
-    changes, called = 0, set[str]()
+def _rewrite(graph: fx.Graph, root: nn.Module) -> bool:
+    """Replace each function by a module; return whether there was one, or a module that is called again."""
+    changed, called = False, set[str]()
     order = {node: i for i, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.op == "call_module":
             part = root.get_submodule(str(node.target))
             if isinstance(part, tuple(kind for kind, _, _ in _ACTIVATIONS)) and node.target in called:
                 node.target = _added(root, copy.deepcopy(part))
-                changes += 1
+                changed = True
             called.add(str(node.target))
             continue
         made, in_place = _module_of(node) if node.op in ("call_function", "call_method") else (None, False)
@@ -335,9 +335,9 @@ def _rewrite(graph: fx.Graph, root: nn.Module) -> int:
             given.replace_all_uses_with(new, later.__contains__)
         graph.erase_node(node)
         order[new] = order[node]
-        changes += 1
+        changed = True
     graph.lint()
-    return changes
+    return changed
 
 
 def _added(root: nn.Module, module: nn.Module) -> str:

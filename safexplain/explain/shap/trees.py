@@ -92,7 +92,7 @@ def _values(
                     while a > 0 and feature[parent[a]] != feature[p]:
                         a = parent[a]
                     same[c] = a  # the node below the last split on this feature; 0: there is none
-                    ratio[c] = covers[k, c] / covers[k, p] if covers[k, p] > 0 else 0.0
+                    ratio[c] = covers[k, c] / covers[k, p]  # shap refuses trees with none
                     share[c] = ratio[c] * share[a]
                     deep[c] = deep[p] + (a == 0)
                     longest = max(longest, deep[c])

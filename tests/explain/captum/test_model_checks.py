@@ -1,6 +1,8 @@
 """A method is itself on a model, or it is refused: DeepLift by the sum of its values, others by ReLU modules."""
 
 import warnings
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import captum.attr
 import pytest
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from safexplain import HardenedDeepLift, HardenedIG, HardenedSaliency, HardenedSmoothGrad, Probability, harden
 from safexplain.errors import RefusedError, TrainingModeWarning
+from safexplain.explain.captum import model_checks
 from safexplain.explain.captum.model_checks import in_training_mode
 from safexplain.explain.hardened import HardenedDeepLiftShap
 from safexplain.hardening.hardening import Hardening
@@ -163,6 +166,31 @@ def test_what_is_made_of_it_is_checked_as_well(name):
         hardened(make(Functional())).attribute(pictures(), **options)
     for model in (net(nn.ReLU()), net(nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2))):
         assert hardened(make(model)).attribute(pictures(), **options).isfinite().all()
+
+
+SINGLE, HALF = torch.finfo(torch.float32).eps, torch.finfo(torch.float16).eps
+
+
+@pytest.mark.parametrize(
+    ("sizes", "offs", "share"),
+    [  # for each example the total size of the values, how far their sum is off, and what is said if it is too far
+        ([8.0, 8.0], [0.00799, -0.00799], None),
+        ([8.0, 8.0], [0.0, 0.00801], "0.1%"),
+        ([8.0, 16.0], [-1.0, 0.0], "12.5%"),
+        ([0.0, 8.0], [8 * SINGLE, 0.0], None),
+        ([2.0**-40, 8.0], [8.5 * SINGLE, 0.0], "111411200.0%"),
+        ([1.0, 1.0], [72 * HALF, 0.0], None),
+        ([1.0, 1.0], [72.5 * HALF, 0.0], "7.1%"),
+    ],
+)
+def test_the_sum_may_be_off_by_a_thousandth_of_the_size_and_by_rounding(sizes, offs, share, monkeypatch):
+    dtype = torch.float16 if sizes == [1.0, 1.0] else torch.float32
+    maps = torch.tensor([[size / 4, -3 * size / 4] for size in sizes], dtype=dtype)
+    found = SimpleNamespace(attribute=lambda *_, **__: ((maps,), torch.tensor(offs, dtype=dtype)))
+    monkeypatch.setattr(model_checks, "DeepLift", lambda model: found)
+    explainer = HardenedDeepLift(nn.Linear(2, 2).eval(), hardening=PLAIN)
+    with nullcontext() if share is None else pytest.raises(RefusedError, match=rf"off by {share} of their size"):
+        explainer.attribute(torch.ones(2, 2), target=1)
 
 
 @pytest.mark.parametrize(("scale", "dtype"), [(1e-6, torch.float32), (1e6, torch.float64)])

@@ -291,6 +291,8 @@ def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
         assert len(told["anchor"]) == int(numbers[:-2].reshape(-1, 2).any(1).sum())
         conditions |= set(told["anchor"])
     assert any(text.startswith("town = ") for text in conditions)
+    found = asked.explainer._to_answer(np.array([0.0] * 10 + [1 / 3, 2 / 3]))
+    assert found == {"anchor": [], "precision": 0.333333, "coverage": 0.666667}
     rule = Rule("x", ["x <= 1.00", "1.00 < x <= 2.00", "2.00 < x <= 3.00", "x > 3.00"], categorical=False)
     assert rule.texts == {
         "x <= 3.00": (0, 0.25),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     HistGradientBoostingClassifier,
@@ -28,6 +30,7 @@ from safexplain import (
     harden,
 )
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
+from safexplain.explain.shap import _background_digest
 from safexplain.outputs import as_module
 
 shap = pytest.importorskip("shap")
@@ -285,6 +288,13 @@ def test_what_cannot_be_explained_is_refused_with_what_can() -> None:
     for wrong in ("a row", X[:2, :, None]):
         with pytest.raises(InputError, match="rows of"):
             explainer.shap_values(wrong)
+
+
+def test_a_background_is_known_by_its_numbers_or_its_texts() -> None:
+    whole, texts = np.arange(6).reshape(2, 3), np.array([["a", "bc"]])
+    for rows, stored in ((whole, whole.astype(float)), (csr_matrix(whole), whole * 1.0), (texts.astype(object), texts)):
+        expected = hashlib.blake2b(repr(stored.shape).encode() + stored.tobytes(), digest_size=16).hexdigest()
+        assert _background_digest(rows) == _background_digest(stored) == expected
 
 
 def test_classes_are_found_by_their_labels_and_not_by_their_places() -> None:
