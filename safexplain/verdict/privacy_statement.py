@@ -263,7 +263,7 @@ class PrivacyStatement:
 
     def save(self, path: str | Path) -> Path:
         """Write it as JSON; raises `InputError` if it cannot be written."""
-        return write_atomically(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
+        return write_atomically(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> PrivacyStatement:

@@ -474,13 +474,13 @@ def level_rows(j: Judgement) -> list[LevelRow]:
     for line in j.levels:
         judged = [e for e in j.judged if e.level == line["patience"]]
         values = {
-            "labels": line["labels"]["tpr"] if line["labels"] else 0.0,
-            "added": max((j.excess(e) for e in judged if e.pair is not None), default=0.0),
-            "whole": max((e.found / j.members for e in judged), default=0.0),
+            "labels": [line["labels"]["tpr"]] if line["labels"] else [],
+            "added": [j.excess(e) for e in judged if e.pair is not None],
+            "whole": [e.found / j.members for e in judged],
         }
         figures = {
-            name: Figure(value, line[name]["low"], line[name]["high"], signed=name == "added") if line[name] else None
-            for name, value in values.items()
+            name: Figure(max(found), line[name]["low"], line[name]["high"], signed=name == "added") if found else None
+            for name, found in values.items()
         }
         rows.append(LevelRow(line["patience"], **figures))
     return rows

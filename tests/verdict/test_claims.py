@@ -1,4 +1,4 @@
-"""A sentence claims no more than was judged; D1, D3 and D7 are defects of version 0.1, as measured from outside."""
+"""A sentence claims no more than was judged; D1, D3, D4 and D7 are defects of version 0.1, as measured from outside."""
 
 from __future__ import annotations
 
@@ -58,6 +58,18 @@ def test_d3_a_leak_that_needs_the_label_is_found_by_default():
     result = certify(replace(per_label, meta={"targets": [0]}), EXCESS)
     assert result.verdict == "leak"
     assert result.strongest.role == "explanation+label"
+
+
+# ------------------------------------------------------------------------------------- D4: each target on its own
+
+
+def test_d4_one_leaking_model_among_several_is_a_leak_and_is_named():
+    signals = synthetic(examples=600, models=9, targets=range(3), seed=3)
+    l1 = signals.values["l1"] * np.exp(-2.0 * signals.membership * (np.arange(9) == 1)[:, None])
+    result = certify(replace(signals, values={"l1": l1}), LOOSE)
+    assert (result.verdict, result.target, result.targets) == ("leak", 1, 3)
+    assert result.sentence.startswith("Leak proven for model 1: ")
+    assert [one.own_verdict == "leak" for one in result.others] == [False, False]
 
 
 # ------------------------------------------------------------------------------ D7: examples that belong together

@@ -217,6 +217,22 @@ def test_an_attack_on_the_loss_is_judged_only_where_the_prediction_is_released_a
     assert Judgement(released, (strong, weak), 1000, 1000, 1).verdict == "leak"
 
 
+def test_a_bound_at_the_limit_itself_is_within_it():
+    counts, unread = (170, 120), attack(400, 300, signal="loss", role="loss")
+    low, high = judged(counts).bounds(judged(counts).evidence[0])
+    for limit, verdict, standing in (
+        (np.nextafter(low, 0), "leak", "above"), (low, "inconclusive", "open"),
+        (np.nextafter(high, 0), "inconclusive", "open"), (high, "certified", "below"),
+    ):  # fmt: skip
+        j = judged(counts, policy=replace(LOOSE, max_tpr=float(limit)))
+        assert (j.verdict, words.standing(j, j.evidence[0])) == (verdict, standing)
+        assert j.proven(j.evidence[0]) == (verdict == "leak")
+    beside = Judgement(LOOSE, (attack(60, 30), unread), 1000, 1000, 1)
+    low = beside.bounds(unread)[0]
+    for limit, beyond in ((np.nextafter(low, 0), (unread,)), (low, ())):
+        assert replace(beside, policy=replace(LOOSE, max_tpr=float(limit))).beyond == beyond
+
+
 # ------------------------------------------------------------------------------------------- what is added
 
 
@@ -270,6 +286,10 @@ def test_each_level_shows_labels_what_is_added_and_both_together():
     assert first["added"]["high"] == max(j.added(e)[1] for e in j.judged)
     assert first["whole"]["high"] == max(j.bounds(e)[1] for e in j.judged)
     assert second == {"patience": 200, "labels": None, "added": None, "whole": None}
+    labels, most = j.evidence[0], j.evidence[2]
+    row = words.LevelRow(1, words.rate(j, labels), words.adds(j, most), words.rate(j, most))
+    assert words.level_rows(j) == [row, (200, None, None, None)]
+    assert [figure.value for figure in row[1:]] == [0.08, 0.06, 0.08]
 
 
 # ------------------------------------------------------------------------------------------- several models

@@ -156,6 +156,13 @@ def test_how_many_examples_would_decide_is_said_only_where_they_would():
         assert words.says(replace(undecided, **changes))[0] == f"To decide, first of 2 things: {named}"
 
 
+def test_where_no_sample_decides_another_limit_is_advised():
+    at = [Evidence("a", "l1", "explanation", 1, 150.0, 170, 130)]
+    undecided = Judgement(LOOSE, tuple(at), 1000, 1000, 1)
+    says = "To decide: another limit, because the estimate is too close to max_tpr = 0.15."
+    assert (undecided.needed, words.says(undecided)[0]) == (None, says)
+
+
 def test_of_several_things_that_are_missing_the_first_is_named_alone():
     few = words.says(results.audited(0.0, references=3))
     assert few[0] == "To decide: 8 reference models."

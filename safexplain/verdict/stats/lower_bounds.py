@@ -57,7 +57,7 @@ class GaussianTradeOff:
         return np.asarray(ndtr(-ndtri(fpr) - self.mu))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class PiecewiseLinear:
     """The largest of straight lines intercept - slope * fpr, each below the curve."""
 
@@ -489,7 +489,7 @@ def _best_threshold(
     return at, int(equal[equal.size // 2]), float(merit.max())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ScoreChoice:
     """One of several scores, chosen with its threshold, and the remaining runs, which are counted."""
 

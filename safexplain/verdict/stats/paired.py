@@ -67,8 +67,7 @@ def window_ranks(non_members: int, fpr: float) -> tuple[int, ...]:
     k = rank_at(non_members, fpr)
     low = int(distributions.binom.ppf(WINDOW_RISK, non_members, fpr))
     high = int(distributions.binom.isf(WINDOW_RISK, non_members, fpr)) + 1
-    below = np.linspace(min(low, k), k, STEPS + 1)
-    above = np.linspace(k, max(min(high, non_members + 1), k), STEPS + 1)
+    below, above = np.linspace(low, k, STEPS + 1), np.linspace(k, high, STEPS + 1)
     return tuple(int(x) for x in np.unique(np.round(np.concatenate([below, above]))))
 
 
@@ -144,7 +143,7 @@ def lower_limits(
     fails at jumps of a curve (`_uneven`, then `_worst_near`) and with very few non-members (`_four_bounds`).
     """
     f = _frame(non_members, fpr, risk)
-    if f.strict < 1 or f.loose > non_members:
+    if f.strict < 1:  # implied by loose > non_members, as fpr < 1 / 2
         return _four_bounds(attack_window, baseline_window, members, non_members, fpr, risk)
     own, other, difference = attack_window @ f.at, baseline_window @ f.at, attack_window - baseline_window
     counts = members * _count_spread(only / members, missed / members, members, risk)
@@ -157,7 +156,7 @@ def lower_limits(
     low = found - np.maximum(noise, together + _NOISE_SHARE * noise)
     uneven = _uneven(attack_window[..., f.near], baseline_window[..., f.near], f.steps_near)
     if uneven.any():
-        reach = max(f.rank - f.strict, 0.5), max(f.loose - f.rank, 0.5)
+        reach = float(f.rank - f.strict), float(f.loose - f.rank)
         worst = _worst_near(attack_window, baseline_window, f.ranks - f.rank, reach, apart, counts, _radius(risk))
         low = np.where(uneven, np.minimum(low, worst), low)
     bound: Floats = np.maximum(low / members, -1.0)
@@ -207,15 +206,14 @@ class _Steps:
 def _frame(non_members: int, fpr: float, risk: float) -> _Frame:
     ranks, k = np.array(window_ranks(non_members, fpr), dtype=np.float64), rank_at(non_members, fpr)
     strict = int(distributions.binom.ppf(risk, non_members, fpr))
-    strict += int(distributions.binom.cdf(strict, non_members, fpr) <= risk)
     loose = int(distributions.binom.isf(risk, non_members, fpr)) + 1
-    steps = max(1, round(float(np.sqrt(k * (1 - fpr)))))
+    steps = round(float(np.sqrt(k * (1 - fpr))))
     unit = np.eye(len(ranks))
 
     def at(rank: float) -> Floats:
         return np.array([np.interp(rank, ranks, row) for row in unit])
 
-    low, high = k - _NEAR * max(k - strict, 0.5) - 1, k + _NEAR * max(loose - k, 0.5) + 1
+    low, high = k - _NEAR * (k - strict) - 1, k + _NEAR * (loose - k) + 1
     near = slice(int(np.searchsorted(ranks, low)), int(np.searchsorted(ranks, high, side="right")))
     weights = at(k), at(k - steps), at(k + steps), at(strict), at(loose)
     return _Frame(ranks, k, strict, loose, steps, *weights, near, _Steps.of(ranks[near]))
@@ -241,14 +239,11 @@ def _four_bounds(
 ) -> Floats:
     """Each of the two thresholds and of the two shares found has a quarter of the risk; valid for any sizes.
 
-    If even the highest non-member may not be strict enough, the attack accepts a random share of those above it
+    Because even the highest non-member may not be strict enough, the attack accepts a random share of those above it
     (`thresholds.lower_bound_rank`).
     """
-    f, share = _frame(non_members, fpr, risk / 4), 1.0
-    own = attack_window[..., max(int(np.searchsorted(f.ranks, f.strict, side="right")) - 1, 0)]
-    if f.strict < 1:
-        own = attack_window[..., max(int(np.searchsorted(f.ranks, 1, side="right")) - 1, 0)]
-        share = min(1.0, fpr / float(-np.expm1(np.log(risk / 4) / non_members)))
+    f, share = _frame(non_members, fpr, risk / 4), fpr / float(-np.expm1(np.log(risk / 4) / non_members))
+    own = attack_window[..., int(np.searchsorted(f.ranks, 1))]
     other = baseline_window[..., min(int(np.searchsorted(f.ranks, f.loose)), len(f.ranks) - 1)]
     other = other if f.loose <= non_members else np.full_like(other, members)
     bound: Floats = share * _limit(own, members, risk / 4) - 1 + _limit(members - other, members, risk / 4)
@@ -273,12 +268,10 @@ def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:
     beta-binomial, approximated by a beta distribution of equal variance.
     """
     gaps, others = of.gaps, of.others
-    if len(gaps) < 2:
-        return np.ones(attack.shape[:-1], dtype=bool)
     steps = np.diff(np.stack([attack, baseline]), axis=-1)
     total = np.maximum(steps + steps @ of.neighbours, 1e-9)
     size = np.maximum(total * (gaps + others + 1) / (gaps + others + total) - 1, 1e-3)
-    share = np.clip((steps - 0.5) / total, 0.0, 1.0)
+    share = np.maximum((steps - 0.5) / total, 0.0)
     tail = special.betainc(size * others / (gaps + others), size * gaps / (gaps + others), 1 - share)
     apart = steps[0] - steps[1]
     usual = (apart**2 / gaps) @ of.neighbours / of.neighbours.sum(0) * gaps

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from certificates import CERTIFIED, made, sealed
 
+from safexplain._versions import VERSION
 from safexplain.errors import CertificateError, InputError, MissingExtraError
-from safexplain.verdict.certificate.read import load_certificate
+from safexplain.verdict.certificate.read import load_any, load_certificate, load_guarantee
 from safexplain.verdict.certificate.sign import PAYLOAD_TYPE, sign_certificate, verify_envelope
-from safexplain.verdict.certificate.write import as_json, write_json
+from safexplain.verdict.certificate.write import as_json, guarantee_statement, write_json
+from safexplain.verdict.guarantee import Guarantee
 
 pytest.importorskip("securesystemslib")
 pytest.importorskip("cryptography")
@@ -65,6 +67,23 @@ def test_the_wrong_key_is_refused(signed: Path, tmp_path: Path) -> None:
 def test_an_unsigned_file_is_refused_where_a_key_is_given(tmp_path: Path, keys: tuple[Path, Path]) -> None:
     with pytest.raises(CertificateError, match="is not signed, but a public key was given"):
         load_certificate(write_json(tmp_path / "plain.json", made()), public_key=keys[1])
+
+
+def test_a_guarantee_by_construction_is_signed_and_verified_as_an_audits_is(
+    tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    guarantee = Guarantee("public models", "InputXGradient", ("ab" * 32,))
+    subject = {"model.pt": {"safexplainModelDigest": "12" * 32}}
+    content = guarantee_statement(
+        subject=subject, guarantee=guarantee, measured=None, environment={"safexplain": VERSION, "torch": "2.15"}
+    )
+    path = write_json(tmp_path / "signed.json", sign_certificate(content, keys[0]))
+    assert load_guarantee(path).signature == "unchecked"
+    assert load_any(path, public_key=keys[1]).signature == "valid"
+    with pytest.raises(CertificateError, match="was not signed with"):
+        load_guarantee(path, public_key=pair(tmp_path, "other")[1])
+    with pytest.raises(CertificateError, match="is not signed"):
+        load_guarantee(write_json(tmp_path / "plain.json", content), public_key=keys[1])
 
 
 def test_a_changed_payload_is_refused_even_with_its_checksum(

@@ -170,9 +170,9 @@ def test_the_chosen_threshold_has_the_highest_bound_on_the_runs_that_choose(meth
     assert there(found.threshold) >= (0.93 if method == "pld" else 1) * best - 1e-9
 
 
-def test_of_scores_without_errors_the_one_with_the_widest_gap_over_its_range_is_chosen():
+def test_of_scores_without_errors_the_first_with_the_widest_gap_over_its_range_is_chosen():
     ends = np.tile([0.0, 1.0], 20)[:, None]
-    d, d_prime = np.hstack([5 + 5 * ends, 105 + 5 * ends]), np.hstack([4 * ends, 100 + 2 * ends])
+    d, d_prime = np.hstack([5 + 5 * ends, *[105 + 5 * ends] * 2]), np.hstack([4 * ends, *[100 + 2 * ends] * 2])
     for sign in (1, -1):
         found = choose_score(sign * d, sign * d_prime, DELTA, "gdp")
         assert (found.score, found.negative, abs(found.threshold)) == (1, sign < 0, 103.5)
@@ -213,7 +213,9 @@ def test_the_number_is_that_of_the_whole_result():
     whole = bound_epsilon(a, b, 1e-4, "pld", **settings)
     assert epsilon_lower_bound(a, b, 1e-4, "pld", **settings) == whole.epsilon
     assert (whole.method, whole.delta, whole.confidence, whole.threshold) == ("pld", 1e-4, 0.9, 3.0)
-    assert epsilon_lower_bound(a, b, 1e-4, seed=5) == bound_epsilon(a, b, 1e-4, seed=5).epsilon
+    one, other = (bound_epsilon(a, b, 1e-4, seed=seed).epsilon for seed in (0, 1))
+    assert one == bound_epsilon(a, b, 1e-4).epsilon == epsilon_lower_bound(a, b, 1e-4)
+    assert one != other == epsilon_lower_bound(a, b, 1e-4, seed=1)
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

@@ -141,6 +141,12 @@ def test_one_run_that_makes_no_sense_is_refused(arguments, message):
         one_run_lower_bound(*arguments)
 
 
+def test_one_guess_is_enough_for_a_bound():
+    """Right in at least 4 of 5 cases, if such a bound is wrong in at most 4 of 5."""
+    assert one_run_lower_bound(1, 1, 1, 0.0, "steinke", confidence=0.2) == pytest.approx(math.log(4), abs=1e-6)
+    assert one_run_lower_bound(0, 1, 1, DELTA) == 0
+
+
 def test_confidence_and_claim_of_one_run_are_checked():
     with pytest.raises(InputError, match="confidence"):
         one_run_lower_bound(5, 5, 10, DELTA, confidence=0.0)

@@ -12,6 +12,7 @@ from scipy import stats as distributions
 
 from safexplain._validate import from_table
 from safexplain.errors import ConfigurationError, InputError
+from safexplain.verdict.stats import clopper_pearson
 from safexplain.verdict.stats import paired as module
 from safexplain.verdict.stats.paired import (
     PairedCounts,
@@ -121,6 +122,40 @@ def test_the_ranks_that_are_kept_hold_the_true_one(n, fpr):
     assert ranks[-1] >= min(upper_bound_rank(n, fpr, 1e-4) or n, n)
 
 
+def test_the_threshold_has_the_rank_nearest_the_rate_of_all_that_there_are():
+    assert [rank_at(n, 0.4) for n in (1, 2, 3, 5)] == [1, 1, 2, 2]  # 0.8, 1.2, 1.6 and 2.4
+    assert (rank_at(3, 0.05), rank_at(1, 0.9)) == (1, 1)
+    assert window_ranks(9, 0.2) == tuple(range(10))
+
+
+def test_sums_of_shares_that_are_nearly_whole_numbers_are_whole_numbers():
+    """Ten thousand groups of seven non-members each, in order: a rank is reached with the last of a group."""
+    member = np.r_[np.zeros(70_000, dtype=bool), True]
+    weights, order = np.r_[np.full(70_000, 1 / 7), 1.0], np.arange(70_001)
+    counts = count_pairs(order, np.roll(order, 1), member, 0.1, weights)
+    assert (counts.only, counts.missed, counts.non_member_only) == (0.0, 1.0, 0.0)
+    ranks = window_ranks(10_000, 0.1)
+    for rank in ranks:
+        place = np.r_[order[: 7 * rank], 70_000, order[7 * rank : -1]]  # the member just after the last of the group
+        assert count_pairs(place, place, member, 0.1, weights).attack_window == tuple(1.0 * (r > rank) for r in ranks)
+
+
+def test_counts_may_be_as_large_as_their_units_and_no_larger():
+    k, n = 2, len(window_ranks(10, 0.2))
+    rising = tuple(np.r_[0.0, 5e-9, 2, np.full(n - 4, 4), 10])
+    good = PairedCounts(2.0 + 5e-6, 2, k + 1, 0, rising, (0.0, 0.0, 2, *np.full(n - 3, 10.0)))
+    for one in (good, replace(good, attack_window=(1e-8 - 5e-9, 0.0, *rising[2:]))):
+        one.check(10, 10, 0.2)
+    for bad in (
+        {"only": 2.1}, {"only": 3.0, "missed": 3.0},
+        {"non_member_only": k + 1.5}, {"non_member_missed": k + 1.5}, {"non_member_missed": -0.5},
+        {"attack_window": (-1e-3, *rising[1:])}, {"attack_window": (*rising[:-1], 10 + 1e-3)},
+        {"attack_window": (0.01, 0.0, *rising[2:])}, {"baseline_window": good.baseline_window[:-1]},
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="impossible"):
+            replace(good, **bad).check(10, 10, 0.2)
+
+
 def test_what_cannot_be_is_refused():
     good = counted(0, 300, 300, 0.05, 0.2, 0.1, 0.5)
     good.check(300, 300, 0.05)
@@ -160,21 +195,38 @@ def test_exchanging_both_attacks_exchanges_the_bounds(setting):
 
 
 MEASURED = [
-    ((1000, 1000, 0.05, 0.2, 0.1, 0.8), None, (0.01, 0.04), (0.05711248717886371, 0.13034875715567185)),
-    ((1000, 1000, 0.05, 0.12, 0.1, 0.9), "both", (0.05, 0.05), (-0.0163137056240531, 0.16198498840780462)),
-    ((600, 600, 0.05, 0.1, 0.1, 0.0), None, (0.05, 0.01), (-0.04943688671781712, 0.05204772744771606)),
-    ((5000, 50, 0.01, 0.3, 0.1, 0.5), None, (0.05, 0.05), (-0.21479969621111694, 0.4840758497187594)),
-    ((300, 250, 0.01, 0.4, 0.1, 0.5), None, (0.01, 0.05), (-0.19793564008416842, 0.6068014787845002)),
-    ((700, 700, 0.01, 0.12, 0.1, 0.9), "attack", (0.05, 0.025), (-0.028803355222502693, 0.06886862792658598)),
+    ((1000, 1000, 0.05, 0.2, 0.1, 0.8), None, (0.01, 0.04), (0.04516932368510857, 0.12680250493858208)),
+    ((1000, 1000, 0.05, 0.12, 0.1, 0.9), "both", (0.05, 0.05), (-0.018820810087189232, 0.15592796239270873)),
+    ((600, 600, 0.05, 0.1, 0.1, 0.0), None, (0.05, 0.01), (-0.05188655592793112, 0.07239173546568527)),
+    ((5000, 50, 0.01, 0.3, 0.1, 0.5), None, (0.05, 0.05), (-0.2922188631078999, 0.6309688905900916)),
+    ((300, 250, 0.01, 0.4, 0.1, 0.5), None, (0.01, 0.05), (-0.219646090248536, 0.6399965178377244)),
+    ((700, 700, 0.01, 0.12, 0.1, 0.9), "attack", (0.05, 0.025), (-0.03746947117321323, 0.14241859851639216)),
+    ((500, 14, 0.15, 0.7, 0.3, 0.9), None, (1e-8, 0.15), (-0.8318851987412642, 0.6152855211995066)),
+    ((300, 150, 0.1, 0.4, 0.3, 0.5), None, (1e-8, 0.15), (-0.6822047584380726, 0.18208901190202806)),
+    ((5, 1000, 0.05, 0.3, 0.2, 0.5), None, (1e-8, 0.15), (-0.8600394767739339, 0.4583493592618722)),
+    ((3, 2, 0.2, 0.4, 0.3, 0.5), None, (0.2, 0.1), (-0.9625004115823504, 0.9959441205843121)),
 ]
-"""Setting, jump and risks of audits, and their bounds: an even curve, jumps, and too few non-members."""
+"""Setting, jump and risks of audits, and means of their bounds: an even curve, jumps, few members or non-members."""
 
 
 @pytest.mark.parametrize(("setting", "jump", "risks", "bounds"), MEASURED)
 def test_bounds_are_those_whose_error_rates_were_measured(setting, jump, risks, bounds):
     """The simulations of this file are about this method; a number that changes is another one, to be measured anew."""
-    counts = counted(7, *setting, jump=jump)
-    assert difference_bounds(counts, *setting[:3], *risks) == pytest.approx(bounds, rel=1e-9)
+    audits = [counted(seed, *setting, jump=jump) for seed in range(7)]
+    found = np.mean([difference_bounds(counts, *setting[:3], *risks) for counts in audits], axis=0)
+    assert found == pytest.approx(bounds, rel=1e-9)
+
+
+@pytest.mark.parametrize(("apart", "jumps"), [(7, False), (8, True)])
+def test_curves_that_come_apart_by_more_than_7_members_in_one_step_have_a_jump(apart, jumps):
+    ranks = np.arange(50.0, 70.0)
+    apart_above = 30 * ranks + apart * (ranks > 59)
+    assert module._uneven(apart_above, 30 * ranks, module._Steps.of(ranks)) == jumps
+
+
+def test_lower_limits_of_shares_are_exact_also_of_part_of_a_unit():
+    found = module._limit(np.array([0.0, 0.4, 1.0, 7.0, 9.0]), 9, 0.05)
+    assert found == pytest.approx([clopper_pearson(k, 9, 0.9)[0] for k in (0.0, 0.4, 1.0, 7.0, 9.0)])
 
 
 def test_bounds_of_many_are_those_of_each():
