@@ -67,6 +67,7 @@ def test_a_method_gives_on_a_rewritten_network_what_it_gives_on_one_written_with
     with pytest.raises(RefusedError):
         hardened(functions, hardening=PLAIN).attribute(x, target=1)
     rewritten = rewrite_functional(functions)
+    assert rewrite_functional(modules) is modules
     assert torch.equal(hardened(rewritten, hardening=PLAIN).attribute(x, target=1), expected)
 
 
