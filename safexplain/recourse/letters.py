@@ -115,8 +115,8 @@ def _value_texts(change: Change) -> tuple[str, str]:
         return _label_text(before), _label_text(after)
     plain = repr(after)
     decimals = 0 if "e" in plain or plain.endswith(".0") else len(plain.partition(".")[2])
-    size = 0 if before == 0 else max(0, 2 - math.floor(math.log10(abs(before))))
-    digits = max(decimals, 2 if abs(before) >= 1 else size)
+    three = 2 - math.floor(math.log10(abs(before))) if 0 < abs(before) < 1 else 2  # decimals of three digits
+    digits = max(decimals, three)
     text = number_text(before, digits if round(before, digits) != after else None)
     return _with_unit(text, change.unit), _with_unit(number_text(after), change.unit)
 

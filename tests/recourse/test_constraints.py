@@ -292,6 +292,28 @@ def test_a_category_taken_up_is_a_rise_by_one():
     np.testing.assert_array_equal(rules.project(X, bought), richer)
 
 
+@pytest.mark.parametrize(
+    ("rules", "wanted", "projected"),
+    [
+        ((Rule(0, 1, per_unit=0.5),), (3, 0, 0), (3, 1.5, 0)),  # `then` rises
+        ((Rule(0, 1, per_unit=0.5),), (3, 1.8, 0), (3, 1.8, 0)),
+        ((Rule(0, 1),), (3, 0, 0), (2, 2, 0)),  # as far as it may, and `when` with it
+        ((Rule(0, 1, at_least=0.5),), (3, 0, 0), (1.5, 2, 0)),
+        ((Rule(0, 1, per_unit=0, at_least=2),), (3, 0, 0), (3, 2, 0)),
+        ((Rule(0, 1, at_least=2.5), Rule(0, 2)), (3, 0, 0), (0, 2, 0)),  # back at once, so that no other follows
+        ((Rule(0, 1, per_unit=0, at_least=2.5), Rule(0, 2)), (3, 0, 0), (0, 2, 0)),
+        ((Rule(0, 1, per_unit=2), Rule(1, 0, per_unit=2)), (1, 1, 0), (0, 0, 0)),  # rules that drive each other
+        ((Rule(2, 1),), (0, -1, 2.4), (0, 2, 2)),  # whole steps
+        ((Rule(1, 2, per_unit=0.6),), (0, 2, 0), (0, 2, 2)),
+        ((Rule(2, 1, per_unit=1.5),), (0, 0, 3), (0, 2, 1)),
+    ],
+)
+def test_rules_are_repaired_by_what_follows_and_else_by_what_leads(rules, wanted, projected):
+    x = np.array([[0.25, -0.5, 1.0]])
+    limits = Constraints(3, lower=x[0] - 3, upper=x[0] + [3, 2, 3], integer=(2,), rules=rules)
+    np.testing.assert_allclose(limits.project(x, x + wanted), x + projected, rtol=1e-12)
+
+
 @given(
     st.lists(st.floats(-6, 6), min_size=5, max_size=5),
     st.integers(0, 2),

@@ -50,6 +50,8 @@ def test_scores_are_the_local_outlier_factor():
 
 def test_planted_outliers_are_found_and_other_people_are_not():
     plausible = Plausibility(ridge(1000))
+    assert repr(plausible) == f"Plausibility(neighbours=20, limit={plausible.limit})"
+    assert plausible.scores(np.empty((0, 3))).shape == (0,)
     planted = ridge(300, seed=1)
     planted[:, 1] = 100 - planted[:, 1]  # each number is common, together they are not
     planted = planted[np.abs(planted[:, 0] - planted[:, 1]) > 30]

@@ -65,6 +65,16 @@ def test_numbers_are_written_as_people_write_them():
     assert [number_text(v) for v in (0.0, -1234567.5, 1e6, 0.25)] == ["0", "-1,234,567.5", "1,000,000", "0.25"]
     change = Change("x", "", "numeric", -0.5, 0.25, "$", 1.0, further=True, rises=True)
     assert sentence(change) == "Raise x from -0.50 $ to $0.25 or more."
+    rows = [(0.0, 1.0, "0 to 1"), (0.0012345, 3.0, "0.00123 to 3"), (-0.98765, 2.5, "-0.988 to 2.5")]
+    rows += [
+        (1.0004, 4.0, "1 to 4"),
+        (12.3456, 5.0, "12.35 to 5"),
+        (2.0001, 2.0, "2.0001 to 2"),
+        (9.5, 1e-7, "9.5 to 1e-07"),
+    ]
+    for before, after, text in rows:
+        told = Change("x", "", "numeric", before, after, "", 1.0, further=False, rises=True)
+        assert sentence(told) == f"Raise x from {text}."
 
 
 def numbers_in(text):
@@ -302,3 +312,4 @@ def test_arrays_have_reasons_too_by_number_or_name():
     advice = Advice(to, np.zeros(x.shape, dtype=bool), to - x)
     plain = Recourse(x, to, ~no, np.ones(1), np.zeros(1), no, no, guarantee=GIVEN, advice=advice)
     assert plain.reasons() == (("Raise feature 1 from 1 to 3.5.",),)
+    assert not any(f"{hidden}=" in repr(plain) for hidden in ("advice", "table", "like"))

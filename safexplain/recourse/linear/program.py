@@ -315,7 +315,7 @@ class Change:
             return
         if when not in self._rises:
             self._rises[when] = program.binary()
-        share, rises = program.variable(0.0, 1.0), self._rises[when]
+        share, rises = program.variable(0.0, np.inf), self._rises[when]
         program.row((share, risen), (1.0, -self._size[when] / rise), 0.0)
         program.row((share, rises), (1.0, -1.0), -np.inf, 0.0)
         entries = (*entries, -rule.per_unit * rise * scale, (least - rule.at_least) * scale)

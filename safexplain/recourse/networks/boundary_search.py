@@ -192,7 +192,7 @@ def linear_step(
     rise is piecewise linear in m (or in the share of the last feature); its segments are sorted here.
     """
     start = torch.minimum(torch.maximum(x, lower), upper)
-    end = torch.where(slope > 0, upper, torch.where(slope < 0, lower, start))
+    end = torch.where(slope > 0, upper, lower)
     missing = rise - (slope * (start - at)).sum(dim=1)
     solve = _euclidean if price.squared else _sum
     point, multiplier = solve(price.along(slope), x, slope, missing.clamp_min(0.0)[:, None], start, end)

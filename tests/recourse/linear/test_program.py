@@ -9,7 +9,8 @@ import pytest
 from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import EUCLIDEAN, L1, L2
 from safexplain.recourse.linear import program
-from safexplain.recourse.linear.program import cheapest
+from safexplain.recourse.linear.program import Answer, Change, Query, _Search, cheapest
+from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.solution import Solution
 
 SPAN = 3
@@ -28,6 +29,7 @@ def solve_program(w, x, bias=0.0, target=0.0, cost=EUCLIDEAN, constraints=None, 
         if found.row is not None:
             rows[at] = found.row
             assert cost.distance(rows[at] - x[at]) ** cost.power == pytest.approx(found.paid)
+            assert found.bound == pytest.approx(found.paid, rel=2e-6)
     lost = np.zeros(len(x), dtype=bool)
     return Solution(x, rows, valid, cost.distance(rows - x), score, score >= target, lost, proven=proven)
 
@@ -146,6 +148,9 @@ def test_what_is_out_of_reach_is_proven_to_be():
     assert not beyond.valid[0]
     assert beyond.proven[0]
     assert (beyond.counterfactual == 0).all()
+    at_least = Constraints(2, lower=-1, upper={0: 1, 1: 2}, rules=(Rule(0, 1, at_least=0.5),))
+    just = solve_program(np.array([1.0, -0.1]), np.zeros(2), target=0.85, constraints=at_least)
+    np.testing.assert_allclose(just.counterfactual, [[1, 1.5]], rtol=1e-6)
 
 
 def test_nothing_is_printed(capfd):
@@ -160,3 +165,59 @@ def test_what_others_print_meanwhile_is_kept(capfd):
     with program._silent():
         os.write(1, b"HighsMipSolverData::something\nhello\n")
     assert capfd.readouterr().out == "hello\n"
+
+
+UP_AND_DOWN = Constraints(3, step={1: 0.5}, rules=(Rule(0, 1),), lower=-50, upper=50)
+
+
+def test_only_changes_that_raise_the_score_or_follow_a_rule_are_open():
+    free = np.zeros(4, dtype=bool)
+    rules = Constraints(4, lower=-5, upper=5, rules=(Rule(0, 3),))
+    query = Query.of(np.zeros(4), np.array([2.0, -1.0, 0.0, -1.0]), EUCLIDEAN, rules, free)
+    assert (query.low.tolist(), query.high.tolist()) == ([0, -5, 0, -5], [5, 0, 0, 5])
+    one_way = L2(rise=(1, 1, 1, 2), fall=4.0)
+    near = Query.of(np.zeros(4), np.array([2.0, -1.0, 0.0, -1.0]), one_way, rules, free).narrowed(16.0)
+    assert near.low == pytest.approx([0, -1, 0, -1], rel=2e-9)
+    assert near.high == pytest.approx([4, 0, 0, 2], rel=2e-9)
+    whole = Query.of(np.zeros(3), np.array([1.0, -1.0, 1.0]), EUCLIDEAN, UP_AND_DOWN, free[:3]).narrowed(1.69)
+    assert (whole.low[1], whole.high[1]) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", [L1, L2])
+def test_the_guess_of_the_cost_is_that_without_limits_and_the_radius_grows_from_it(kind, monkeypatch):
+    w, x, cost = np.array([2.0, -1.0, 0.5]), np.array([0.3, 0.1, -1.0]), kind((1, 2, 0.5), rise=2.0)
+    query = Query.of(x, w, cost, Constraints(3), np.zeros(3, dtype=bool))
+    least = linear_recourse(w, 0.5, x, target=4.0, cost=cost).distance[0] ** cost.power
+    assert _Search(w, 0.5, 4.0, query, 0.0).unlimited() == pytest.approx(least)
+    radii = []
+    answers = {3: Answer(x + 1, 1e6 * least, 2e-3), 4: Answer(x + 1, 1e6 * least, 1e3 * least)}
+
+    def within(search, near, radius):
+        radii.append(radius / least)
+        return answers.get(len(radii), Answer(None, np.inf, np.inf))
+
+    monkeypatch.setattr(_Search, "within", within)
+    asked = w, 0.5, 4.0, x, cost, Constraints(3), np.zeros(3, dtype=bool)
+    assert cheapest(*asked, 0.0, 9.0) is answers[4]
+    assert radii == pytest.approx([4, 64, 1024, 1e6 * (1 + 1e-6)])
+    radii.clear()
+    answers.clear()
+    found = cheapest(*asked, 3 * least, 9.0)
+    assert (found.row, found.paid, found.bound) == (None, np.inf, pytest.approx(radii[-1] * least))
+    assert radii == pytest.approx(12 * 16.0 ** np.arange(14))
+
+
+def test_lines_under_a_square_touch_it_at_the_change_and_at_the_steps_beside_it():
+    x, frozen = np.array([0.3, -0.2, 0.1]), np.zeros(3, dtype=bool)
+    for rise, fall, at, size in ((3.0, 1.0, 1, 0.5), (1.0, 2.0, 0, 0.0)):
+        query = Query.of(x, np.array([1.0, 0.4, 1.0]), L2(rise=rise, fall=fall), UP_AND_DOWN, frozen)
+        change = Change(query.narrowed(1e4), 1e4)
+        row = x + 7.0 * (np.arange(3) == at)
+        assert change.refine(row)
+        assert not change.refine(row)
+        slope, value = np.array(change._lines[at]).T
+        tried = np.arange(-40, 41) * 0.5
+        below, square = (slope * tried[:, None] + value).max(axis=1), (np.where(tried > 0, rise, fall) * tried) ** 2
+        assert (below <= square * (1 + 1e-9) + 1e-9).all()
+        touched = tried[np.isclose(below, square, rtol=1e-9)]
+        assert set(touched) >= ({6.5, 7.0, 7.5} if size else {7.0})

@@ -203,8 +203,9 @@ def test_more_answers_later_are_made_from_the_stored_score(ledger):
     mechanism = laplace()
     first = MeteredRecourse(mechanism, ledger).explain(LOW[:2], principal="ann", infeasible="mark")
     again = MeteredRecourse(pickle.loads(pickle.dumps(mechanism)), ledger)
-    two, five = (again.explain_diverse(LOW[:2], n, principal="ann") for n in (2, 5))
+    one, two, five = (again.explain_diverse(LOW[:2], n, principal="ann") for n in (1, 2, 5))
     assert same(two[0], first)
+    assert [len(found) for found in (one, two, five)] == [1, 2, 5]
     assert all(same(a, b) for a, b in zip(two, five, strict=False))
     assert ledger.spent("ann") == pytest.approx(0.5)
     turned = again.explain_diverse(LOW[1::-1], 5, principal="ann")

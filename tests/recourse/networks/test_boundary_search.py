@@ -1,14 +1,27 @@
-"""The exact step within a box, against its dual problem."""
+"""The exact step within a box, against its dual problem; the search that takes such steps, one row at a time."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from safexplain.recourse.constraints import Constraints
-from safexplain.recourse.networks.boundary_search import Price, linear_step
+from safexplain.recourse.networks.boundary_search import (
+    Boundary,
+    NetworkScore,
+    Price,
+    _ActiveRows,
+    _advance,
+    linear_step,
+    nearest,
+    shorten,
+)
 from safexplain.recourse.networks.discrete_search import Moves
 
 WIDTH = 6
@@ -80,3 +93,120 @@ def test_moves_are_every_allowed_neighbour_and_nothing_else():
         (0.0, 3.0, 0.5, 0.0, 1.0, 0.0),
         (0.0, 1.0, 0.5, 0.0, 1.0, 0.0),
     }
+
+
+class Wavy(nn.Module):
+    """A score with valleys, in float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, rows):
+        return rows[:, 0] * rows[:, 1] + (3 * rows[:, 2]).sin() - rows[:, 2].square() / 4 + self.own
+
+
+def wavy(squared, steps=30, target=1.0):
+    rise, fall = torch.tensor([[0.5, 1.0, 2.0], [1.5, 0.7, 2.0]]).double()
+    return Boundary(NetworkScore(Wavy()), target, Price(rise, fall, squared), steps)
+
+
+QUERIES = torch.tensor(
+    [[0.0, 0.0, 0.0], [-1.0, 0.5, 2.0], [2.0, -1.0, 0.3], [-0.4, -0.6, -2.0], [0.1, 0.1, 0.5]]
+).double()
+
+
+def slow_step(task, x, aim, lower, upper, at, value, slope, radius, multiplier, idle):
+    """One trust-region step of one row, case by case."""
+    price, span = task.price, radius / task.price.unit
+    box = torch.maximum(lower, at - span), torch.minimum(upper, at + span)
+    tried, wanted = (
+        part[0] for part in linear_step(price, *(each[None] for each in (x, slope, at, aim - value, *box)))
+    )
+    new, new_slope = (part[0] for part in task.score.gradients(tried[None]))
+    cost = float(price.energy(tried - x))
+    extra = cost - float(price.energy(at - x))
+    reached = value, new, value + slope @ (tried - at)
+    short, new_short, foreseen = (max(float(aim - score), 0.0) for score in reached)
+    closed = short - foreseen
+    multiplier = max(multiplier, 1.5 * float(wanted), 2 * extra / closed if closed > 1e-12 else 0.0)
+    promised, gained = multiplier * closed - extra, multiplier * (short - new_short) - extra
+    ratio = gained / promised if promised > 0 else 0.0
+    length = float(((tried - at) * price.unit).abs().max())
+    if ratio < 0.25:
+        radius = 0.35 * min(length, radius)
+    elif ratio > 0.75:
+        radius = max(radius, 2 * length)
+    little = 1e-4 * (cost + multiplier * new_short)
+    if promised <= little or (ratio > 1e-3 and gained < little):
+        idle += 1
+    elif ratio > 1e-3:
+        idle = 0
+    done = length <= 0 or idle >= 3 or radius < 1e-4 * float(((tried - x) * price.unit).abs().max())
+    state = (tried, new, new_slope) if ratio > 1e-3 else (at, value, slope)
+    return (*state, radius, multiplier, idle), (tried, new, done)
+
+
+@pytest.mark.parametrize("squared", [True, False])
+def test_steps_of_all_rows_at_once_are_those_of_one_row_at_a_time(squared):
+    task, x = wavy(squared), QUERIES
+    value, slope = task.score.gradients(x)
+    none, lower, upper = torch.zeros_like(value), x - 3, x + 2
+    aim = task.aim(value)
+    rows = _ActiveRows(none, x, aim, lower, upper, x, value, slope, task.reach(x), none, none)
+    states = [(x[k], value[k], slope[k], float(task.reach(x)[k]), 0.0, 0) for k in range(len(x))]
+    for _ in range(14):
+        tried, scores, done = _advance(task, rows)
+        for k in range(len(x)):
+            states[k], (point, score, last) = slow_step(task, x[k], aim[k], lower[k], upper[k], *states[k])
+            found = (rows.at[k], rows.value[k], rows.slope[k], rows.radius[k], rows.multiplier[k], rows.idle[k])
+            for fast, slow in zip((*found, tried[k], scores[k]), (*states[k], point, score), strict=True):
+                assert np.asarray(fast) == pytest.approx(np.asarray(slow), rel=1e-5, abs=1e-9)
+            assert bool(done[k]) == last
+    assert done.sum() == (4 if squared else 3)
+
+
+FOUND = {  # squared, steps: distances, and sums of points
+    (True, 3): ([np.inf, np.inf, np.inf, 0.86899134, 0.24536152],
+     [0.50741931, 0.84177457, 2.33805351, -3.69825201, 1.23636746]),
+    (True, 30): ([np.inf, 1.48054008, 1.07172242, 0.82773229, 0.15044632],
+     [0.49607320, -0.46717187, 2.53007185, -3.65538551, 1.02675814]),
+    (False, 30): ([np.inf, 1.94550183, 1.12070612, 1.40490236, 0.21067100],
+     [0.49607320, -1.23630486, 2.42070613, -3.51836011, 1.04119645]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("squared", "steps"), FOUND)
+def test_searches_find_what_they_found_before(squared, steps):
+    task, x = wavy(squared, steps), QUERIES
+    points, distance = nearest(task, x, task.aim(task.score.values(x)), x, x - 3, x + 2)
+    assert distance.numpy() == pytest.approx(FOUND[squared, steps][0], rel=1e-6)
+    assert points.sum(dim=1).numpy() == pytest.approx(FOUND[squared, steps][1], rel=1e-6)
+
+
+def test_the_goal_the_aim_and_the_reach_leave_room_for_rounding():
+    task, eps = wavy(True, target=-3.0), np.finfo(float).eps
+    assert task.goal == -3.0 + 64 * eps * 4.0
+    assert task.reach(QUERIES).numpy() == pytest.approx([10, 50, 20, 50, 20])
+    scores = torch.tensor([-7.0, 1e9]).double()
+    assert (task.aim(scores) - task.goal).numpy() == pytest.approx([4e-3, 1e-3 * (1e9 + 3) + 16 * eps * 1e9], rel=1e-9)
+
+
+def test_a_start_counts_from_the_goal_on_and_is_moved_into_the_box():
+    task, x = wavy(False, steps=0), torch.zeros(2, 3).double()
+    start = torch.tensor([[9.0, goal, 0.0] for goal in (task.goal, math.nextafter(task.goal, 0.0))], dtype=x.dtype)
+    at, distance = nearest(task, x, torch.ones(2).double(), start, x - 5, x + torch.tensor([1.0, 3.0, 1.0]))
+    assert at.tolist() == [[1.0, *row[1:]] for row in start.tolist()]
+    assert distance.tolist() == [pytest.approx(1.5), math.inf]
+
+
+def test_valid_points_are_drawn_towards_the_query_by_sixteen_halvings():
+    task, x = wavy(True), torch.zeros(4, 3).double()
+    best = torch.tensor([[3.0, 2.0, 0.0], [3.0, 2.0, 0.0], [1.0, task.goal, 0.0], [0.0, 0.0, 0.0]]).double()
+    lower = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]).double()
+    moved, distance = shorten(task, x, best, torch.tensor([9.0, 9.0, 9.0, math.inf]).double(), lower, x + 5)
+    share = math.ceil(math.sqrt(1 / 6) * 2**16) / 2**16
+    other = math.ceil((math.sqrt(7 / 3) - 1) / 2 * 2**16) / 2**16  # 3 t (1 + t) = 1
+    assert moved[:2].tolist() == [[3 * share, 2 * share, 0.0], [3 * other, 1 + other, 0.0]]
+    assert moved[2:].tolist() == best[2:].tolist()
+    assert distance.tolist() == pytest.approx([*task.price.distance(moved[:3]).tolist(), math.inf])

@@ -12,6 +12,7 @@ from torch import nn
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2, MAD
 from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.networks import search
 from safexplain.recourse.networks.boundary_search import Boundary, NetworkScore, Price
 from safexplain.recourse.networks.search import (
     SearchOptions,
@@ -243,6 +244,38 @@ def test_scattered_points_lie_at_all_distances_and_the_nearest_valid_or_the_high
         expected = np.where(valid, far, np.inf).argmin() if valid.any() else points[:, 0].argmax()
         assert found[row].numpy() == pytest.approx(points[expected])
         assert bool(valid.any()) == (row < 2)
+
+
+def test_searches_start_in_turn_around_the_query_and_around_the_best(monkeypatch):
+    one, x = task([0.5, 2.0], [0.5, 2.0]), torch.tensor([[0.0, 1.0], [-4.0, 0.0]]).double()
+    origin, generator, begun = x + 0.25, torch.Generator().manual_seed(0), []
+    far = [[np.inf, 3.0], [np.inf], [np.inf, 2.0], [np.inf, 4.0], [5.0, 2.0], [5.0, 1.0]]  # the second: the lost row
+
+    def nearest(task, x, aim, start, lower, upper):
+        begun.append(start)
+        return start + 1.0, torch.tensor(far[len(begun) - 1]).double()
+
+    def scattered(*given):
+        return _directions(one, 256, given[-1])[:1]
+
+    monkeypatch.setattr(search, "nearest", nearest)
+    monkeypatch.setattr(search, "_best_scattered", scattered)
+    found = search._nearest_of_starts(one, x, torch.ones(2).double(), origin, x - 9, x + 9, 5)
+    best, at = origin + 1.0, torch.full((2,), np.inf).double()
+    at[1] = 3.0
+    assert begun[1].equal(_directions(one, 256, generator)[:1])
+    for k in range(1, 5):
+        away = ((best - x) * torch.tensor([0.5, 2.0])).norm(dim=1)
+        radius = torch.where(at.isfinite(), away, away.clamp_min(1.0) * k)[:, None] * _directions(one, 1, generator)
+        start = origin + 1.5 * radius if k % 2 else best + 0.7 * radius
+        assert begun[k + 1].numpy() == pytest.approx(start.numpy())
+        new = torch.tensor(far[k + 1])
+        best, at = torch.where((new < at)[:, None], start + 1.0, best), torch.minimum(new.double(), at)
+    assert found.numpy() == pytest.approx(best.numpy())
+    for starts in (1, 2):
+        begun[:] = []
+        search._nearest_of_starts(one, x, torch.ones(2).double(), origin, x - 9, x + 9, starts)
+        assert len(begun) == (1, 3)[starts - 1]
 
 
 def test_the_same_call_gives_the_same_answer_and_so_does_another_batch():
