@@ -162,10 +162,9 @@ def _advance(task: Boundary, rows: _ActiveRows) -> tuple[Tensor, Tensor, Tensor]
     return tried, value, done
 
 
-def shorten(
-    task: Boundary, x: Tensor, best: Tensor, distance: Tensor, lower: Tensor, upper: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Move valid points towards x as far as they stay valid, by bisection."""
+def shorten(task: Boundary, x: Tensor, best: Tensor, distance: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The points (n, d), of which those at a finite `distance` (n,) are moved towards x as far as they stay valid, by
+    bisection."""
     origin = torch.minimum(torch.maximum(x, lower), upper)
     rows = (distance.isfinite() & (distance > 0)).nonzero()[:, 0]
     kept = torch.ones(len(rows), dtype=x.dtype, device=x.device)
@@ -175,10 +174,8 @@ def shorten(
         valid = task.score.values(torch.lerp(origin[rows], best[rows], middle[:, None])) >= task.goal
         kept, short = torch.where(valid, middle, kept), torch.where(valid, short, middle)
     best = best.clone()
-    best[rows] = torch.where((kept < 1)[:, None], torch.lerp(origin[rows], best[rows], kept[:, None]), best[rows])
-    distance = distance.clone()
-    distance[rows] = task.price.distance(best[rows] - x[rows])
-    return best, distance
+    best[rows] = torch.lerp(origin[rows], best[rows], kept[:, None])
+    return best
 
 
 def linear_step(

@@ -225,7 +225,7 @@ def nearest_allowed(
         best = _better_of(task, x, best, nearest(task, x, aim, best, low, high)[0])
     distance = task.price.distance(best - x)
     distance[task.score.values(best) < task.goal] = torch.inf
-    return shorten(task, x, best, distance, low, high)[0]
+    return shorten(task, x, best, distance, low, high)
 
 
 def _nearest_of_starts(
