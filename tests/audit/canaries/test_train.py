@@ -13,7 +13,7 @@ from safexplain.audit.canaries import run as module
 from safexplain.audit.canaries.canary import GradientCanary, RecordCanary
 from safexplain.audit.canaries.run import Inserted, KeyedDraws, LinearHead, steps_of, train_runs
 from safexplain.dp.heads import Rows
-from safexplain.dp.sgd.clipping import PerLayerClipping
+from safexplain.dp.sgd.clipping import FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
 
 TARGET, RUNS, CPU = 7, 4, torch.device("cpu")
@@ -181,7 +181,9 @@ def test_stored_runs_are_reused_only_for_exactly_the_same_training(tmp_path, man
     for case in (
         (network, changed, y, canary, made_by, options()),
         (network, x, y, canary_of("gradient", network, x, y), made_by, options()),
+        (network, x, 1 - y, canary, made_by, options()),
         (network, x, y, canary, recipe(network, lr=0.21), options()),
+        (network, x, y, canary, recipe(network, clipping=FlatClipping(0.81)), options()),
         (network, x, y, canary, made_by, options(noise_multiplier=0.71)),
         (network, x, y, canary, made_by, options(generator=seeded(4))),
         (network, x, y, canary, made_by, options(every=9)),
