@@ -14,7 +14,7 @@ from safexplain.audit.canaries.run import PRESETS, Setting, preset, run_canaries
 from safexplain.dp import FlatClipping, Steps
 from safexplain.dp.heads import HeadRecipe
 from safexplain.errors import ConfigurationError, InputError
-from safexplain.verdict.canaries.result import Claim
+from safexplain.verdict.canaries.result import Claim, judge
 
 STEPS = Steps(3.6, 1.0, 20, "full-batch")
 """Epsilon 13.1 under substitution, 5.6 under add/remove; full batches need no composition."""
@@ -144,6 +144,14 @@ def test_sums_have_the_distribution_of_the_steps_taken_one_by_one():
     assert stats.ks_2samp(fast.d[-1], slowly(Steps(5.5728, 0.2, 500), 5000, 1, rng)).pvalue < 1e-6
     half = Steps(5.5728, 0.25, 250)
     assert stats.ks_2samp(fast.d[0], slowly(half, 5000, 1, rng)).pvalue > 0.01
+
+
+def test_the_worst_case_proves_more_than_the_smaller_epsilon_and_no_more_than_the_larger():
+    scores = worst_case_scores(MECHANISM, 5000, rng=np.random.default_rng(1))
+    found = judge(scores, Claim(MECHANISM, 1e-5), scenario="worst-case", threshold=0.0)
+    assert found.claim.add_remove < 7.5 < found.epsilon_lower < found.claim.substitute
+    louder = worst_case_scores(Steps(2.5, 0.25, 500), 5000, rng=np.random.default_rng(1))
+    assert judge(louder, Claim(MECHANISM, 1e-5), scenario="worst-case", threshold=0.0).verdict == "refuted"
 
 
 def test_audited_steps_end_with_the_last():
