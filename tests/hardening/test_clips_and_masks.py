@@ -161,6 +161,9 @@ def test_formats_agree_with_one_number_at_a_time(rows, clip):
 
 
 def test_every_explanation_names_as_many_features():
+    rows = torch.tensor([[1.0, -3.0, 2.0, 0.5]])
+    for fraction, kept in ((0.1, 1), (0.25, 1), (0.5, 2), (1.0, 4)):
+        assert int(TopKMask(fraction)(rows.clone(), None).count_nonzero()) == kept
     assert TopKSet(k=4)(maps()).sum(1).unique().tolist() == [4]
     assert TopKSet(fraction=0.1)(maps()).sum(1).unique().tolist() == [20]
     assert TopKSet(k=30, fraction=0.1)(maps()).sum(1).unique().tolist() == [30]
