@@ -8,7 +8,7 @@ A mutant changes one thing: an arithmetic operator, a comparison, a number, a tr
 It is killed if a test fails or takes much longer than before. Each runs against the tests that execute its line (found
 by one run under `coverage`), the quickest first. What survives these runs against the folder of tests that mirrors its
 own. Mutants are ranked by a hash of their seed, function and text, so that edits elsewhere do not change which are
-drawn. Needs pytest-cov.
+drawn. A survivor of which `--out` says "why" is equivalent: no input can tell. Needs pytest-cov.
 """
 
 import argparse
@@ -432,15 +432,16 @@ def show(out: Path) -> None:
     records = json.loads(out.read_text())["mutants"]
     for record in sorted(records, key=lambda m: (m["path"], m["line"])):
         if record["status"] == "survived":
-            print(describe(record))
+            print(describe(record), *filter(None, [record.get("why")]), sep="\n    ")
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for m in records:
         folder = next((p for p in PATHS if f"{m['path']}/".startswith(f"{p}/")), str(Path(m["path"]).parent))
-        counts[folder][m["status"]] += 1
-        counts["all"][m["status"]] += 1
+        for name in (folder, "all"):
+            counts[name]["equivalent" if "why" in m else m["status"]] += 1
     for folder, count in counts.items():
-        total = sum(count.values())
-        print(f"{folder:28} {count['killed']:4} of {total:4} killed  {count['killed'] / total:.1%}")
+        total = count["killed"] + count["survived"]
+        share = f"{count['killed'] / total:.1%}" if total else ""
+        print(f"{folder:28} {count['killed']:4} of {total:4} killed  {share:>6}  ({count['equivalent']} equivalent)")
 
 
 def main() -> None:
