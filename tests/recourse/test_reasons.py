@@ -118,7 +118,7 @@ def trained(kind, frame, y):
     network[0].bias.copy_(torch.from_numpy(fitted.intercepts_[0] - first @ scaled.mean_))
     network[2].weight.copy_(torch.from_numpy(fitted.coefs_[1].T))
     network[2].bias.copy_(torch.from_numpy(fitted.intercepts_[1]))
-    return network, lambda asked: network(torch.from_numpy(asked.to_numpy())).numpy()[:, 0] >= 0
+    return network, lambda asked: network(torch.tensor(asked.to_numpy())).numpy()[:, 0] >= 0
 
 
 def vouched(model, **options):
