@@ -42,6 +42,7 @@ from safexplain._digest.model_state import (
     network_of,
     parts_of,
     references,
+    source_of,
     state_of,
 )
 from safexplain.errors import ConfigurationError, OpaqueModelWarning, RefusedError
@@ -191,7 +192,7 @@ class _CodeHash(_Hash):
 
     def feed_function(self, function: Any) -> None:
         try:
-            self.write(inspect.getsource(function))
+            self.write(source_of(function))
         except (OSError, TypeError):
             raise Undigestable(f"the source of {function!r} is not available") from None
         self._feed_references(function)

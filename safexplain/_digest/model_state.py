@@ -460,13 +460,20 @@ def function_of(member: Any) -> Any:
     return inspect.unwrap(member) if callable(member) else member
 
 
+def source_of(function: Any) -> str:
+    """The source of a function or of code; OSError where there is none, as for what `exec` made."""
+    if getattr(function, "__code__", function).co_filename == "<string>":  # 3.13 shows the text after `python -c`
+        raise OSError("no source")
+    return inspect.getsource(function)
+
+
 @lru_cache(maxsize=4096)
 def _names_of_code(code: CodeType) -> _Names:
     """Names that a function loads or holds as texts, and those whose objects it changes (without a source, all)."""
     texts = {text for one in codes_of(code) for text in one.co_consts if isinstance(text, str) and text.isidentifier()}
     reads = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars)} | texts
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+        tree = ast.parse(textwrap.dedent(source_of(code)))
     except (OSError, TypeError):
         return _Names(frozenset(reads), frozenset(reads))
     except SyntaxError:  # a lambda within other code, which assigns nothing
