@@ -299,12 +299,12 @@ def _scales(figure: plt.Figure, at: tuple[int, int], size: tuple[int, int], colo
 
 
 _NEEDS = {
-    "zero_baselines": "needs `baselines`",
-    "windows": "needs `sliding_window_shapes`",
-    "groups": "takes `feature_mask`",
-    "few_groups": "needs a `feature_mask` of few groups",
-    "neuron": "needs `neuron_selector`",
-    "neuron_and_zero": "needs `neuron_selector`, `baselines`",
+    "_zero_baselines": "needs `baselines`",
+    "_windows": "needs `sliding_window_shapes`",
+    "_groups": "takes `feature_mask`",
+    "_few_groups": "needs a `feature_mask` of few groups",
+    "_neuron": "needs `neuron_selector`",
+    "_neuron_and_zero": "needs `neuron_selector`, `baselines`",
 }
 _MORE = {
     "Saliency": "signed with `abs=False`",
@@ -341,7 +341,7 @@ def _facts(row: Row) -> list[str]:
 def _notes(row: Row) -> str:
     # of layers and neurons all have a private copy
     facts = [words for words in _facts(row) if row.family != "representation" or not words.startswith("private")]
-    more = (_NEEDS.get(row.needs.__name__.strip("_")), "no delta" if row.delta else None, _MORE.get(row.name))
+    more = (_NEEDS.get(row.needs.__name__), "no delta" if row.delta else None, _MORE.get(row.name))
     return "; ".join([*facts, *filter(None, more)])
 
 
