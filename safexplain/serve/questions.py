@@ -28,6 +28,7 @@ from safexplain.ledger.storage import (
 )
 
 EVERYBODY = ""  # principal of the grant that holds for every client without its own
+MAX_CACHED_CLIENTS = 100_000  # clients whose last durable question a process remembers
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Questions:
         prepare(self._storage)
         self.identity, self._secret = identity_of(self._storage.read)
         self.is_durable = url is not None
+        self._durable: dict[str, int] = {}  # client -> number of a question that is known to be on the disk
 
     def ask(
         self,
@@ -113,13 +115,25 @@ class Questions:
             LedgerError: the database cannot be written. The questions may have been counted, and are then free.
         """
         name, keyed = principal_name(client), list(map(self.keyed, digests))
-        if _known(self._storage.read, name, keyed) == set(keyed):
-            self._storage.sync()  # another process may have committed them a moment ago
+        found = _numbers(self._storage.read, name, keyed)
+        if len(found) == len(set(keyed)):
+            number = max(found.values(), default=0)
+            if number > self._durable.get(name, 0):  # another process may have committed it a moment ago
+                self._storage.sync()
+                self._remember(name, number)
             return 0
         groups = None if near_duplicates is None else near_duplicates()
         with self._storage.transaction() as execute:
             now = _time(execute, self._storage)
-            return _record(execute, name, now, keyed, _granted(execute, name, limit), groups)
+            numbers = _record(execute, name, now, keyed, _granted(execute, name, limit), groups)
+        if numbers:
+            self._remember(name, numbers[-1])
+        return len(numbers)
+
+    def _remember(self, client: str, number: int) -> None:
+        if len(self._durable) >= MAX_CACHED_CLIENTS:
+            self._durable.clear()  # costs each client one sync
+        self._durable[client] = number
 
     def keyed(self, digest: bytes) -> bytes:
         """HMAC-SHA256 of a digest under the ledger's secret, 32 bytes."""
@@ -212,10 +226,10 @@ def _granted(execute: Execute, client: str, limit: Limit) -> Limit:
     return Limit(int(rows[0][0]), limit.period) if rows else limit
 
 
-def _known(execute: Execute, client: str, digests: Sequence[bytes]) -> set[bytes]:
-    """The digests of earlier questions of the client."""
-    query = "SELECT digest FROM ledger_questions WHERE principal = ? AND digest IN"
-    return {bytes(digest) for (digest,) in rows_of(execute, query, (client,), digests)}
+def _numbers(execute: Execute, client: str, digests: Sequence[bytes]) -> dict[bytes, int]:
+    """Digest -> number, for earlier questions of the client."""
+    query = "SELECT digest, number FROM ledger_questions WHERE principal = ? AND digest IN"
+    return {bytes(digest): number for digest, number in rows_of(execute, query, (client,), digests)}
 
 
 def _history(execute: Execute, client: str, space: str, after: int) -> list[Question]:
@@ -237,13 +251,13 @@ def _last_number(execute: Execute, client: str, before: int | None = None) -> in
 
 def _record(
     execute: Execute, client: str, now: int, digests: Sequence[bytes], limit: Limit, groups: NearDuplicates | None
-) -> int:
-    """In a transaction that holds the ledger: record the new questions, and return how many there are."""
-    known, last = _known(execute, client, digests), _last_number(execute, client)
+) -> range:
+    """In a transaction that holds the ledger: record the new questions, and return their numbers."""
+    known, last = _numbers(execute, client, digests), _last_number(execute, client)
     new = sorted({d: i for i, d in reversed(list(enumerate(digests))) if d not in known}.values())
     numbers = range(last + 1, last + 1 + len(new))
     if not new:
-        return 0
+        return numbers
     start = period_start(limit.period, now)
     asked = last - (_last_number(execute, client, start) if start else 0)
     refusals = [_refusal(client, now, limit, len(new), asked)]
@@ -271,7 +285,7 @@ def _record(
             + ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(part)),
             [value for row in part for value in row],
         )
-    return len(new)
+    return numbers
 
 
 def _refusal(

@@ -212,15 +212,22 @@ def test_no_question_that_was_acknowledged_is_lost_to_kill_9(sqlite_url):  # noq
     assert told
 
 
-def test_free_questions_are_made_durable(sqlite_url, monkeypatch):  # noqa: F811
-    """Another process may have committed them a moment ago."""
-    synced, real = [], os.fdatasync
+def test_a_process_forgets_what_is_on_the_disk_before_it_fills_memory(sqlite_url, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("safexplain.serve.questions.MAX_CACHED_CLIENTS", 3)
     with Questions(sqlite_url) as asked:
+        for i in range(10):
+            assert asked.ask(f"client {i}", named(1), EVER) == 1
+            assert len(asked._durable) <= 3
+        assert [asked.ask(f"client {i}", named(1), EVER) for i in range(10)] == [0] * 10
+
+
+def test_free_questions_are_synced_unless_this_process_knows_that_they_are(sqlite_url, monkeypatch):  # noqa: F811
+    synced, real = [], os.fdatasync
+    with Questions(sqlite_url) as asked, Questions(sqlite_url) as other:
         monkeypatch.setattr("safexplain.ledger.storage.os.fdatasync", lambda file: synced.append(real(file)))
-        for _ in range(2):
-            before = len(synced)
-            asked.ask("ann", named(1), EVER)
-            assert len(synced) == before + 1
+        for asks, syncs in ((asked, 1), (asked, 1), (other, 2), (other, 2)):
+            asks.ask("ann", named(1), EVER)
+            assert len(synced) == syncs
 
 
 @pytest.mark.parametrize(
