@@ -50,7 +50,7 @@ test-gpu: $(VENV)/.installed  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
 mutants: $(VENV)/.installed  ## 600 small changes of the code, each of which `make test` must notice (hours)
-	$(BIN)/python tests/mutants.py run --jobs 2 --out mutants.json
+	$(BIN)/python audit/mutants.py run --jobs 2 --out mutants.json
 
 gpu:  ## everything that only a GPU shows, resumable; installs nothing (python -m audit.gpu --list)
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m audit.gpu

@@ -1,8 +1,8 @@
 """Mutation testing: small random changes of the package's code, each of which the tests have to notice.
 
-    python tests/mutants.py run --out mutants.json    # 600 mutants of what may not be wrong, against `make test`
-    python tests/mutants.py run --paths safexplain/ledger --tests tests/ledger --count 40 --seed 3 --out ledger.json
-    python tests/mutants.py show mutants.json         # a table by folder, and the survivors
+    python audit/mutants.py run --out mutants.json    # 600 mutants of what may not be wrong, against `make test`
+    python audit/mutants.py run --paths safexplain/ledger --tests tests/ledger --count 40 --seed 3 --out ledger.json
+    python audit/mutants.py show mutants.json         # a table by folder, and the survivors
 
 A mutant changes one thing: an arithmetic operator, a comparison, a number, a truth value or a returned value (to None).
 It is killed if a test fails or takes much longer than before. Each runs against the tests that execute its line (found
@@ -427,14 +427,16 @@ def describe(m: dict[str, object]) -> str:
     return f"{where}: {change} | {m['by']} ({m['tests']} tests, {m['seconds']} s)"
 
 
-def show(out: Path) -> None:
-    """Print the survivors, and a table by folder."""
-    records = json.loads(out.read_text())["mutants"]
-    for record in sorted(records, key=lambda m: (m["path"], m["line"])):
-        if record["status"] == "survived":
-            print(describe(record), *filter(None, [record.get("why")]), sep="\n    ")
+def show(out: Path, record: Path | None = None) -> None:
+    """Print the survivors, and a table by folder; write both to `record`."""
+    content = json.loads(out.read_text())
+    survivors = sorted(
+        (m for m in content["mutants"] if m["status"] == "survived"), key=lambda m: (m["path"], m["function"])
+    )
+    for m in survivors:
+        print(describe(m), *filter(None, [m.get("why")]), sep="\n    ")
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for m in records:
+    for m in content["mutants"]:
         folder = next((p for p in PATHS if f"{m['path']}/".startswith(f"{p}/")), str(Path(m["path"]).parent))
         for name in (folder, "all"):
             counts[name]["equivalent" if "why" in m else m["status"]] += 1
@@ -442,6 +444,11 @@ def show(out: Path) -> None:
         total = count["killed"] + count["survived"]
         share = f"{count['killed'] / total:.1%}" if total else ""
         print(f"{folder:28} {count['killed']:4} of {total:4} killed  {share:>6}  ({count['equivalent']} equivalent)")
+    if record:
+        kept = ("path", "function", "text", "before", "after", "why")
+        rows = [{name: m[name] for name in kept if name in m} for m in survivors]
+        about = {name: value for name, value in content.items() if name != "mutants"}
+        record.write_text(json.dumps(about | {"counts": counts, "survivors": rows}, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> None:
@@ -460,8 +467,9 @@ def main() -> None:
     running.add_argument("--out", type=Path, required=True)
     showing = commands.add_parser("show")
     showing.add_argument("out", type=Path)
+    showing.add_argument("--record", type=Path, help="a file for the counts and the survivors")
     arguments = parser.parse_args()
-    run(arguments) if arguments.command == "run" else show(arguments.out)
+    run(arguments) if arguments.command == "run" else show(arguments.out, arguments.record)
 
 
 if __name__ == "__main__":
