@@ -22,10 +22,9 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from safexplain.hardening.clips import RangeClip, RankNorm, Relative, UnitNorm
+from safexplain.hardening.clips import Levels, RangeClip, RankNorm, Relative, ThresholdMask, TopKMask, TopKSet, UnitNorm
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 
 from ..shared.run import finish
 from .harness import Benchmark, Call, Turns, at_most, in_fresh_process, peak_mib

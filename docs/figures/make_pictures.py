@@ -47,9 +47,9 @@ from safexplain.explain.alibi import anchor_hardening
 from safexplain.explain.catalog import Row
 from safexplain.explain.hardened import HARDENED
 from safexplain.explain.served import TABLE_METHODS
+from safexplain.hardening.clips import Levels, TopKSet
 from safexplain.hardening.hardening import SLOTS
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.hardening.selection import Levels, TopKSet
 from safexplain.outputs import EstimatorModule
 
 OUT = Path(__file__).parent / "reference"

@@ -17,19 +17,18 @@ from captum.attr import Attribution
 from safexplain.errors import ConfigurationTypeError, RefusedError
 from safexplain.explain.aix360 import AIX360
 from safexplain.explain.alibi import ALIBI, anchor_hardening, kind_of
-from safexplain.explain.captum.explainers import GradCAM as GradCAM
-from safexplain.explain.captum.explainers import GradCAMPlusPlus as GradCAMPlusPlus
-from safexplain.explain.captum.explainers import TokenIG as TokenIG
-from safexplain.explain.captum.explainers import default_embedding as default_embedding
-from safexplain.explain.captum.explainers import default_layer
-from safexplain.explain.captum.model_checks import rewrite_functional as rewrite_functional
+from safexplain.explain.captum import GradCAM as GradCAM
+from safexplain.explain.captum import GradCAMPlusPlus as GradCAMPlusPlus
+from safexplain.explain.captum import TokenIG as TokenIG
+from safexplain.explain.captum import default_embedding as default_embedding
+from safexplain.explain.captum import default_layer
+from safexplain.explain.captum import rewrite_functional as rewrite_functional
 from safexplain.explain.catalog import CATALOG, REFUSED, Row, find_row
 from safexplain.explain.feature_groups import grid_segments
 from safexplain.explain.feature_groups import show_set as show_set
 from safexplain.explain.feature_groups import words as words
-from safexplain.explain.hardened import HARDENED, Hardened, build
+from safexplain.explain.hardened import HARDENED, Direction, Hardened, build
 from safexplain.explain.isolation import fresh_state
-from safexplain.explain.orientation import Direction
 from safexplain.explain.shap import SHAP
 from safexplain.explain.tables import TableExplainer
 from safexplain.explain.tables import near_cutoff as near_cutoff

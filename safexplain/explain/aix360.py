@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from safexplain._digest import explained_digest
 from safexplain._validate import checked_digest
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.captum.model_checks import check_mode
+from safexplain.explain.captum import check_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.certified import Predict
+from safexplain.explain.hardened import PROBABILITY, Direction, explained_classes
 from safexplain.explain.libraries import load
-from safexplain.explain.orientation import PROBABILITY, Direction, explained_classes
 from safexplain.explain.query import round_as_hashed
 from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from safexplain._digest import explained_digest
 from safexplain._validate import checked_digest
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.captum.model_checks import check_mode
+from safexplain.explain.captum import check_mode
 from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.certified import Predict
+from safexplain.explain.hardened import Direction
 from safexplain.explain.libraries import (
     SHARED_PIPELINE_LOCK,
     defined_in,
@@ -30,14 +31,12 @@ from safexplain.explain.libraries import (
     quiet_failed_searches,
     seeded_generators,
 )
-from safexplain.explain.orientation import Direction
 from safexplain.explain.query import round_as_hashed
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, UnitNorm
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, TopKMask, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.hardening.selection import TopKMask
 from safexplain.outputs import EstimatorModule
 
 __all__ = ["HardenedAnchorImage", "HardenedAnchorTabular", "HardenedAnchorText"]

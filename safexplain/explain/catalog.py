@@ -16,7 +16,7 @@ from captum import attr
 from torch import Tensor, nn
 
 from safexplain.errors import ConfigurationError, did_you_mean
-from safexplain.explain.captum.explainers import GradCAM, GradCAMPlusPlus, Gradient, TokenIG, default_layer, whole_layer
+from safexplain.explain.captum import GradCAM, GradCAMPlusPlus, Gradient, TokenIG, default_layer, whole_layer
 from safexplain.explain.feature_groups import grid_segments, superpixels, words
 from safexplain.explain.libraries import load
 

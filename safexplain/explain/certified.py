@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from safexplain._digest import file_sha256, model_digest
 from safexplain._versions import compatibility
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
-from safexplain.explain.captum.model_checks import in_training_mode
+from safexplain.explain.captum import in_training_mode
 from safexplain.explain.catalog import CATALOG, Row
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import KEY_VARIABLE, SHORTEST_STRONG_KEY

@@ -4,32 +4,57 @@ native class on which nothing native runs, because each call runs a private expl
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar
 
 import numpy as np
 import torch
 from captum._utils.common import _run_forward
 from captum.attr import Attribution, LayerAttribution
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from safexplain._validate import checked_digest
-from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
-from safexplain.explain.captum import model_checks
-from safexplain.explain.captum.explainers import Gradient, default_layer
+from safexplain.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    InputError,
+    PredictedClassWarning,
+    RefusedError,
+)
+from safexplain.explain.captum import (
+    Gradient,
+    check_first_call,
+    check_mode,
+    check_modes,
+    check_modules,
+    default_layer,
+    is_estimator,
+)
 from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.certified import Pinned, load_audited
 from safexplain.explain.feature_groups import by_name, find_groups, harden_groups, names_of
 from safexplain.explain.isolation import Lend, explainers_in, lend, modules_in
-from safexplain.explain.orientation import LOG_ODDS, PROBABILITY, Direction, explained_classes, oriented, orients_first
 from safexplain.explain.query import NUMBERS, query_of, round_as_hashed
+from safexplain.hardening.clips import TopKSet
 from safexplain.hardening.hardening import Hardening, hardening_or_default, plain_tensors
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
+
+Direction = Literal["up", "down"]
+"""Whether reasons explain why a number is as high as it is, or as low."""
+
+LOG_ODDS, PROBABILITY = 0.0, 0.5
+"""Thresholds above which a single output predicts class 1."""
+
+Values = TypeVar("Values", NDArray[Any], Tensor)
+
+_warned: set[str] = set()
 
 _HARDENED_ATTRIBUTES = ("hardening", "direction", "_pinned", "_model_digest", "_threshold")
 
@@ -143,7 +168,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             given = self._pinned.complete(self._signature, given)
         state = {name: value for name, value in vars(self).items() if name not in _HARDENED_ATTRIBUTES}
         modules = modules_in(state)
-        borrow = partial(lend, self._native, state, modules, model_checks.check_modes(modules))
+        borrow = partial(lend, self._native, state, modules, check_modes(modules))
         options = {**self._by_name(bound.arguments), **given}
         for name, value in options.items():
             if "convergence_delta" in name and value not in (False, None):
@@ -167,7 +192,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             options |= {name: round_as_hashed(options[name]) for name in NUMBERS if name in options}
             query = query_of(self, inputs, options, borrow)
         native_options = options
-        if _PER_EVAL in options and _PER_EVAL not in given and model_checks.is_estimator(self.forward_func):
+        if _PER_EVAL in options and _PER_EVAL not in given and is_estimator(self.forward_func):
             native_options = {**options, _PER_EVAL: max(1, _VALUES_PER_CALL // sum(x.numel() for x in inputs))}
         native = self._run_native(native_options, borrow)
         _check_native(native, None if layer else len(inputs))
@@ -219,7 +244,7 @@ class Hardened(Attribution):  # type: ignore[misc]
         return maps
 
     def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        table = model_checks.is_estimator(getattr(self, "forward_func", None))
+        table = is_estimator(getattr(self, "forward_func", None))
         self.hardening = hardening_or_default(hardening, ordered=table)
         self._model_digest = checked_digest(model_digest)
         if hasattr(self, "is_delta_supported"):
@@ -228,9 +253,9 @@ class Hardened(Attribution):  # type: ignore[misc]
         for explainer in inner:
             if isinstance(explainer, Hardened):
                 explainer._refuse_inside(outer=type(self).__name__)
-        model_checks.check_mode(getattr(self, "forward_func", None), stacklevel=5)
+        check_mode(getattr(self, "forward_func", None), stacklevel=5)
         for explainer in (self, *inner):
-            model_checks.check_modules(explainer)
+            check_modules(explainer)
 
     def _refuse_inside(
         self, *args: Any, outer: str = "NoiseTunnel, TCAV and the layer wrappers", **kwargs: Any
@@ -321,7 +346,7 @@ class Hardened(Attribution):  # type: ignore[misc]
             native_options["inputs"] = self._private_inputs(options["inputs"])
             originals = (self, *explainers_in(vars(self)))
             for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
-                model_checks.check_first_call(inner, own.forward_func, native_options)
+                check_first_call(inner, own.forward_func, native_options)
             named = self._signature.parameters
             rest = {name: native_options.pop(name) for name in native_options.keys() - named.keys()}
             bound = inspect.BoundArguments(self._signature, {next(iter(named)): explainer, **native_options})
@@ -440,6 +465,58 @@ def _two_zero_examples(value: Any) -> Any:
 def _target_of(target: Any, row: int, batch: int) -> Any:
     several = target.numel() > 1 if isinstance(target, Tensor) else isinstance(target, list) and len(target) == batch
     return target[row : row + 1] if several else target
+
+
+# Which class an explanation is for: natively, a model with one output for two classes is explained for class 1
+
+
+def oriented(values: Values, classes: Any) -> Values:
+    """Native values (n, ...) for class 1, turned towards the class of each row, (n,): negated for class 0."""
+    signs = 2 * np.asarray(classes, dtype=np.int64) - 1
+    if isinstance(values, Tensor):
+        return values * torch.as_tensor(signs, device=values.device).view(-1, *[1] * (values.dim() - 1))
+    return np.asarray(values * signs.reshape(-1, *[1] * (values.ndim - 1)))
+
+
+def orients_first(hardening: Hardening) -> bool:
+    """Whether values are turned towards the class before they are hardened. With noise they are turned afterwards, so
+    that answers about both classes share one noise, which two answers cannot average."""
+    return hardening.noise is None or isinstance(hardening.clip, TopKSet)
+
+
+def explained_classes(
+    scores: Any, threshold: float | None, *, target: Any = None, direction: Direction | None = None, by: str = ""
+) -> NDArray[np.int64]:
+    """The class (n,) that each row's single output, (n,), is explained for; for a number, 1 for "up" and 0 for "down".
+
+    Class 1 is predicted above `threshold`; None: the output is a number. `target` is 0 or 1, or (n,) of them; None: the
+    predicted ones, with a PredictedClassWarning once for each explainer (`by`). ConfigurationError: a direction for
+    classes, a class for a number, or a target that is neither 0 nor 1.
+    """
+    scores = np.asarray(scores, dtype=np.float64).reshape(-1)
+    if threshold is None:
+        if target is not None or direction not in (None, "up", "down"):
+            raise ConfigurationError(
+                'expected direction="up" (why the number is as high as it is) or "down", and no target: this model'
+                " returns a number and has no classes"
+            )
+        return np.full(len(scores), int(direction != "down"))
+    if direction is not None:
+        raise ConfigurationError("expected no direction: this model has two classes; name one by target=0 or target=1")
+    if target is None:
+        if by and by not in _warned:
+            _warned.add(by)
+            warnings.warn(
+                f"{by}: the model has one output for two classes. Values explain each row's predicted class, natively"
+                " class 1. Name a class by target=",
+                PredictedClassWarning,
+                stacklevel=4,
+            )
+        return np.where(scores > threshold, 1, 0)
+    given = target.detach().cpu().numpy() if isinstance(target, Tensor) else np.asarray(target)
+    if given.size not in (1, len(scores)) or not np.isin(given, (0, 1)).all():
+        raise ConfigurationError(f"target: expected 0 or 1, or one for each of {len(scores)} rows")
+    return np.broadcast_to(given.reshape(-1), len(scores)).astype(np.int64)
 
 
 _NO_DELTA = (

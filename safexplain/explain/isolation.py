@@ -25,8 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from safexplain._digest import modules_of
 from safexplain._digest.model_state import network_of
-from safexplain.explain.captum.explainers import Gradient
-from safexplain.explain.captum.model_checks import in_training_mode
+from safexplain.explain.captum import Gradient, in_training_mode
 from safexplain.explain.catalog import CATALOG
 
 Lend = Callable[[], AbstractContextManager[Attribution]]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from safexplain._digest import OPAQUE_DIGEST, explained_digest, modules_of
 from safexplain._digest.model_state import network_of
 from safexplain.errors import RefusedError
-from safexplain.explain.captum.explainers import GradCAM, Gradient
+from safexplain.explain.captum import GradCAM, Gradient
 from safexplain.explain.isolation import Lend, explainers_in
 from safexplain.hardening.noise import as_hashed, targets_of
 

@@ -18,7 +18,7 @@ from safexplain._digest import digest, file_sha256, modules_of
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain.aix360 import HardenedLimeTabular, HardenedProtoDash
 from safexplain.explain.alibi import HardenedAlibiKernelShap, HardenedAnchorTabular, HardenedTreeShap
-from safexplain.explain.captum.model_checks import is_estimator
+from safexplain.explain.captum import is_estimator
 from safexplain.explain.catalog import CATALOG, Row, find_row
 from safexplain.explain.certified import at, check_unchanged, checked_model, load_audited, pin, with_service_key
 from safexplain.explain.hardened import HARDENED

@@ -25,7 +25,7 @@ from safexplain._validate import check_whole, checked_digest
 from safexplain._versions import versions
 from safexplain.errors import CertificateError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain import harden
-from safexplain.explain.captum.model_checks import check_mode
+from safexplain.explain.captum import check_mode
 from safexplain.explain.certified import check_subject, check_unchanged, checked_model, subject_of
 from safexplain.explain.hardened import AuditExplainer, ExplainerFactory, Hardened, check_inputs
 from safexplain.explain.isolation import lend

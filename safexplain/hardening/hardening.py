@@ -19,10 +19,22 @@ from torch import Tensor
 
 from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.clips import CLIPS, Clip, RangeClip, RankNorm, Relative, UnitNorm, absolute
+from safexplain.hardening.clips import (
+    CLIPS,
+    MASKS,
+    Clip,
+    Levels,
+    RangeClip,
+    RankNorm,
+    Relative,
+    ThresholdMask,
+    TopKMask,
+    TopKSet,
+    UnitNorm,
+    absolute,
+)
 from safexplain.hardening.features import Features
 from safexplain.hardening.noise import GaussianNoise, check_key, fill_zeros, keyed_normal, query_seeds, resolve_key
-from safexplain.hardening.selection import MASKS, Levels, ThresholdMask, TopKMask, TopKSet
 
 SLOTS: dict[str, tuple[type, ...]] = {"clip": (*CLIPS, TopKSet, Levels), "mask": MASKS, "noise": (GaussianNoise,)}
 

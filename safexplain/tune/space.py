@@ -13,10 +13,19 @@ from torch import Tensor
 
 from safexplain.audit.question import Method
 from safexplain.explain.catalog import Row
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
+from safexplain.hardening.clips import (
+    Levels,
+    NormClip,
+    RangeClip,
+    RankNorm,
+    Relative,
+    ThresholdMask,
+    TopKMask,
+    TopKSet,
+    UnitNorm,
+)
 from safexplain.hardening.hardening import SLOTS, Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 
 GRID = 5  # number of values tried from a range of an explainer's option, as each needs its own native maps
 

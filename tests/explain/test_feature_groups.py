@@ -12,10 +12,9 @@ from safexplain.errors import RefusedError
 from safexplain.explain import harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
 from safexplain.explain.hardened import HARDENED
-from safexplain.hardening.clips import NormClip
+from safexplain.hardening.clips import NormClip, TopKMask
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.hardening.selection import TopKMask
 
 pytestmark = quiet
 STEPS = Hardening(clip=NormClip(0.01), mask=TopKMask(0.5))

@@ -24,10 +24,9 @@ from torch import nn
 
 from safexplain import Hardening, TopKSet
 from safexplain.errors import ConfigurationError, InputError, PredictedClassWarning
-from safexplain.explain import harden, orientation
+from safexplain.explain import harden, hardened
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.hardened import HARDENED
-from safexplain.explain.orientation import explained_classes, oriented
+from safexplain.explain.hardened import HARDENED, explained_classes, oriented
 from safexplain.explain.served import TABLE_METHODS, load_release
 from safexplain.outputs import EstimatorModule
 
@@ -198,7 +197,7 @@ def test_the_base_value_counts_in_which_class_is_predicted():
 
 
 def test_it_is_said_once_that_the_predicted_class_decides(monkeypatch):
-    monkeypatch.setattr(orientation, "_warned", set())
+    monkeypatch.setattr(hardened, "_warned", set())
     with pytest.warns(PredictedClassWarning, match="explain each row.s predicted class"):
         boosted().shap_values(rows_of("boosting"))
     with warnings.catch_warnings():

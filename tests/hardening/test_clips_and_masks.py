@@ -13,10 +13,20 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm, absolute
+from safexplain.hardening.clips import (
+    Levels,
+    NormClip,
+    RangeClip,
+    RankNorm,
+    Relative,
+    ThresholdMask,
+    TopKMask,
+    TopKSet,
+    UnitNorm,
+    absolute,
+)
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 
 NUMBERS = st.one_of(
     st.floats(-4, 4, allow_subnormal=False), st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 1e-30, 1e30])

@@ -17,10 +17,19 @@ from hypothesis import strategies as st
 
 import safexplain
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
+from safexplain.hardening.clips import (
+    Levels,
+    NormClip,
+    RangeClip,
+    RankNorm,
+    Relative,
+    ThresholdMask,
+    TopKMask,
+    TopKSet,
+    UnitNorm,
+)
 from safexplain.hardening.hardening import CHUNK, Hardening
 from safexplain.hardening.noise import GaussianNoise, query_seeds
-from safexplain.hardening.selection import Levels, ThresholdMask, TopKMask, TopKSet
 from safexplain.outputs import Probability
 
 KEY = b"a secret of thirty-two bytes...."

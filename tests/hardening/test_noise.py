@@ -21,10 +21,9 @@ from scipy import stats as distributions
 
 from safexplain.errors import ConfigurationTypeError, InputError, NoKeyWarning, WeakKeyWarning
 from safexplain.hardening import noise
-from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, UnitNorm
+from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, Relative, ThresholdMask, TopKMask, UnitNorm
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise, as_hashed, keyed_normal, query_seeds
-from safexplain.hardening.selection import ThresholdMask, TopKMask
 
 KEY = b"a secret of thirty-two bytes...."
 FINE = 2.0**-24

@@ -14,7 +14,7 @@ from torch import nn
 
 from safexplain.errors import ConfigurationError
 from safexplain.testing import find_markers, planted
-from safexplain.testing.case import Snapshot, difference
+from safexplain.testing.check import Snapshot, difference
 from safexplain.testing.markers import MARKER_NUMBER, MARKER_TEXT, PLANTS
 
 

@@ -232,7 +232,7 @@ def package_stub() -> str:
             else:
                 found = getattr(safexplain, name)
                 imports.append(f"from {found.__module__} import {found.__name__} as {name}")
-    native = [f"from safexplain.explain.captum.explainers import {n} as _{n}" for n in OWN_OF_CAPTUM]
+    native = [f"from safexplain.explain.captum import {n} as _{n}" for n in OWN_OF_CAPTUM]
     head = [*OF_CAPTUM, *native, *imports, TENSORS, "__version__: str", _listed(safexplain.__all__)]
     return "\n".join(head) + "\n\n" + "\n\n".join(own)
 

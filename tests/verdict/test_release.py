@@ -7,8 +7,8 @@ import re
 import pytest
 
 from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, Relative, ThresholdMask, UnitNorm
+from safexplain.hardening.clips import Levels, TopKMask, TopKSet
 from safexplain.hardening.hardening import SLOTS
-from safexplain.hardening.selection import Levels, TopKMask, TopKSet
 from safexplain.verdict.release import as_written, in_words, utility_in_words
 
 NOISE = GaussianNoise(0.02)

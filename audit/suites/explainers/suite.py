@@ -59,7 +59,7 @@ BACKGROUND = 20
 SIZES = {"digits": (600, 17, 4), "heloc": (200, 17, 4), "trees": (200, 17, 4), "linear": (200, 17, 4)}
 """Examples, models, and how many of them take turns as the target."""
 QUICK = {"digits": (60, 8, 2), "heloc": (60, 8, 2), "trees": (60, 8, 2), "linear": (60, 8, 2)}
-CODE = ("safexplain.audit.attacks.suite", "safexplain.audit.queries", "safexplain.hardening.selection")
+CODE = ("safexplain.audit.attacks.suite", "safexplain.audit.queries", "safexplain.hardening.clips")
 """What the stored methods depend on, beside the code here."""
 
 STEPS = {"n_steps": 16}

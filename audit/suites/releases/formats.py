@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from safexplain import RangeClip, RankNorm, ThresholdMask, UnitNorm
-from safexplain.hardening.clips import Clip
-from safexplain.hardening.selection import Levels, TopKSet
+from safexplain.hardening.clips import Clip, Levels, TopKSet
 
 from .tasks import Task
 

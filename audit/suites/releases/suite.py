@@ -55,7 +55,7 @@ CODE = (
     "safexplain.audit.attacks.suite",
     "safexplain.audit.attacks.learned",
     "safexplain.audit.queries",
-    "safexplain.hardening.selection",
+    "safexplain.hardening.clips",
 )
 """What the stored cells depend on, beside the code here."""
 

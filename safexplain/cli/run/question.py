@@ -50,9 +50,9 @@ from safexplain.errors import ConfigurationError, InputError, did_you_mean
 from safexplain.explain import find_row
 from safexplain.explain.hardened import HARDENED
 from safexplain.explain.served import TABLE_METHODS, default_hardening
+from safexplain.hardening.clips import TopKSet
 from safexplain.hardening.features import Features
 from safexplain.hardening.hardening import Hardening
-from safexplain.hardening.selection import TopKSet
 from safexplain.loading.data import AuditData, check_data, check_model_fits, load_data, load_inputs
 from safexplain.loading.huggingface import normalise_as_trained
 from safexplain.loading.models import LoadedModel, fresh_network, load_model

@@ -17,7 +17,7 @@ from torch import nn
 from safexplain import HardenedGradCAM, HardenedGradCAMPlusPlus
 from safexplain.errors import InputError
 from safexplain.explain import CATALOG, GradCAM, GradCAMPlusPlus, default_layer
-from safexplain.explain.captum.explainers import as_map
+from safexplain.explain.captum import as_map
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet

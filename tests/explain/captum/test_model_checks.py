@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from safexplain import HardenedDeepLift, HardenedIG, HardenedSaliency, HardenedSmoothGrad, Probability, harden
 from safexplain.errors import RefusedError, TrainingModeWarning
-from safexplain.explain.captum import model_checks
-from safexplain.explain.captum.model_checks import in_training_mode
+from safexplain.explain import captum as model_checks
+from safexplain.explain.captum import in_training_mode
 from safexplain.explain.hardened import HardenedDeepLiftShap
 from safexplain.hardening.hardening import Hardening
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from certificates import CERTIFIED, SCHEMA, audited, changed, made
 
-from safexplain.hardening.clips import NormClip, Relative
+from safexplain.hardening.clips import Levels, NormClip, Relative, ThresholdMask
 from safexplain.hardening.hardening import Hardening
 from safexplain.hardening.noise import GaussianNoise
-from safexplain.hardening.selection import Levels, ThresholdMask
 from safexplain.verdict.certificate.write import PREDICATE_TYPE
 
 jsonschema = pytest.importorskip("jsonschema")
