@@ -1,7 +1,4 @@
-"""The command line: `safexplain audit | attack | tune | canaries | ...`; `safexplain-audit` is `safexplain audit`.
-
-A command imports its part of `run`, and with it PyTorch, only when it runs: `--help` and usage errors do not need it.
-"""
+"""The command line. A command imports its part of `run`, and with it PyTorch, only when it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ import safexplain
 HELP = "Prove or refute by attack that a model's explanations leak its training set."
 EXIT_CODES = "Exit codes: 0 certified, 1 leak proven, 2 wrong usage or input, 3 inconclusive, 130/143 interrupted."
 AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve and check"
-"""Headings of the list of commands."""
 
 
 def app() -> typer.Typer:
@@ -80,7 +76,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _keep_memory() -> None:
-    """Let glibc keep freed memory: paging arrays of over 32 MiB in again took 40 % of the time of IG of a small CNN."""
+    """Let glibc keep freed memory: paging large arrays in again took 40 % of the time of IG of a small CNN."""
     m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
     with suppress(AttributeError, OSError, TypeError):
         for option, value in ((m_mmap_max, 0), (m_trim_threshold, 2**31 - 1)):

@@ -1,5 +1,4 @@
-"""The commands `audit`, `tune`, `attack` and `demo`, which judge a release; `canaries`, which judges a training; and
-`verify` and `sign`, for the deployment of a certificate."""
+"""The commands `audit`, `tune`, `attack`, `demo`, `canaries`, `verify` and `sign`."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from safexplain.errors import CertificateError, ConfigurationError
 if TYPE_CHECKING:
     from safexplain.audit.certify import SplitName
 
-SEARCH = "Search"
-"""Heading of the options of tune."""
+SEARCH = "Search"  # heading of options
 
 
 @with_options

@@ -42,7 +42,7 @@ class Interrupted(Exception):
 
 
 def _is_interruption(error: BaseException) -> bool:
-    """Whether it is Ctrl-C or SIGTERM, also wrapped by the creation of a class (`__set_name__` before Python 3.12)."""
+    """Whether it is Ctrl-C or SIGTERM, also wrapped by `__set_name__` before Python 3.12."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
@@ -97,8 +97,8 @@ def device_of(name: str) -> torch.device:
 def run(app: typer.Typer, arguments: list[str]) -> int:
     """Run the command line (`arguments` without the program's name) and return its exit code.
 
-    Errors become one line, and with --json an object {"error", "exit_code"}; that of an interrupted run has "run_dir",
-    "kept" and "resume", the command that continues, as well. With SAFEXPLAIN_DEBUG, unexpected errors are raised.
+    Errors become one line, and with --json an object {"error", "exit_code"}, for an interrupted run with "run_dir",
+    "kept" and "resume", the command that continues. With SAFEXPLAIN_DEBUG, unexpected errors are raised.
     """
     warnings.filterwarnings("ignore", module=r"captum\..*")
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
@@ -150,7 +150,6 @@ def _terminable() -> Iterator[list[int]]:
 
 
 DEBUG = "(set SAFEXPLAIN_DEBUG=1 for the traceback)"
-"""End of the line of an unexpected error."""
 
 
 class _Pipe:

@@ -190,7 +190,6 @@ def backup_command(
 
 
 def _open_questions(ledger: str) -> Questions:
-    """The questions counted in an existing ledger; InputError if there is none."""
     from safexplain.serve.questions import Questions
 
     file = Path(_url(ledger).removeprefix("sqlite:///"))
@@ -200,7 +199,7 @@ def _open_questions(ledger: str) -> Questions:
 
 
 def _budgets(ledger: str) -> Ledger | None:
-    """The budgets of epsilon in an existing ledger; None if it only counts questions."""
+    """The budgets of epsilon; None if the ledger only counts questions."""
     from safexplain.ledger import Ledger
 
     try:

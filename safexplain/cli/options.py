@@ -1,4 +1,4 @@
-"""Options of the commands: how one is declared, those that several commands share, and classes of them."""
+"""Options of the commands."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from safexplain.verdict.policy import Policy
 
 MODEL, DATA, EXPLANATION = "Model", "Data", "What is explained"
-REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"
-"""Headings of options in `--help`."""
+REFERENCES, POLICY, RUN = "Reference models", "Policy", "Run"  # headings of options in `--help`
 
 
 def option(default: Any, metavar: str, text: str, panel: str | None = None, *names: str, **more: Any) -> Any:
-    """An option of a command. In `--help`, `metavar` stands for its value ("" for a switch), under `panel`."""
+    """An option of a command. In `--help`, `metavar` stands for its value ("" for a switch)."""
     return typer.Option(default, *names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
 
@@ -47,7 +46,7 @@ ATTACKS = option(None, "NAMES", "Attacks to run, separated by commas.  \\[defaul
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options that `audit` and `tune` share, one field each."""
+    """The options that `audit` and `tune` share."""
 
     model: Annotated[
         Path | None,
@@ -105,8 +104,6 @@ class Options:
 
 
 TRAINING, CANARY, BOUND = "Training", "Canary", "Bound"
-"""Headings of options of `canaries`."""
-
 PRESETS = ("logit-768", "softmax-768", "logit-384")
 SCENARIOS = ("worst-case", "gradient", "crafted", "mislabelled", "natural", "outlier", "white-box")
 METHODS = ("pld", "gdp", "clopper-pearson")
@@ -175,7 +172,7 @@ def with_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def policy_of(file: Path | None, fpr: float | None, max_tpr: float | None, attacks: str | None) -> Policy:
-    """The policy of the file, or the default one, changed by the options that were given; raises errors of `Policy`."""
+    """The policy of the file, or the default one, changed by the options that were given."""
     from safexplain.audit.attacks.suite import check_suite
     from safexplain.verdict.policy import Policy
 

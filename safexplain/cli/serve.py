@@ -17,8 +17,8 @@ from safexplain.cli.options import ARCH, EXPLANATION, MODEL, ON_CPU, RUN, TRUST_
 from safexplain.errors import ConfigurationError, needs_extra
 
 LIMITS = "Limits"  # heading of the options that limit questions
-STARTS_WITHIN = 60  # seconds until a silent worker is restarted; uvicorn's 5 are too few to import PyTorch
-CONNECTIONS = 1000  # simultaneous ones, so that they do not fill the memory; further ones are answered with 503
+STARTS_WITHIN = 60  # seconds; uvicorn's 5 are too few to import PyTorch
+CONNECTIONS = 1000  # at once; further ones are answered with 503
 NOT_SETTINGS = ("questions", "looks", "period", "host", "port", "workers", "audit_log")  # not those of `Service.load`
 
 
@@ -74,7 +74,7 @@ class ServeOptions:
         return json.dumps(named, default=lambda path: str(path.absolute()))
 
     def sentence(self, found: dict[str, Any]) -> str:
-        """What is served, whether it is certified, and where; `found` is the service's description."""
+        """What is served and where; `found` is the service's description."""
         status = "UNCERTIFIED" if found.get("uncertified") else "certified"
         signed = {"valid": ", signed", "unchecked": ", signature not checked", "none": ", not signed"}
         return (

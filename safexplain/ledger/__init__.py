@@ -1,7 +1,7 @@
 """A ledger of answers: what each principal received, and how much of its privacy budget is spent.
 
-The ledger counts formal privacy loss. With noise that leaves an explanation legible, the loss of one answer often
-exceeds any budget; the protection is then empirical, and the audit measures it, not the ledger.
+With noise that leaves an explanation legible, the formal loss of one answer often exceeds any budget; an audit measures
+the protection that remains.
 """
 
 from safexplain.errors import BudgetExhausted

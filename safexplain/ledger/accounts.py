@@ -1,7 +1,6 @@
 """Accounts: the budgets of a ledger, how much of them is spent, and whether a release or a training still fits.
 
-A training counts for everybody: its charge is one of the total, principal "". Existing accounts get it at once; one
-that is opened later, or starts a new period, starts with the period's trainings.
+A training is a charge of the total, and counts at once in every account, or when one is opened or starts a new period.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _INSERT = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Budgets of a ledger, as `Ledger` takes and checks them; None: not given."""
+    """Arguments of `Ledger`; None: not given."""
 
     epsilon: float | None = None
     delta: float | None = None
@@ -80,7 +79,7 @@ class Settings:
             raise ConfigurationError("total_delta= needs total_epsilon=; without it, the total has no limit")
 
     def with_defaults(self) -> Settings:
-        """Settings of a new ledger; ConfigurationError without epsilon."""
+        """Settings of a new ledger."""
         if self.epsilon is None:
             raise ConfigurationError(
                 "there is no ledger yet, and a new one needs a budget; for example Ledger(url, epsilon=1.0, delta=1e-6)"
@@ -102,14 +101,14 @@ class Settings:
 
     @classmethod
     def load(cls, rows: list[tuple[Any, ...]]) -> Settings:
-        """The settings in the rows that `save` wrote; LedgerError if they are damaged."""
+        """The settings that `save` wrote."""
         try:
             return cls(**{name: json.loads(value) for name, value in rows}).with_defaults()
         except (TypeError, ValueError) as error:
             raise LedgerError(f"the ledger's settings are damaged ({error}); restore it from a backup") from None
 
     def check_against(self, stored: Settings) -> None:
-        """Raise ConfigurationError if a given setting differs from the stored one."""
+        """Raise ConfigurationError if one differs from the stored one."""
         for field in fields(self):
             given, found = getattr(self, field.name), getattr(stored, field.name)
             if given is not None and given != found:
@@ -148,7 +147,7 @@ class Balance:
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> Balance:
-        """The balance in a row of ACCOUNT_COLUMNS; LedgerError if its sums are not numbers."""
+        """The balance in a row of ACCOUNT_COLUMNS."""
         principal, period, time, rule, order, *sums, unbounded, charges, epsilon, delta = row
         try:
             prefix_epsilon, prefix_delta, spent, failures = map(int, sums[:4])
@@ -177,7 +176,7 @@ def save_balances(execute: Execute, *balances: Balance) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A release to charge; fields as in Charge, parameters as JSON."""
+    """A release to charge; fields as in `Charge`."""
 
     release: Release
     mechanism: str = ""
@@ -203,7 +202,7 @@ def add_up(releases: Sequence[Release], budget: Budget) -> Composition:
 
 @dataclass(frozen=True)
 class Balances:
-    """The account of one principal, in the period that contains `time`, and that of all principals together."""
+    """The accounts of one principal, in the period of `time`, and of all together."""
 
     settings: Settings
     time: int
@@ -226,7 +225,7 @@ class Balances:
         now: int,
         trainings: Callable[[int], Sequence[Release]],
     ) -> Balances:
-        """The balances of accounts that were read; `trainings` returns those since a time."""
+        """The balances from the accounts that were `found`; `trainings` returns those since a time."""
         if TOTAL not in found:
             raise LedgerError("the ledger has no account of the total; restore it from a backup")
         time = max(now, found[TOTAL].time)
@@ -253,7 +252,6 @@ class Balances:
 
     @property
     def _reported_total_budget(self) -> Budget:
-        """Budget of all principals together; without a limit, its delta covers all charges."""
         limit, sums = self.total_budget, self.total.sums
         if math.isfinite(limit.epsilon):
             return limit
@@ -261,7 +259,7 @@ class Balances:
         return replace(limit, delta=min(max(limit.delta, needed), 1.0))
 
     def after_charging(self, entries: list[Entry]) -> Balances:
-        """The balances after these releases; BudgetExhausted and ConfigurationError as `Ledger.charge`."""
+        """The balances after these releases; errors as of `Ledger.charge`."""
         mine, total = self.mine.sums, self.total.sums
         limit, rule_budget = self.total_budget, self.total_rule_budget
         for entry in entries:
@@ -339,7 +337,7 @@ class Balances:
         save_balances(execute, *([self.mine] if self.mine.principal != TOTAL else []), self.total)
 
     def account(self, trainings: Sequence[Release] = ()) -> Account:
-        """The principal's account, with these trainings; that of the total if the balances were opened for it."""
+        """The account that the balances were opened for, with these trainings."""
         is_total = self.mine.principal == TOTAL
         balance, budget = (self.total, self._reported_total_budget) if is_total else (self.mine, self.budget)
         trained = add_up(trainings, self.total_rule_budget if is_total else budget)
@@ -354,9 +352,9 @@ class Balances:
 def training_of(statement: PrivacyStatement, adjacency: Adjacency) -> Training:
     """The training of a privacy statement under an adjacency; RefusedError as `Ledger.charge_training`.
 
-    Steps of full batches with Gaussian noise are together mu-GDP, where mu^2 is the sum of (distance / noise
-    multiplier)^2, with a distance of 2 clip bounds under substitution and 1 otherwise (Dong, Roth and Su 2019, arXiv
-    1905.02383, Corollary 3.3). Other batches have a Renyi curve.
+    Steps of full batches are together mu-GDP, where mu^2 is the sum of (distance / noise multiplier)^2, with a distance
+    of 2 clip bounds under substitution and 1 otherwise (Dong, Roth and Su 2019, arXiv 1905.02383, Corollary 3.3). Other
+    batches have a Renyi curve.
     """
     if not isinstance(statement, PrivacyStatement):
         raise ConfigurationTypeError(
@@ -404,11 +402,10 @@ _CHARGED = (
     f"SELECT {', '.join(f'c.{name}' for name in CHARGE_COLUMNS.split(', '))}, a.value FROM ledger_charges c"
     " LEFT JOIN ledger_answers a ON a.question = c.question WHERE c.principal = ?"
 )
-"""Charges of trainings, each with its statement."""
 
 
 def recorded(execute: Execute, statement: PrivacyStatement) -> Charge | None:
-    """The charge of a training, or None; RefusedError if the weights were charged with another statement."""
+    """The charge of a training, or None; RefusedError if its weights have another statement."""
     rows = execute(f"{_CHARGED} AND c.question = ?", (TOTAL, _question_of(statement)))
     if not rows:
         return None
@@ -429,7 +426,6 @@ def statements(execute: Execute) -> list[tuple[Charge, PrivacyStatement]]:
 
 
 def _question_of(statement: PrivacyStatement) -> str:
-    """Digest under which a training is recorded; no principal's question has it."""
     return sha256(b"training:" + statement.weights.encode())
 
 
@@ -448,10 +444,7 @@ def _load(stored: str | None, number: int) -> PrivacyStatement:
 
 
 def charge_everybody(execute: Execute, balances: Balances, statement: PrivacyStatement, training: Training) -> Charge:
-    """In a transaction that holds the ledger: count a new training in every account, and record it.
-
-    The balances are those of the total. Raises BudgetExhausted as `Ledger.charge_training`.
-    """
+    """In a transaction that holds the ledger, with the balances of the total: count a training in every account."""
     settings = balances.settings
     value = _dump(statement)
     entry = Entry(
@@ -464,7 +457,6 @@ def charge_everybody(execute: Execute, balances: Balances, statement: PrivacySta
     earlier = trainings_since(execute, start)
 
     def check_new_period(balance: Balance) -> None:
-        """Raise BudgetExhausted if the trainings of this period do not fit into an account without other releases."""
         budget = balance.granted or settings.principal_budget
         before = add_up(earlier, budget)
         balances.check_fits(before.add(training, budget), before, budget, entry, balance.principal or None)

@@ -1,7 +1,4 @@
-"""How releases add up: a privacy filter for adaptively chosen releases. docs/api/ledger.md has the rules and the proof.
-
-Amounts are whole numbers of 1e-30, so sums are exact in any order.
-"""
+"""How releases add up: a privacy filter for adaptively chosen releases (rules and proof: docs/api/ledger.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from numpy.typing import NDArray
 
 from safexplain.ledger.releases import NEGLIGIBLE, Approximate, Concentrated, Release, Renyi, Training
 
-AMOUNT = 10**30  # units per 1: epsilons, deltas and losses are counted in 1e-30
+AMOUNT = 10**30  # units per 1: whole numbers of 1e-30 add up exactly in any order
 INFINITE_LOSS = 10**72  # units that stand for an infinite loss
 
 _CUT = Context(prec=15, rounding=ROUND_FLOOR)
@@ -62,18 +59,16 @@ def loss(units: int) -> float:
 ORDERS: NDArray[np.float64] = np.array([float(f"{1 + x:.5g}") for x in np.logspace(-1, 6, 700)])
 """Renyi orders from which `best_order` chooses."""
 
-_SMALL = 0.01
-"""Below this alpha * epsilon, the bound alpha epsilon^2 / 2 is used; it is at most a relative 1e-4 too large."""
+_SMALL = 0.01  # alpha * epsilon below which the bound alpha epsilon^2 / 2 is used, a relative 1e-4 too large
 
 
 def renyi(release: Release, order: Any) -> Any:
-    """Renyi divergence of an order (a number or an array), ignoring failures of approximate releases."""
+    """Renyi divergence of one or several orders, ignoring failures of approximate releases."""
     curve = _curve_of(release)
     return curve.divergence(order) if curve else _pure(implied(release)[0], order)
 
 
 def _curve_of(release: Any) -> Concentrated | Renyi | None:
-    """The divergences by which the renyi rule counts a release; None: it counts by its epsilon."""
     return release if isinstance(release, Concentrated | Renyi) else getattr(release, "curve", None)
 
 
@@ -93,7 +88,7 @@ def implied(release: Release) -> tuple[float, float]:
 
 
 def renyi_allowed(order: Any, epsilon: float, delta: float) -> Any:
-    """Renyi divergence of an order that implies (epsilon, delta); negative: there is none.
+    """Renyi divergence of an order that implies (epsilon, delta); negative: none.
 
     Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 12, solved for the divergence.
     """
@@ -109,10 +104,7 @@ def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def best_order(release: Release, epsilon: float, delta: float) -> float:
-    """The order at which the most copies of a release fit into (epsilon, delta).
-
-    0 if as many fit by their epsilons, which is simpler and leaves all of delta to approximate releases.
-    """
+    """The order at which the most copies of a release fit into (epsilon, delta); 0 if as many fit by their epsilons."""
     with np.errstate(over="ignore"):
         divergence = renyi(release, ORDERS)
     copies = renyi_allowed(ORDERS, epsilon, delta) / divergence
@@ -122,7 +114,7 @@ def best_order(release: Release, epsilon: float, delta: float) -> float:
 
 
 def epsilon_alone(release: Release, delta: float) -> float:
-    """Epsilon of a single release at a delta, for messages."""
+    """Epsilon of a single release at a delta."""
     if isinstance(release, Concentrated | Renyi):
         return release.epsilon_at(delta) if delta > 0 else math.inf
     return release.epsilon
@@ -161,7 +153,7 @@ def rule_for(release: Release, epsilon: float, delta: float) -> tuple[str, float
 
 
 SWITCH_FACTOR = 4
-"""A training switches an account to the renyi rule if this many times as many fit by curves as by epsilons."""
+"""A training switches an account to the renyi rule if so many times as many fit by curves as by epsilons."""
 
 FAILURES = 4  # under the renyi rule, 1 / FAILURES of delta is for failures of approximate releases
 
@@ -189,7 +181,7 @@ class Composition:
     charges: int = 0  # number of releases
 
     def add(self, release: Release, budget: Budget) -> Composition:
-        """The sums with one more release, allowed or not. The budget must be finite."""
+        """The sums with one more release, allowed or not, under a finite budget."""
         if self.rule == "renyi":
             return self.add_under_rule(release)
         epsilon, delta = budgeted(budget.epsilon) - self.epsilon, budgeted(budget.delta) - self.delta
@@ -206,7 +198,7 @@ class Composition:
         return switched
 
     def add_under_rule(self, release: Release, times: int = 1) -> Composition:
-        """`add` several equal releases without a switch of rule."""
+        """The sums with more equal releases, without a switch of rule."""
         one = _sums_of(self.rule, self.order, release)
         before = self.loss or (0,) * len(one.loss)
         return Composition(
@@ -231,7 +223,7 @@ class Composition:
         return any(spent <= limit for spent, limit in zip(self.loss, allowed, strict=True))
 
     def spent(self, budget: Budget) -> float:
-        """The smallest epsilon that allows these sums at the budget's delta; it may be infinite."""
+        """The smallest epsilon that allows these sums at the budget's delta."""
         if not self.charges:
             return 0.0
         delta = self._available(budget)[1]
@@ -243,7 +235,7 @@ class Composition:
         if self.delta > (delta if self.rule == "basic" else delta // FAILURES):
             return math.inf
         found += amount(self.prefix_epsilon)
-        # The two ways to compute a limit may differ in the last digits: allowed sums never exceed the budget.
+        # Both ways to compute a limit may differ in the last digits.
         return min(found, budget.epsilon) if self.within(budget) else found
 
     def _available(self, budget: Budget) -> tuple[int | None, int]:
@@ -254,7 +246,6 @@ class Composition:
 
 @lru_cache(maxsize=4096)
 def _sums_of(rule: str, order: float, release: Release) -> Composition:
-    """The sums of one release."""
     loss = tuple(charged_loss(float(renyi(release, at))) for at, _ in conditions(rule, order))
     if rule == "renyi" and _curve_of(release):
         return Composition(loss=loss, unbounded=1)

@@ -38,22 +38,20 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 class Ledger:
     """Records the answers of each principal, and refuses any that would exceed a privacy budget.
 
-    Every principal has a budget (epsilon, delta) for each period; all principals together may have one without
-    renewal. Both hold for adaptively chosen questions (`safexplain.ledger.composition`). A principal's guarantee covers
-    what the ledger returned to it; against principals who collude, the total protects. Threads may share a ledger; it
-    works after fork and can be pickled. Its time never goes back: setting a clock back renews no budget, setting it
-    forward renews each early, but only once. Every method raises LedgerError if the database cannot be read or written.
+    Every principal has a budget (epsilon, delta) for each period; all together may have one without renewal. Both hold
+    for adaptively chosen questions. A principal's guarantee covers what the ledger returned to it; against principals
+    who collude, the total protects. Threads may share a ledger; it works after fork and can be pickled. Its time never
+    goes back: setting a clock back renews no budget, setting it forward renews each early, but only once. Every method
+    raises LedgerError if the database cannot be read or written.
 
     Args:
         url: "sqlite:///relative.db", "sqlite:////absolute.db", or "postgresql://..." (extra `postgres`).
-        epsilon: budget of each principal and period. This and the other settings are stored in a new ledger; None: as
-            stored.
+        epsilon: budget of each principal and period. A new ledger stores this and the other settings; None: as stored.
         delta: the same; 0 by default. Gaussian releases need it above 0.
         period: "lifetime" (default), "day", "week" (from Monday) or "month", by the calendar in UTC.
         total_epsilon: budget of all principals together, without renewal; no limit by default.
         total_delta: the same; by default as `delta`.
-        adjacency: of all releases: "substitute" (default), "add_remove" or "zero_out". Releases that state another one
-            are refused.
+        adjacency: of all releases: "substitute" (default), "add_remove" or "zero_out".
         timeout: seconds to wait for other writers.
         clock: microseconds since 1970, for tests; None: this process's clock, or that of the PostgreSQL server.
 
@@ -95,7 +93,7 @@ class Ledger:
         self._secret: bytes | None = None
 
     def spent(self, principal: str) -> float:
-        """Epsilon that a principal has spent in the current period, at the delta of its budget."""
+        """Epsilon that a principal has spent in this period, at the delta of its budget."""
         return self.account(principal).spent
 
     def account(self, principal: str) -> Account:
@@ -104,7 +102,7 @@ class Ledger:
         return balances.account(trainings_since(self._storage.read, balances.mine.period))
 
     def total(self) -> Account:
-        """The account of all principals together; its epsilon is infinite if there is no limit."""
+        """The account of all principals together."""
         return self._balances(self._storage.read, TOTAL).account(trainings_since(self._storage.read, 0))
 
     def accounts(self) -> list[Account]:
@@ -122,7 +120,7 @@ class Ledger:
         ]
 
     def charges(self, principal: str | None = None, since: datetime | None = None) -> Iterator[Charge]:
-        """Recorded releases, oldest first: of one principal, or from a time on (UTC without a time zone)."""
+        """Recorded releases, oldest first: of a principal, or since a time (UTC without a time zone)."""
         return records.charges(self._storage.read, None if principal is None else principal_name(principal), since)
 
     def grants(self) -> list[Grant]:
@@ -133,7 +131,7 @@ class Ledger:
         """Write all charges, and return their number.
 
         Args:
-            target: path, or a text stream. An existing file is replaced once the new one is complete.
+            target: path, whose file is replaced once the new one is complete, or a text stream.
             format: "jsonl" or "csv".
 
         Raises:
@@ -143,9 +141,7 @@ class Ledger:
         return write_charges(self.charges(), target, format, self._storage.files)
 
     def backup(self, path: str | PathLike[str]) -> None:
-        """Copy an SQLite ledger, even while it is in use; copying its file alone would miss its log.
-
-        An existing file is replaced once the copy is complete.
+        """Copy an SQLite ledger, also while it is in use; an existing file is replaced once the copy is complete.
 
         Raises:
             ConfigurationError: a ledger in PostgreSQL, or a file of the ledger itself.
@@ -154,10 +150,10 @@ class Ledger:
         copy(self._storage, path)
 
     def verify(self) -> int:
-        """Recompute every sum, check every stored answer, and return the number of charges, while other writers wait.
+        """Recompute every sum, check every stored answer, and return the number of charges; other writers wait.
 
         Raises:
-            LedgerError: a sum differs from its records, or charges and answers do not match.
+            LedgerError: sums, charges and answers do not match.
         """
         with self._storage.transaction() as execute:
             self._storage.lock(execute)
@@ -182,7 +178,7 @@ class Ledger:
             epsilon: of a pure answer, or with `delta` of an approximate one.
             delta: of an approximate answer.
             mu: of a Gaussian answer.
-            mechanism: that makes the answer, for the record.
+            mechanism: for the record.
             parameters: of the mechanism, for the record; JSON types.
 
         Returns:
@@ -190,8 +186,7 @@ class Ledger:
 
         Raises:
             BudgetExhausted: it does not fit; nothing was recorded.
-            ConfigurationError: not exactly one of release, epsilon and mu; a value out of range; another adjacency than
-                the ledger's.
+            ConfigurationError: not exactly one of release, epsilon and mu; a value out of range; another adjacency.
         """
         entry = Entry(as_release(release, epsilon, delta, mu), *records.mechanism_columns(mechanism, parameters))
         name = principal_name(principal)
@@ -200,10 +195,10 @@ class Ledger:
             return balances.record(execute, [entry])[0]
 
     def charge_training(self, statement: PrivacyStatement) -> Charge:
-        """Charge a training on the records of this ledger, once: the same weights are not charged again.
+        """Charge a training on the records of this ledger, once for the same weights.
 
         A training counts in the total and in every account of this period, including those that are opened later, and
-        must fit into all of them. Charge it before anything of the model leaves; `MeteredRecourse` does it itself.
+        must fit into all of them. Charge it before anything of the model leaves.
 
         Args:
             statement: of the training, with the digest of its weights: `model.privacy_`.
@@ -212,8 +207,7 @@ class Ledger:
             Its charge, of the principal "", recorded now or before.
 
         Raises:
-            BudgetExhausted: it does not fit into the total, the account that the error names, or that of a new
-                principal; nothing was recorded.
+            BudgetExhausted: it does not fit into the account that the error names; nothing was recorded.
             RefusedError: a statement without weights, about persons, without a finite epsilon, different from the one
                 recorded for these weights, or under add/remove one that reveals the number of records.
         """
@@ -245,22 +239,21 @@ class Ledger:
     ) -> Answer:
         """Answer a question once; the same question again gets the stored answer.
 
-        A principal gets the same answer again for free. Another principal is charged for it, but the total is not:
-        nothing new leaves the model. A new answer is returned only when it and its charge are durable. If another
-        process was faster, its answer is returned and the new one discarded.
+        A principal gets the same answer again for free. Another principal is charged for it, but the total is not. A
+        new answer is returned only when it and its charge are durable. If another process was faster, its answer is
+        returned and the new one discarded.
 
         Args:
             principal: as for `charge`.
             question: everything that the answer depends on: mechanism, its parameters, the model, the query. Only its
                 digest under the ledger's secret is stored.
             compute: makes the answer, of JSON types. If it raises, nothing is charged.
-            release: bound on what the answer reveals; a stored answer is charged by its own release.
+            release: bound on what the answer reveals; a stored answer is charged by its own.
             mechanism: as for `charge`.
             parameters: as for `charge`.
 
         Raises:
-            BudgetExhausted: it does not fit; nothing was recorded. `compute` was only called if another process spent
-                the rest meanwhile.
+            BudgetExhausted: it does not fit; nothing was recorded, nor computed unless others spent the rest meanwhile.
             InputError: the answer is not JSON.
         """
         return self.answer_many(
@@ -277,13 +270,12 @@ class Ledger:
         mechanism: str = "",
         parameters: Mapping[str, Any] | None = None,
     ) -> tuple[Answer, ...]:
-        """`answer` for several questions, all or none, with the same errors.
+        """`answer` for several questions, all or none.
 
-        `compute` gets positions of questions and returns their answers in that order; `release` is one for each
-        question, or one for all.
+        `compute` gets positions of questions and returns their answers; `release` is one for each, or one for all.
         """
         name = principal_name(principal)
-        batch = Batch.of(name, questions, release, *records.mechanism_columns(mechanism, parameters), self.keyed)
+        batch = _Batch.of(name, questions, release, *records.mechanism_columns(mechanism, parameters), self.keyed)
         stored = batch.look_up(self._storage.read)
         if batch.is_free(stored):
             self._storage.sync()  # no answer may outlive its charge
@@ -294,10 +286,7 @@ class Ledger:
             return batch.charge_and_store(execute, self._locked_balances(execute, name), new)
 
     def keyed(self, digest: bytes) -> bytes:
-        """HMAC-SHA256 of a digest under this ledger's secret, 32 bytes: the stored name of a question.
-
-        A pickled ledger does not contain the secret.
-        """
+        """HMAC-SHA256 of a digest under this ledger's secret, 32 bytes; a pickled ledger does not contain it."""
         if self._secret is None:
             _, self._secret = identity_of(self._storage.read)
         return keyed_digest(self._secret, digest)
@@ -315,7 +304,7 @@ class Ledger:
     def grant(self, principal: str | None, epsilon: float, delta: float | None = None, note: str = "") -> Account:
         """Replace the budget of a principal, from now on and for every later period.
 
-        A grant must not depend on the principal's answers. A budget below what is spent refuses further releases.
+        It must not depend on the principal's answers.
 
         Args:
             principal: name; None for all together.
@@ -372,16 +361,14 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class StoredAnswer:
-    """An answer as JSON; `paid` is the number of this principal's charge, or None if it has not paid yet."""
-
-    text: str
+class _StoredAnswer:
+    text: str  # JSON
     release: Release
-    paid: int | None
+    paid: int | None  # number of this principal's charge
 
 
 @dataclass(frozen=True)
-class Batch:
+class _Batch:
     """Questions of one principal, which are all answered or none."""
 
     principal: str
@@ -397,11 +384,10 @@ class Batch:
         mechanism: str,
         parameters: str,
         keyed: Callable[[bytes], bytes],
-    ) -> Batch:
-        """From checked and digested questions; `keyed` is the ledger's."""
+    ) -> _Batch:
         if isinstance(questions, str | bytes):
             raise ConfigurationTypeError("questions: expected a sequence of questions; for one question use `answer`")
-        digests = tuple(keyed(question_digest(question).encode()).hex() for question in questions)
+        digests = tuple(keyed(_question_digest(question).encode()).hex() for question in questions)
         each = (
             tuple(map(as_release, release)) if isinstance(release, Sequence) else (as_release(release),) * len(digests)
         )
@@ -413,20 +399,19 @@ class Batch:
             entries.setdefault(digest, Entry(one, mechanism, parameters, digest))
         return cls(principal, digests, entries)
 
-    def look_up(self, execute: Execute) -> dict[str, StoredAnswer]:
-        """Question -> its stored answer, where there is one."""
+    def look_up(self, execute: Execute) -> dict[str, _StoredAnswer]:
         query = (
             "SELECT a.question, a.value, a.release, c.id FROM ledger_answers a LEFT JOIN ledger_charges c"
             " ON c.question = a.question AND c.principal = ? WHERE a.question IN"
         )
         rows = rows_of(execute, query, (self.principal,), self.entries)
-        return {q: StoredAnswer(text, from_json(release), number) for q, text, release, number in rows}
+        return {q: _StoredAnswer(text, from_json(release), number) for q, text, release, number in rows}
 
-    def is_free(self, stored: Mapping[str, StoredAnswer]) -> bool:
+    def is_free(self, stored: Mapping[str, _StoredAnswer]) -> bool:
         """Whether this principal has already paid for every answer."""
         return all(q in stored and stored[q].paid is not None for q in self.entries)
 
-    def unpaid(self, stored: Mapping[str, StoredAnswer], new: Mapping[str, str] | None = None) -> list[Entry]:
+    def unpaid(self, stored: Mapping[str, _StoredAnswer], new: Mapping[str, str] | None = None) -> list[Entry]:
         """What must be charged, in the order of the questions; `new` are computed answers as JSON."""
         entries = []
         for q, entry in self.entries.items():
@@ -437,9 +422,9 @@ class Batch:
         return entries
 
     def compute_missing(
-        self, compute: Callable[[list[int]], Sequence[Any]], stored: Mapping[str, StoredAnswer]
+        self, compute: Callable[[list[int]], Sequence[Any]], stored: Mapping[str, _StoredAnswer]
     ) -> dict[str, str]:
-        """Question -> its new answer as JSON, where none is stored; InputError for bad answers."""
+        """Question -> its new answer as JSON, where none is stored."""
         first = {q: i for i, q in reversed(list(enumerate(self.questions))) if q not in stored}
         positions = sorted(first.values())
         if not positions:
@@ -471,7 +456,7 @@ class Batch:
         return self.answers(stored, new, charges)
 
     def answers(
-        self, stored: Mapping[str, StoredAnswer], new: Mapping[str, str] | None = None, charges: Sequence[Charge] = ()
+        self, stored: Mapping[str, _StoredAnswer], new: Mapping[str, str] | None = None, charges: Sequence[Charge] = ()
     ) -> tuple[Answer, ...]:
         """Answers in the order of the questions; a charge belongs to the first occurrence of its question."""
         texts = {**(new or {}), **{q: answer.text for q, answer in stored.items()}}
@@ -481,7 +466,7 @@ class Batch:
         return tuple(Answer(json.loads(texts[q]), charged.pop(q, None), paid[q]) for q in self.questions)
 
 
-def question_digest(question: str | bytes) -> str:
+def _question_digest(question: str | bytes) -> str:
     """SHA-256 of a question; equal text and bytes are different questions."""
     if isinstance(question, str):
         return sha256(b"text:" + question.encode("utf-8", "surrogatepass"))

@@ -1,8 +1,4 @@
-"""Creation, migration, export, backup and verification of a whole ledger; files are complete or not written at all.
-
-0.2 had no secret, counted losses in 1e-18, and had a rule for Gaussian streams, the sum of mu^2. Their charges are
-replayed under the stricter renyi rule: a mu-GDP answer has Renyi divergences of at most alpha mu^2 / 2.
-"""
+"""Creation, migration, export, backup and verification of a whole ledger; files are complete or not written at all."""
 
 from __future__ import annotations
 
@@ -59,7 +55,7 @@ MIGRATION = (
 
 
 def prepare(storage: Storage) -> None:
-    """Create the tables, name and secret of a ledger, or migrate one that 0.2 wrote; errors as for `Ledger`."""
+    """Create the tables, name and secret of a ledger, or migrate one that 0.2 wrote."""
     at = storage.version()
     if at is None:
         storage.create()
@@ -94,7 +90,8 @@ def _migrate_from_0_2(execute: Execute, storage: Storage, at: int) -> None:
 
 
 def _recount(execute: Execute) -> None:
-    """Replay charges to get sums of losses in the units of this version; the gaussian rule becomes the renyi rule."""
+    """Replay charges, as 0.2 counted losses in 1e-18, and Gaussian streams by the sum of mu^2, now under the stricter
+    renyi rule: a mu-GDP answer has Renyi divergences of at most alpha mu^2 / 2."""
     rows = execute(_SETTINGS, ())
     if not rows:
         return
@@ -113,7 +110,7 @@ def _recount(execute: Execute) -> None:
 
 
 def _key_questions(execute: Execute, secret: bytes) -> None:
-    """Key all digests of questions in a ledger of 0.2; trainings keep the digest of their weights."""
+    """Key all digests of questions; trainings keep the digest of their weights."""
     trainings = "SELECT question FROM ledger_charges WHERE principal = '' AND question IS NOT NULL"
     for table, row, column, condition in (
         ("ledger_questions", ("principal", "number"), "digest", "TRUE"),
@@ -138,7 +135,7 @@ def _key_questions(execute: Execute, secret: bytes) -> None:
 
 
 def load_or_create(storage: Storage, given: Settings) -> Settings:
-    """The settings of the ledger in a storage, which is created if there is none; errors as for `Ledger`."""
+    """The settings of the ledger in a storage, which is created if there is none."""
     if storage.version() is None:
         given.with_defaults()  # checked before a file is created
     prepare(storage)
@@ -168,7 +165,7 @@ COLUMNS = (
 
 @contextmanager
 def replacing(target: str | PathLike[str], protected: Sequence[Path]) -> Iterator[Path]:
-    """A path to write to; its file, with mode 0600, replaces the target if the block ends without an error."""
+    """A path whose file, with mode 0600, replaces the target if the block ends without an error."""
     path = Path(target)
     if any(path.resolve() == file.resolve() for file in protected):
         raise ConfigurationError(f"{path} is a file of the ledger itself; choose another path")
@@ -183,7 +180,7 @@ def replacing(target: str | PathLike[str], protected: Sequence[Path]) -> Iterato
 
 
 def charge_as_json(charge: Charge) -> dict[str, Any]:
-    """A charge as JSON types; fields that its release lacks are None, or omitted if only curves have them."""
+    """A charge as JSON types."""
     release = json.loads(to_json(charge.release))
     return {
         "id": charge.id,
@@ -244,9 +241,9 @@ def verify(execute: Execute) -> int:
     return count
 
 
-def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, Tally], int, list[str]]:
-    """Releases of each account in its period, the number of charges, and messages about charges without account."""
-    tallies = {name: Tally(balance.sums) for name, balance in stored.items()}
+def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, _Tally], int, list[str]]:
+    """Releases of each account in its period, number of charges, and messages about strays."""
+    tallies = {name: _Tally(balance.sums) for name, balance in stored.items()}
     strays: dict[str, None] = {}
     count = 0
     calendar = Settings.load(execute(_SETTINGS, ())).period or ""
@@ -266,7 +263,7 @@ def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, Tally
     return tallies, count, [f"{name!r} has charges but no account" for name in strays]
 
 
-class Tally:
+class _Tally:
     """Counts of the releases of an account before and after its change of rule, which the sums locate."""
 
     def __init__(self, sums: Composition) -> None:
@@ -276,7 +273,6 @@ class Tally:
         self.epsilon = self.delta = 0
 
     def count(self, text: str) -> None:
-        """Count a release, as JSON, in the order of the charges."""
         sums = self.sums
         if sums.rule == "basic" or (self.epsilon, self.delta) == (sums.prefix_epsilon, sums.prefix_delta):
             self.after[text] += 1
@@ -286,7 +282,6 @@ class Tally:
         self.epsilon, self.delta = self.epsilon + one.epsilon, self.delta + one.delta
 
     def replayed(self) -> Composition:
-        """The sums of the counted releases under the account's rule."""
         found = replace(
             EMPTY, rule=self.sums.rule, order=self.sums.order, prefix_epsilon=self.epsilon,
             prefix_delta=self.delta, charges=self.before.total(),
@@ -297,7 +292,6 @@ class Tally:
 
 
 def _mismatched_answers(execute: Execute) -> list[str]:
-    """Messages about charges without answer, answers without charge, and altered answers."""
     orphans = execute(
         "SELECT question FROM ledger_answers WHERE question NOT IN"
         " (SELECT question FROM ledger_charges WHERE question IS NOT NULL) LIMIT 5",

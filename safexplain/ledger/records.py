@@ -1,4 +1,4 @@
-"""What a ledger records and returns, with the checks of the fields; times are microseconds since 1970, UTC."""
+"""What a ledger records and returns; times are microseconds since 1970, UTC."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Account:
         spent: epsilon spent in this period, at `delta`.
         remaining: `epsilon` minus `spent`, at least 0.
         epsilon: budget of a period; infinite: no limit.
-        delta: of the budget; for a total without a limit, the ledger's, or as much as all charges need.
+        delta: of the budget; without a limit, the ledger's, or as much as all charges need.
         charges: number of releases in this period.
         period: "lifetime", "day", "week" or "month".
         renews: start of the next period, UTC; None: never.
-        rule: how releases are added up, see `safexplain.ledger.composition`; "" before the first release.
+        rule: how releases add up, "basic" or "renyi"; "" before the first.
         trainings: number of trainings among the releases.
         training_epsilon: epsilon of these alone, included in `spent`.
     """
@@ -86,15 +86,15 @@ class Charge:
 
     Args:
         id: number in the ledger.
-        principal: who got the answer; "" for a training, which counts for everybody.
+        principal: who got the answer; "" for a training.
         release: bound on what the answer reveals.
         mechanism: that made the answer.
         parameters: of the mechanism.
         time: UTC.
         period: start of the account's period; None for a lifetime.
-        question: digest of the question under the ledger's secret, hexadecimal, or None.
-        digest: SHA-256 of the stored answer, or None.
-        repeated: the answer already existed for another principal, so it did not count in the total again.
+        question: hexadecimal digest of the question under the ledger's secret.
+        digest: SHA-256 of the stored answer.
+        repeated: another principal had got the answer, so the total was not charged again.
     """
 
     id: int
@@ -134,8 +134,8 @@ class Answer:
 
     Args:
         value: JSON types.
-        charge: None if it was free, because this principal had received it before.
-        paid: number of the charge that paid for it, now or before.
+        charge: None if this principal had received it before.
+        paid: number of the charge that paid for it.
     """
 
     value: Any
@@ -147,7 +147,7 @@ CHARGE_COLUMNS = "id, principal, period, time, mechanism, parameters, release, q
 
 
 def charge_from_row(row: tuple[Any, ...]) -> Charge:
-    """The charge in a row of CHARGE_COLUMNS; LedgerError if it is damaged."""
+    """The charge in a row of CHARGE_COLUMNS."""
     number, principal, period, time, mechanism, parameters, release, question, digest, repeated = row
     try:
         return Charge(
@@ -181,7 +181,7 @@ def grants(read: Execute) -> list[Grant]:
 
 
 def principal_name(principal: str) -> str:
-    """A principal's name in NFKC, so that spellings that look the same are one account; InputError for a bad one."""
+    """A principal's name in NFKC, so that spellings that look the same are one account, or InputError."""
     if not isinstance(principal, str):
         raise ConfigurationTypeError(f"principal: expected a name, got {type(principal).__name__}")
     name = unicodedata.normalize("NFKC", text("principal", principal))
@@ -194,7 +194,7 @@ def principal_name(principal: str) -> str:
 
 
 def text(name: str, value: Any) -> str:
-    """Text that every database stores unchanged; InputError for NUL or characters outside UTF-8."""
+    """Text that every database stores unchanged, or InputError."""
     found = str(value)
     if "\0" in found or found.encode(errors="ignore").decode() != found:
         raise InputError(f"{name}: expected text in UTF-8 without NUL, got {found[:40]!a}")
@@ -207,7 +207,7 @@ def mechanism_columns(mechanism: str, parameters: Mapping[str, Any] | None) -> t
 
 
 def as_json(name: str, value: Mapping[str, Any]) -> str:
-    """A mapping as it is stored; InputError if its values are not JSON types."""
+    """A mapping as it is stored, or InputError."""
     try:
         return json.dumps(dict(value), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

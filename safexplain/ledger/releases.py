@@ -1,7 +1,4 @@
-"""Bounds on what one answer reveals: how far apart its distributions on neighbouring data sets can be, either way.
-
-All releases of a ledger must use the same adjacency.
-"""
+"""Bounds on what one answer reveals: how far apart its distributions on neighbouring data sets can be, either way."""
 
 from __future__ import annotations
 
@@ -30,15 +27,14 @@ TRAINING_ORDERS: tuple[float, ...] = (
     1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.5, 12.0, 14.0, 17.0, 20.0,
     24.0, 28.0, 33.0, 40.0, 48.0, 56.0, 65.0, 80.0, 100.0, 128.0, 170.0, 256.0, 400.0, 640.0, 1024.0,
 )  # fmt: skip
-"""Orders at which the curve of a training is computed, including all that every account adds up."""
+"""Orders of the curve of a training, including all that every account adds up."""
 
-_MARGIN, _ROUNDING = 1e-7, 1e-12
-"""Computed divergences are raised by this much, relatively and for each step."""
+_MARGIN, _ROUNDING = 1e-7, 1e-12  # relative, and for each step, by which computed divergences are raised
 
 
 @dataclass(frozen=True)
 class Pure:
-    """An epsilon-differentially private answer (delta = 0), as with Laplace noise, on a grid or not.
+    """An epsilon-differentially private answer, as with Laplace noise.
 
     Args:
         epsilon: at least 1e-12.
@@ -74,12 +70,11 @@ class Concentrated:
     """A rho-zero-concentrated differentially private answer: its divergence of every order alpha is at most alpha rho.
 
     A Gaussian mechanism has rho = (sensitivity / standard deviation)^2 / 2 (Bun and Steinke 2016, arXiv 1605.02065,
-    Proposition 1.6). A mu-GDP mechanism has rho = mu^2 / 2 (Mironov 2017, arXiv 1702.07476, Corollary 3;
-    post-processing does not raise it).
+    Proposition 1.6), a mu-GDP one rho = mu^2 / 2 (Mironov 2017, arXiv 1702.07476, Corollary 3).
 
     Args:
         rho: at least 1e-24.
-        delta: in (0, 1); used where an account adds up epsilons and deltas, not Renyi divergences.
+        delta: in (0, 1); used where an account adds up epsilons and deltas.
         adjacency: "" for the ledger's.
     """
 
@@ -93,11 +88,11 @@ class Concentrated:
         _check_delta_and_adjacency(self)
 
     def divergence(self, order: Any) -> Any:
-        """Divergence of an order above 1, or of an array of orders."""
+        """Divergence of one or several orders above 1."""
         return order * self.rho
 
     def epsilon_at(self, delta: float) -> float:
-        """Implied epsilon at a delta, rounded up; the best of many orders."""
+        """Implied epsilon at a delta, rounded up."""
         orders = 1 + np.logspace(-3, 7, 2000)
         return _epsilon(orders, orders * self.rho, delta)
 
@@ -109,12 +104,11 @@ class Concentrated:
 class Renyi:
     """An answer with at most these Renyi divergences, in both directions.
 
-    Between two orders, (alpha - 1) times the divergence is convex, and 0 at order 1, so a straight line bounds it; the
+    Between orders, (alpha - 1) times the divergence is convex, and 0 at order 1, so straight lines bound it; the
     divergence itself grows with the order (van Erven and Harremoes 2014, arXiv 1206.2459, Theorem 3 and Corollary 2).
-    Beyond the largest order it is unknown.
 
     Args:
-        orders: above 1, ascending; those in `TRAINING_ORDERS` serve every account best.
+        orders: above 1, ascending; best those in `TRAINING_ORDERS`.
         divergences: one for each order, at least 1e-24, never decreasing.
         delta: as for `Concentrated`.
         adjacency: as for `Concentrated`.
@@ -150,11 +144,7 @@ class Renyi:
     def of_steps(
         cls, phases: Steps | Sequence[Steps], adjacency: Adjacency = "substitute", *, delta: float = CONVERSION_DELTA
     ) -> Renyi:
-        """Curve of steps of the Gaussian mechanism, such as the `phases` of a PrivacyStatement.
-
-        Raises:
-            ConfigurationError: no steps, or steps without noise.
-        """
+        """Curve of steps of the Gaussian mechanism; raises ConfigurationError without steps, or noise."""
         check_adjacency(adjacency)
         given = (phases,) if isinstance(phases, Steps) else tuple(phases)
         run = [p for p in given if p.steps]
@@ -170,7 +160,7 @@ class Renyi:
         return cls(tuple(np.array(TRAINING_ORDERS)[known].tolist()), tuple(curve.tolist()), delta, adjacency)
 
     def divergence(self, order: Any) -> Any:
-        """Upper bound for an order above 1, or an array of orders; infinite beyond the largest known order."""
+        """Upper bound for one or several orders above 1; infinite beyond the largest known."""
         at = np.asarray(order, dtype=np.float64)
         known = np.array(self.orders)
         values = (known - 1) * np.array(self.divergences)
@@ -179,7 +169,7 @@ class Renyi:
         return np.where(at > known[-1], np.inf, np.minimum(bound, next_known))
 
     def epsilon_at(self, delta: float) -> float:
-        """Implied epsilon at a delta, rounded up; the best of its orders."""
+        """Implied epsilon at a delta, rounded up."""
         return _epsilon(np.array(self.orders), np.array(self.divergences), delta)
 
     def __str__(self) -> str:
@@ -199,13 +189,13 @@ def _epsilon(orders: Array, divergences: Array, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Training:
-    """A model that was trained with differential privacy, with up to three bounds; each account uses the cheapest.
+    """A training with differential privacy, with up to three bounds; each account uses the cheapest.
 
     Args:
-        epsilon: at least 0; at `delta`, from the training's privacy statement.
+        epsilon: at least 0, at `delta`.
         delta: in [0, 1).
-        mu: of a mu-GDP training, such as full batches with Gaussian noise; None: unknown.
-        orders: of Renyi divergences, as in `Renyi`; empty: unknown.
+        mu: of a mu-GDP training; None: unknown.
+        orders: as in `Renyi`; empty: unknown.
         divergences: one for each order.
         adjacency: "" for the ledger's.
     """
@@ -232,7 +222,7 @@ class Training:
 
     @property
     def curve(self) -> Concentrated | Renyi | None:
-        """Its Renyi divergences; None where only epsilon and delta are known."""
+        """Its Renyi divergences; None: unknown."""
         if self.mu is not None:
             return Concentrated(self.mu * self.mu / 2)
         return _curve(self.orders, self.divergences) if self.orders or self.divergences else None
@@ -253,7 +243,7 @@ KINDS: dict[str, type[Release]] = {release.kind: release for release in get_args
 def as_release(
     release: Release | None = None, epsilon: float | None = None, delta: float = 0.0, mu: float | None = None
 ) -> Release:
-    """The release that the arguments of `Ledger.charge` describe; ConfigurationError as there."""
+    """The release that the arguments of `Ledger.charge` describe."""
     if (release is not None) + (epsilon is not None) + (mu is not None) != 1:
         raise ConfigurationError("a charge needs exactly one of a release, epsilon= (with or without delta=) and mu=")
     if delta and epsilon is None:
@@ -280,7 +270,7 @@ def to_json(release: Release) -> str:
 
 @lru_cache(maxsize=4096)
 def from_json(text: str) -> Release:
-    """The release that `to_json` wrote; LedgerError if the text is not one."""
+    """The release that `to_json` wrote, or LedgerError."""
     try:
         values: dict[str, Any] = dict(json.loads(text))
         if values["kind"] == "gaussian":  # written by 0.2, as is laplace

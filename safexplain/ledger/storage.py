@@ -1,7 +1,6 @@
 """The database of a ledger: its tables, what a database must do (`Storage`), and SQLite and PostgreSQL.
 
-Acknowledged charges survive a power failure: writers commit without waiting for the disk, let the next one in, and then
-wait for one sync, which covers every earlier commit.
+Writers commit without waiting for the disk, let the next one in, and then wait for one sync of every earlier commit.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ Rows = list[tuple[Any, ...]]
 Execute = Callable[[str, Sequence[Any]], Rows]
 
 VERSION = 8
-"""Version of the tables. 0.2 wrote 6, which `safexplain.ledger.maintenance` migrates."""
+"""Version of the tables."""
 
 QUESTIONS = (
     "CREATE TABLE ledger_services (name TEXT PRIMARY KEY, limits TEXT NOT NULL)",
     "CREATE TABLE ledger_question_grants (id {identity}, principal TEXT NOT NULL, time BIGINT NOT NULL,"
     " questions BIGINT NOT NULL, note TEXT NOT NULL)",
 )
-"""Tables of services, besides the questions themselves (`safexplain.serve.questions`)."""
+"""Tables of services."""
 
 SCHEMA = (
     "CREATE TABLE ledger_schema_version (version BIGINT NOT NULL)",
@@ -72,9 +71,8 @@ SCHEMA = (
     "CREATE INDEX ledger_questions_looks ON ledger_questions (principal, first, time)",
     *QUESTIONS,
 )
-"""Sums are whole numbers as text, as they may exceed 64 bits; `losses` has one for each condition. The account "" is
-that of all principals together: its charges are trainings. `repeated`: not counted in the total again. `first` is the
-number of the question that another one is a near-duplicate of."""
+"""Sums are whole numbers as text, as they may exceed 64 bits. The account "" is that of all principals together. A
+question is a near-duplicate of the one whose number is `first`."""
 
 CHUNK = 500  # questions or accounts per statement; every database accepts that many values
 PAGE = 2000  # rows read by one statement
@@ -106,7 +104,7 @@ def identity_of(execute: Execute) -> tuple[str, bytes]:
 
 
 def keyed_digest(secret: bytes, digest: bytes) -> bytes:
-    """HMAC-SHA256 of a digest, 32 bytes, under which questions are stored, so that nobody can guess one in a log."""
+    """HMAC-SHA256 of a question's digest, 32 bytes, so that nobody can guess a question in a log."""
     return hmac.digest(secret, digest, "sha256")
 
 
@@ -117,15 +115,13 @@ class Storage(ABC):
         name: for messages, without a password.
         address: URL that is valid from any working directory.
         timeout: seconds to wait for other writers.
-        clock: microseconds since 1970; None: the default of the database.
+        clock: microseconds since 1970; None: that of the database.
     """
 
     identity: ClassVar[str]
     """SQL type of a column that numbers its rows."""
-    _has_tables: ClassVar[str]
-    """Query that returns a row if there is a ledger."""
-    _errors: tuple[type[Exception], ...]
-    """Raised as LedgerErrors, with `_advice`."""
+    _has_tables: ClassVar[str]  # query that returns a row if there is a ledger
+    _errors: tuple[type[Exception], ...]  # raised as LedgerErrors, with `_advice`
     _advice: ClassVar[str]
 
     def __init__(self, name: str, address: str, timeout: float, clock: Callable[[], int] | None) -> None:
@@ -154,7 +150,6 @@ class Storage(ABC):
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Hold the guard; LedgerError after the timeout."""
         if not self.guard.acquire(timeout=self.timeout):
             raise LedgerError(f"ledger {self.name}: other threads held it for {self.timeout:g} s; raise timeout=")
         try:
@@ -170,7 +165,6 @@ class Storage(ABC):
             raise LedgerError(f"ledger {self.name} cannot be used: {str(error).strip()}. {self._advice}") from error
 
     def _check_identity(self, execute: Execute) -> None:
-        """Raise LedgerError unless this is still the ledger that was opened first."""
         if self.ledger and not execute("SELECT 1 FROM ledger_identity WHERE id = ?", (self.ledger,)):
             raise LedgerError(
                 f"ledger {self.name} was replaced while it was in use. Put the first one back, or restart"
@@ -178,11 +172,11 @@ class Storage(ABC):
 
     @abstractmethod
     def lock(self, execute: Execute) -> int:
-        """In a transaction: keep other writers out until it ends, and return the time, as `now`."""
+        """In a transaction: keep other writers out until it ends, and return the time."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Make everything that was read durable; others may have committed it a moment ago."""
+        """Make everything that was read durable."""
 
     def version(self, execute: Execute | None = None) -> int | None:
         """Version of the tables; None: there is no ledger yet."""
@@ -199,7 +193,7 @@ class Storage(ABC):
 
     @abstractmethod
     def now(self) -> int:
-        """Microseconds since 1970, by the clock of this database."""
+        """Microseconds since 1970."""
 
     @abstractmethod
     def backup(self, path: Path) -> None:
@@ -213,7 +207,7 @@ class Storage(ABC):
                 self._connection = None
 
     def before_fork(self) -> None:  # noqa: B027
-        """In the parent, under the guard: close everything that must not be open in two processes."""
+        """Under the guard: close everything that must not be open in two processes."""
 
     def after_fork_in_child(self) -> None:
         """Drop the connection without closing it, and make a new guard."""
@@ -243,8 +237,7 @@ def _after(*, in_child: bool) -> None:
     _FORKING.release()
 
 
-# SQLite must be closed before: a child inherits its record of locks but not the locks, so a parent that closes the file
-# deletes the log that the child goes on writing.
+# A child inherits SQLite's record of locks but not the locks: a parent that closes the file deletes the child's log.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before, after_in_parent=partial(_after, in_child=False), after_in_child=partial(_after, in_child=True)
@@ -258,7 +251,7 @@ def steady() -> int:
 
 
 def anchored_clock(wall: Callable[[], int] = time.time_ns, steady: Callable[[], int] = steady) -> Callable[[], int]:
-    """A clock of microseconds since 1970 that starts at the wall clock and then follows a steady one (nanoseconds)."""
+    """A clock of microseconds since 1970 that starts at the wall clock, then follows a steady one (nanoseconds)."""
     anchor = wall() - steady()
     return lambda: (anchor + steady()) // 1000
 
@@ -267,7 +260,6 @@ PROCESS_CLOCK = anchored_clock()  # one anchor for all ledgers of a process
 
 
 def _sync_file(file: int) -> None:
-    """Write the system's buffers of an open file to the disk."""
     if hasattr(fcntl, "F_FULLFSYNC"):  # macOS, where fsync leaves it in the drive's cache
         fcntl.fcntl(file, fcntl.F_FULLFSYNC)
     else:
@@ -314,7 +306,7 @@ def make_private(path: Path) -> bool:
     return bool(found.st_mode & 0o077)
 
 
-class FileQueue:
+class _FileQueue:
     """A lock on a file next to the database, because SQLite's own waiting starves some processes."""
 
     def __init__(self, path: Path) -> None:
@@ -322,7 +314,6 @@ class FileQueue:
         self._file: int | None = None
 
     def acquire(self, timeout: float) -> bool:
-        """Whether the lock was acquired within this many seconds."""
         if fcntl is None:
             return True
         if self._file is None:
@@ -344,18 +335,16 @@ class FileQueue:
                 time.sleep(random.uniform(1e-4, 6e-4))
 
     def release(self) -> None:
-        """Release the lock."""
         if fcntl is not None and self._file is not None:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file; in a forked child, this keeps the parent's lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
-class LocalStorage(Storage):
+class _LocalStorage(Storage):
     """The common part of databases in a file and in memory, with the clock of the process."""
 
     identity = "INTEGER PRIMARY KEY"
@@ -370,15 +359,12 @@ class LocalStorage(Storage):
         return _run_sqlite(self._open(), sql, parameters)
 
     def lock(self, execute: Execute) -> int:
-        """See Storage; other writers are out already."""
         return self.now()
 
     def now(self) -> int:
-        """See Storage."""
         return (self._clock or PROCESS_CLOCK)()
 
     def backup(self, path: Path) -> None:
-        """See Storage; SQLite copies page by page, and starts again if others write."""
         with self.guard, self._as_ledger_errors(), closing(sqlite3.connect(path)) as copy:
             self._open().backup(copy)
 
@@ -387,7 +373,6 @@ class LocalStorage(Storage):
 
     @contextmanager
     def _committed(self, connection: sqlite3.Connection) -> Iterator[Execute]:
-        """A transaction, not durable yet."""
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield partial(_run_sqlite, connection)
@@ -398,12 +383,12 @@ class LocalStorage(Storage):
             raise
 
 
-class SqliteStorage(LocalStorage):
+class SqliteStorage(_LocalStorage):
     """A write-ahead log in a file, by its absolute path, and a queue of writers.
 
-    With synchronous = FULL, every writer would wait for every sync. Here it is NORMAL, and a writer syncs the log after
-    its commit. The files have mode 0600 and belong to the user of the process, also for root, because a lock on the
-    queue stops every writer, and the database holds names and a secret. Windows has no such modes.
+    With synchronous = FULL, every writer would wait for every sync; here, each syncs the log after its commit. The
+    files have mode 0600 and belong to the user of the process, because a lock on the queue stops every writer, and the
+    database holds names and a secret.
     """
 
     def __init__(self, path: Path, timeout: float, clock: Callable[[], int] | None = None) -> None:
@@ -413,7 +398,7 @@ class SqliteStorage(LocalStorage):
 
     def _start(self) -> None:
         super()._start()
-        self._queue = FileQueue(self._sibling("-queue"))
+        self._queue = _FileQueue(self._sibling("-queue"))
         self._file: os.stat_result | None = None
         self._log: tuple[int, os.stat_result] | None = None
 
@@ -504,7 +489,7 @@ class SqliteStorage(LocalStorage):
         return self._connection
 
     def _make_private(self) -> None:
-        """Keep other users from all files; older versions let them read everything."""
+        """Keep other users from all files, which older versions did not."""
         check_folder(self.path.parent)
         if [make_private(file) for file in self.files].count(True):
             self._sibling("-queue").unlink(missing_ok=True)  # another user may hold a lock on the old one
@@ -529,7 +514,7 @@ class SqliteStorage(LocalStorage):
         self.close()
 
 
-class MemoryStorage(LocalStorage):
+class MemoryStorage(_LocalStorage):
     """A database in memory that ends with the process; a forked child continues with a copy."""
 
     def __init__(self, timeout: float, clock: Callable[[], int] | None = None) -> None:
@@ -670,7 +655,7 @@ class PostgresStorage(Storage):
         return self._connection
 
     def _timeouts(self) -> dict[str, Any]:
-        """Options by which libpq notices that a server vanished, unless the URL sets them."""
+        """Options by which libpq notices that a server vanished."""
         seconds = max(1, round(self.timeout))
         unless_given = {
             "tcp_user_timeout": max(1000, round(1000 * self.timeout)),
@@ -697,7 +682,7 @@ def _run_postgres(connection: Any, statement: str, parameters: Sequence[Any] = (
 
 
 def open_storage(url: str, timeout: float, clock: Callable[[], int] | None = None) -> Storage:
-    """The storage of a URL, not connected yet; arguments and errors as for `Ledger`."""
+    """The storage of a URL, not connected yet; arguments as for `Ledger`."""
     timeout = check_number("timeout", timeout, above=0.0)
     scheme, separator, rest = str(url).partition("://")
     if separator and scheme in ("postgresql", "postgres"):

@@ -47,14 +47,13 @@ ASSUMES = (
 ASSUMES_OF_STUDENT = "The labels of the public inputs may be queried: they count as released."
 
 WORDS = ("sentence", "says", "assumes", "does_not_say")
-"""Names of the texts that `Guarantee.to_dict` writes."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A guarantee by post-processing, with its assumptions and what it does not cover. The texts follow from the facts.
+    """A guarantee by post-processing, with its assumptions and what it does not cover.
 
     Args:
         source: "public models": trained on public data and its own labels; "student": trained on public inputs and the
@@ -75,7 +74,6 @@ class Guarantee:
     labels_asked: int = 0
 
     kind: ClassVar[str] = "by construction"
-    """As opposed to "by audit"."""
 
     does_not_say: ClassVar[tuple[str, ...]] = (
         "What the labels themselves reveal about the private records: a client with many queries learns from labels"
@@ -83,7 +81,6 @@ class Guarantee:
         "The public records: explanations may reveal who is among them.",
         "Agreement of the explaining models with the explained model: it is measured, see `measured`.",
     )
-    """What the guarantee does not cover."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -137,7 +134,7 @@ class Guarantee:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], *, compare_words: bool = True) -> Guarantee:
-        """The guarantee that `to_dict` wrote. Another version may phrase its texts differently (`compare_words`).
+        """The guarantee that `to_dict` wrote; `compare_words` unless another version may have phrased its texts.
 
         Raises `ConfigurationError` for facts that are missing or contradict each other, `InputError` for other texts.
         """
@@ -176,7 +173,7 @@ class Estimate:
 
     @classmethod
     def of_mean(cls, values: ArrayLike, confidence: float = 0.95) -> Estimate:
-        """Estimate of the mean of independent numbers in [-1, 1], by Student's t; for a single number, [-1, 1]."""
+        """Estimate of the mean of independent numbers in [-1, 1], by Student's t."""
         check_confidence(confidence)
         numbers = np.asarray(values, dtype=np.float64).ravel()
         if not len(numbers) or not np.isfinite(numbers).all():
@@ -195,11 +192,11 @@ class Estimate:
 class Measured:
     """Agreement and faithfulness of explanations by other models, each with an interval.
 
-    Deletion is the fall of the explained model's probability of its label when the features that a map names are
-    deleted; insertion is its rise when only they are kept; see `safexplain.faithfulness`. `native_` are the means of
-    explanations of the model itself, `deletion_difference` the mean difference on the same example; None: the model
-    returns labels only. `fraction` is the largest share of the features that a map names, `agreement` the share of the
-    examples for which the explaining models predict the explained model's label.
+    Deletion is the fall of the explained model's probability of its label without the features that a map names,
+    insertion its rise with only these (`safexplain.faithfulness`). `native_` are means of explanations of the model
+    itself, `deletion_difference` the mean difference on the same example; None: the model returns labels only.
+    `fraction` is the largest share of the features that a map names, `agreement` the share of the examples for which
+    the explaining models predict the explained model's label.
 
     Raises:
         ConfigurationError: a number is out of range.
@@ -244,12 +241,12 @@ class Measured:
 
 Array = NDArray[np.float64]
 
-DELTAS = 24  # small deltas, and large ones, at which epsilon is computed: each is a valid bound by itself
-CELLS = 20_000  # of the midpoint rule for the area, which is never below that of a concave curve
+DELTAS = 24  # small deltas, and large ones, whose epsilons each give a valid bound
+CELLS = 20_000  # of the midpoint rule, whose area is never below that of a concave curve
 
 
 def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
-    """() or (n,) largest true-positive rates of any attack at these false-positive rates, by one (epsilon, delta).
+    """() or (n,) largest true-positive rates of any attack at these false-positive rates.
 
     min(exp(epsilon) FPR + delta, 1 - exp(-epsilon) (1 - delta - FPR)), for one record added or removed (Kairouz, Oh and
     Viswanath 2015, arXiv 1311.0776, Theorem 2.1).
@@ -264,10 +261,9 @@ def tpr_bound(fpr: ArrayLike, epsilon: float, delta: float) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class RocBound:
-    """An upper bound on every attack's ROC curve, from (k,) epsilons at (k,) deltas, which all hold.
+    """An upper bound on every attack's ROC curve, from (k,) epsilons at (k,) deltas.
 
-    The smallest `tpr_bound` is the trade-off curve (Dong, Roth and Su 2019, arXiv 1905.02383, Proposition 2.12), much
-    tighter at low rates than that of a single pair.
+    The smallest `tpr_bound` is the trade-off curve (Dong, Roth and Su 2019, arXiv 1905.02383, Proposition 2.12).
     """
 
     epsilons: Array
@@ -276,7 +272,7 @@ class RocBound:
     @classmethod
     @lru_cache(maxsize=16)
     def of(cls, statement: PrivacyStatement, adjacency: Adjacency = "add_remove") -> RocBound:
-        """The bound of a training; without any finite epsilon it is 1 everywhere."""
+        """The bound of a training."""
         deltas = [0.0]
         if statement.phases:
             deltas = [*np.geomspace(statement.delta, 0.1, DELTAS), *np.linspace(0.1, 0.98, DELTAS)[1:]]
@@ -285,24 +281,24 @@ class RocBound:
         return cls(finite[:, 0], finite[:, 1])
 
     def __call__(self, fpr: ArrayLike, /) -> Array:
-        """() or (n,) largest true-positive rates of any attack at these false-positive rates."""
+        """() or (n,) largest true-positive rates at these false-positive rates."""
         rates = np.asarray(fpr, dtype=np.float64)
         bounds = [tpr_bound(rates, e, d) for e, d in zip(self.epsilons, self.deltas, strict=True)]
         return np.minimum.reduce(bounds, initial=1.0) if bounds else np.ones_like(rates)
 
     @property
     def auc(self) -> float:
-        """Upper bound on every attack's AUC; at most 1e-4 above the exact area."""
+        """Upper bound on every attack's AUC."""
         return min(1.0, float(self((np.arange(CELLS) + 0.5) / CELLS).mean()))
 
 
 @dataclass(frozen=True)
 class Implied:
-    """What a training's privacy statement implies at a policy's false-positive rate, under the statement's assumptions.
+    """What a training's privacy statement implies at a policy's false-positive rate, under its assumptions.
 
-    Rates are expectations over the training and the attacked record, with members drawn by independent coins. Epsilon
-    and delta are for one record added or removed. No attack has a true-positive rate above `by_epsilon`, which follows
-    from these alone, nor above `tpr`, by the mechanism's whole trade-off curve, nor an AUC above `auc`.
+    Rates are expectations over the training and the attacked record, with members drawn by independent coins. No attack
+    has a true-positive rate above `by_epsilon`, which follows from epsilon and delta (one record added or removed)
+    alone, nor above `tpr`, by the mechanism's whole trade-off curve, nor an AUC above `auc`.
     """
 
     epsilon: float
@@ -316,7 +312,7 @@ class Implied:
 
     @classmethod
     def of(cls, statement: PrivacyStatement, fpr: float) -> Implied | None:
-        """From a training's statement; None: its epsilon is infinite, so nothing is implied."""
+        """From a training's statement; None: its epsilon is infinite."""
         epsilon, delta = statement.epsilons.add_remove, statement.delta
         if not epsilon < math.inf:
             return None
@@ -326,7 +322,7 @@ class Implied:
 
     @property
     def sentence(self) -> str:
-        """The implication in words, without a capital and a full stop."""
+        """The implication in words, without a full stop."""
         text = (
             "according to its privacy statement, the training is differentially private with epsilon"
             f" {self.epsilon:.3g} (one record added or removed) at delta {self.delta:g}, so no attack, with any number"
@@ -340,7 +336,7 @@ class Implied:
         return text
 
     def check(self, statement: PrivacyStatement | None) -> None:
-        """Raise `InputError` unless it follows from the statement, up to differences between accountants' versions."""
+        """Raise `InputError` unless it follows from the statement, up to `TOLERANCE`."""
         follows = None if statement is None else Implied.of(statement, self.fpr)
         if follows is None:
             raise InputError("implied: expected a privacy statement with a finite epsilon, from which it follows")

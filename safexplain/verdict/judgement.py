@@ -1,4 +1,4 @@
-"""The evidence and the verdict, with NumPy and SciPy only, so that readers of a certificate can compute it again."""
+"""The evidence and the verdict, with NumPy and SciPy only."""
 
 from __future__ import annotations
 
@@ -25,23 +25,20 @@ EXIT_CODES: dict[Verdict, int] = {"certified": 0, "leak": 1, "inconclusive": 3} 
 
 @dataclass(frozen=True)
 class Evidence:
-    """How many members one attack found, alone and compared with the baseline at its number of queries.
-
-    Counts are of independent units (see `thresholds.weights_of`): whole numbers if each example is a unit.
-    """
+    """How many members one attack found, in independent units (`thresholds.weights_of`)."""
 
     attack: str
     signal: str
-    role: Role  # what it reads: the explanation, the label, the loss, or two of these
+    role: Role  # what it reads
     level: int  # number of queries about each example
-    found: float  # members above the rank of the policy's false-positive rate: the estimate
-    upper_bound_count: float  # members above the threshold of the upper bound (see `thresholds`)
-    lower_bound_count: float  # members above the higher threshold of the lower bound
-    pair: PairedCounts | None = None  # comparison with the baseline; None: this is the baseline, or there is none
+    found: float  # at the policy's false-positive rate: the estimate
+    upper_bound_count: float  # above the upper bound's threshold
+    lower_bound_count: float  # above the lower bound's, higher threshold
+    pair: PairedCounts | None = None  # comparison with the baseline
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it reads only the labels (or predictions) of the queries."""
+        """Whether it reads only what is released anyway."""
         return self.attack in BASELINES
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,27 +52,26 @@ BASELINES = {"LabelPatience": "labels", "PredictionPatience": "predictions"}
 
 
 def baseline_name(policy: Policy) -> str:
-    """The attack on what is released anyway; "" if predictions alone are released, so that nothing is added."""
+    """The attack on what is released anyway; "" if predictions alone are released."""
     return {"explanation": "LabelPatience", "explanation+prediction": "PredictionPatience"}.get(policy.release, "")
 
 
 STRENGTH = ("references", "recipe", "accuracy")
-"""Controls of the attacks' strength and of the data: if one fails, nothing is certified, but a proven leak stands."""
+"""Controls whose failure rules out a certificate, but not a leak."""
 
 
 @dataclass(frozen=True)
 class Control:
     """One check that members and non-members differ only by training, or that the attacks are strong enough."""
 
-    name: str  # blind baseline, null model, shuffled membership, references, recipe, accuracy or other source
+    name: str
     failed: bool | None  # None: it could not be run
-    says: str  # the finding, or why it was not run, in a sentence
-    numbers: dict[str, float]  # behind the finding
+    says: str  # the finding, or why it was not run
+    numbers: dict[str, float]
 
 
 def is_judged(role: Role, policy: Policy, claim: Claim | None = None) -> bool:
-    """Whether the verdict rests on attacks of this role: those that the stated attacker can run, under the claim
-    "excess" those on the explanation together with what is released anyway. `claim` replaces the policy's."""
+    """Whether the verdict rests on attacks of this role; `claim` replaces the policy's."""
     if policy.release == "prediction":
         return role in ("label", "loss")
     predictions = policy.release == "explanation+prediction"
@@ -90,24 +86,21 @@ def code(of: Evidence) -> str:
 
 
 def at_level(signal: str, level: int) -> str:
-    """Name in the file of a signal after `level` queries: l1, l1@200."""
+    """Name of a signal after `level` queries: l1, l1@200."""
     return signal if level == 1 else f"{signal}@{level}"
 
 
 def split_level(signal: str) -> tuple[str, int]:
-    """Signal and number of queries of a name in the file; a suffix that is no number belongs to the name."""
+    """Signal and number of queries of such a name."""
     name, at, level = signal.rpartition("@")
     return (name, int(level)) if at and name and level.isdecimal() and int(level) > 1 else (signal, 1)
 
 
-WHOLE_MAP = "attributions"
-"""Name of the signal that holds whole attribution vectors."""
-
+WHOLE_MAP = "attributions"  # the signal of whole attribution vectors
 
 UNREADABLE = "not the outcome of an audit"
 
 MAIN = "Stacked"
-"""Attacks expected to be the strongest, which get half of the risk of a target's lower bounds."""
 
 Reason = Literal[
     "nothing judged",
@@ -124,25 +117,24 @@ Reason = Literal[
     "used before",
     "too wide",
 ]
-"""Why a verdict is inconclusive (`words.reasons`). All but the first and the last only rule out a certificate."""
+"""Why a verdict is inconclusive; all but the first and the last only rule out a certificate."""
 
 WRITTEN = (
     "verdict", "policy", "claim", "limit", "bound", "levels", "split", "uses", "forced", "tried", "members",
     "non_members", "grouped", "references", "omitted", "gaps", "target", "targets", "evidence", "controls",
     "could_certify", "needed", "others",
 )  # fmt: skip
-"""Fields of the JSON, in their order."""
 
 
 def main_of(policy: Policy) -> str:
-    """Name of the attacks that get half of the risk under this policy."""
+    """Attacks expected to be the strongest, which get half of the risk of the lower bounds."""
     return "PredictionPatience" if policy.release == "prediction" else MAIN
 
 
 def lower_risks(attacks: Sequence[str], policy: Policy, targets: int = 1) -> list[float]:
-    """Risk of the lower bound of each judged attack, in order; they add up to the policy's risk / targets (Bonferroni),
-    because one lower bound is enough to call a leak. Each upper bound has all of the risk, because a certificate needs
-    all of them (an intersection-union test: Berger, Technometrics 24, 1982)."""
+    """Risk of each judged attack's lower bound; they add up to the policy's risk / targets (Bonferroni), because one
+    proves a leak. Each upper bound has all of the risk, because a certificate needs all of them (an intersection-union
+    test: Berger, Technometrics 24, 1982)."""
     if not attacks:
         return []
     best = main_of(policy)
@@ -160,19 +152,19 @@ class Judgement:
     Args:
         evidence: of every attack, judged or not.
         members, non_members: scored independent units: examples, or groups of related ones.
-        references: number of reference models; 0 if only thresholds could be tried.
-        controls: all controls, also those that could not be run.
-        omitted: attacks of the full suite that fit the signals but were not run.
-        gaps: released arrays that no attack read, or that are missing at a number of queries of the policy.
+        references: number of reference models.
+        controls: also those that could not be run.
+        omitted: attacks that fit the signals but were not run.
+        gaps: released arrays that no attack read, or that are missing at a number of queries.
         split: "certification", or "selection", on which nothing can be decided.
         uses: number of this verdict on these examples, from 1; None: not counted.
         forced: certify although it is not the first.
-        tried: the other verdicts on these examples, a line each.
-        grouped: examples scored, if groups of them are the units; None: each example is a unit.
-        target, targets: index of the model, and how many there are, each judged on its own.
+        tried: the other verdicts on these examples.
+        grouped: examples scored, if groups of them are the units.
+        target, targets: index of the model, and how many are judged.
         others: judgements of the other targets; this one is the most exposed.
         quick: a quick look, which certifies nothing.
-        implied: what differential privacy of the single target's training implies for the scored records, or None.
+        implied: what differential privacy of the single target's training implies.
     """
 
     policy: Policy
@@ -220,11 +212,11 @@ class Judgement:
 
     @property
     def anyway(self) -> str:
-        """What is released even without explanations: "labels" or "predictions"."""
+        """What is released even without explanations."""
         return "labels" if self.policy.release == "explanation" else "predictions"
 
     def baseline(self, level: int) -> Evidence | None:
-        """The attack on the labels (or predictions) alone at this number of queries."""
+        """The attack on the labels (or predictions) alone."""
         return next((e for e in self.evidence if e.attack == baseline_name(self.policy) and e.level == level), None)
 
     @cached_property
@@ -234,12 +226,12 @@ class Judgement:
 
     @cached_property
     def compared(self) -> bool:
-        """Whether the judged attacks are compared with the labels (or predictions) of the same queries."""
+        """Whether the judged attacks are compared with the baseline."""
         return self.policy.claim != "whole" and any(e.attack == baseline_name(self.policy) for e in self.evidence)
 
     @property
     def limit(self) -> float:
-        """The limit that bounds are compared with."""
+        """The limit of the bounds."""
         return self.policy.max_tpr if self.claim == "whole" else self.policy.limit
 
     def is_judged(self, e: Evidence) -> bool:
@@ -253,7 +245,7 @@ class Judgement:
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        """Numbers of queries of the policy at which nothing could be judged."""
+        """The policy's numbers of queries at which nothing could be judged."""
         there = {e.level for e in self.judged if code(e) in self.decisive}
         return tuple(level for level in self.policy.patience if level not in there)
 
@@ -265,17 +257,17 @@ class Judgement:
         return dict(zip(map(code, self.judged), shares, strict=True))
 
     def lower_risk(self, e: Evidence) -> float:
-        """Largest probability that the attack's lower bound is wrong; an unjudged attack counts as one more."""
+        """Risk of the attack's lower bound; an unjudged attack counts as one more."""
         return self._risks.get(code(e), self.policy.risk / self.targets / (len(self.judged) + 1))
 
     @cached_property
     def could_certify(self) -> float:
-        """Smallest `max_tpr` that a sample of this size certifies for one guessing attack in 90 % of audits."""
+        """`best_certifiable` of this sample, as a `max_tpr`."""
         whole = replace(self.policy, claim="whole")
         return best_certifiable(whole, self.members, self.non_members)
 
     def bounds(self, e: Evidence) -> tuple[float, float]:
-        """Lower and upper bound of the attack's true-positive rate at the policy's false-positive rate."""
+        """Bounds of the attack's true-positive rate."""
         risk, fpr = self.lower_risk(e), self.policy.fpr
         share = lower_bound_rank(self.non_members, fpr, risk / 2)[1]
         low = lower_bound(e.lower_bound_count, self.members, risk / 2) * share
@@ -284,7 +276,7 @@ class Judgement:
         return low, upper_bound(e.upper_bound_count, self.members, self.policy.risk / 2)
 
     def added(self, e: Evidence) -> tuple[float, float] | None:
-        """Lower and upper bound of the attack's true-positive rate above the baseline's; None without a baseline."""
+        """Bounds of the attack's true-positive rate above the baseline's; None without one."""
         return self._added.get(code(e))
 
     @cached_property
@@ -294,21 +286,21 @@ class Judgement:
         return {code(e): difference_bounds(pair, *n, fpr, self.lower_risk(e), high) for e, pair in compared}
 
     def claimed(self, e: Evidence) -> tuple[float, float] | None:
-        """Bounds in the unit of the claim: of the rate, or of the excess."""
+        """Bounds in the unit of the claim."""
         return self.bounds(e) if self.claim == "whole" else self.added(e)
 
     @cached_property
     def decisive(self) -> dict[str, tuple[float, float]]:
-        """Judged attack -> bounds that are compared with the limit."""
+        """Judged attack -> bounds in the unit of the claim."""
         compared = {code(e): self.claimed(e) for e in self.judged}
         return {name: bounds for name, bounds in compared.items() if bounds is not None}
 
     def estimate(self, e: Evidence) -> float:
-        """The attack's estimate in the unit of the limit: the rate, or the excess."""
+        """The attack's estimate in the unit of the claim."""
         return e.found / self.members if self.claim == "whole" else self.excess(e)
 
     def excess(self, e: Evidence) -> float:
-        """Estimated true-positive rate above the baseline's at its number of queries; 0 without one."""
+        """Estimated true-positive rate above the baseline's; 0 without one."""
         return 0.0 if e.pair is None else (e.pair.only - e.pair.missed) / self.members
 
     def proven(self, e: Evidence) -> bool:
@@ -318,13 +310,13 @@ class Judgement:
 
     @cached_property
     def beyond(self) -> tuple[Evidence, ...]:
-        """Attacks that were not judged but whose lower bound is above the limit; the highest first."""
+        """Unjudged attacks whose lower bound is above the limit, the highest first."""
         others = [(bounds[0], e) for e in self.evidence if not self.is_judged(e) and (bounds := self.claimed(e))]
         return tuple(e for low, e in sorted(others, key=lambda one: -one[0]) if low > self.limit)
 
     @cached_property
     def missed_part(self) -> Evidence | None:
-        """An unjudged attack on a part of the release that finds too much, so judged ones cannot be relied on."""
+        """An unjudged attack on a part of the release that finds too much."""
         parts = {"explanation": ("explanation", "label"), "prediction": ("label", "loss")}
         roles = parts.get(self.policy.release, ROLES)
         return next((e for e in self.beyond if e.role in roles and e.level in self.policy.patience), None)
@@ -338,14 +330,14 @@ class Judgement:
 
     @cached_property
     def contradiction(self) -> Evidence | None:
-        """The attack whose lower bound is furthest above what the stated differential privacy allows; None: none."""
+        """The attack furthest above what the stated differential privacy allows."""
         most = None if self.implied is None or self._members_differ else self.implied.tpr
         above = [e for e in self.evidence if most is not None and self.bounds(e)[0] > most]
         return max(above, key=lambda e: self.bounds(e)[0], default=None)
 
     @cached_property
     def by_guarantee(self) -> bool:
-        """Whether the stated differential privacy alone satisfies the policy, and nothing contradicts it."""
+        """Whether the stated differential privacy alone satisfies the policy."""
         i = self.implied
         if i is None or self.quick or self._members_differ or self.split != "certification" or self.contradiction:
             return False
@@ -354,22 +346,20 @@ class Judgement:
 
     @property
     def basis(self) -> str:
-        """Basis of the verdict: "by guarantee" or "by measurement"."""
+        """Basis of the verdict, "by guarantee" or "by measurement"."""
         return "by guarantee" if self.verdict == "certified" and self.by_guarantee else "by measurement"
 
     @property
     def _members_differ(self) -> bool:
-        """Whether a failed control means that members differ from non-members, not only that attacks may be weak."""
+        """Whether a failed control means that members differ from non-members."""
         return any(c.name not in STRENGTH for c in self.failed)
 
     @cached_property
     def _leaks(self) -> bool:
-        """Whether a judged attack proves a leak, if the controls allow it."""
         return any(low > self.limit for low, _ in self.decisive.values())
 
     @cached_property
     def _wide(self) -> bool:
-        """Whether an upper bound of a judged attack lies above the limit."""
         return any(high > self.limit for _, high in self.decisive.values())
 
     @cached_property
@@ -400,7 +390,7 @@ class Judgement:
 
     @property
     def bound(self) -> float:
-        """Highest upper bound of the judged attacks of all targets, in the unit of the claim."""
+        """Highest upper bound of the judged attacks of all targets."""
         return max((high for one in (self, *self.others) for _, high in one.decisive.values()), default=1.0)
 
     @cached_property
@@ -423,12 +413,12 @@ class Judgement:
 
     @cached_property
     def uncompared(self) -> tuple[Evidence, ...]:
-        """Judged attacks that lack a comparison with the baseline at their number of queries."""
+        """Judged attacks that lack a comparison with the baseline."""
         return tuple(e for e in self.judged if code(e) not in self.decisive and e.level not in self.missing)
 
     @cached_property
     def own_reasons(self) -> tuple[Reason, ...]:
-        """Why the verdict about this target is inconclusive; empty if it is not."""
+        """Why the verdict about this target is inconclusive."""
         if self.own_verdict != "inconclusive":
             return ()
         if not self.judged:
@@ -437,21 +427,20 @@ class Judgement:
 
     @property
     def undecided_target(self) -> Judgement | None:
-        """The most exposed target that makes the verdict inconclusive; None if there is a verdict."""
+        """The most exposed target that makes the verdict inconclusive."""
         if self.verdict != "inconclusive":
             return None
         return next(one for one in (self, *self.others) if one.own_reasons)
 
     @property
     def too_wide(self) -> bool:
-        """Whether only the width of the intervals prevents a verdict, so that a larger audit may decide."""
+        """Whether only wide intervals prevent a verdict, so that a larger audit may decide."""
         one = self.undecided_target
         return one is not None and one.own_reasons == ("too wide",)
 
     @cached_property
     def needed(self) -> SampleSize | None:
-        """A sample that would probably decide about this target; None: it is decided, a control failed, or no sample
-        would."""
+        """A sample that would probably decide about this target; None: none would, or it is decided."""
         if self.own_verdict != "inconclusive" or self.failed or not self.decisive:
             return None
         judged = [e for e in self.judged if code(e) in self.decisive]
@@ -460,7 +449,7 @@ class Judgement:
 
     @cached_property
     def strongest(self) -> Evidence:
-        """The attack that proves a leak most clearly, or else the one with the highest upper bound."""
+        """The attack that proves a leak most clearly, or has the highest upper bound."""
         among = [e for e in self.judged if code(e) in self.decisive] or list(self.judged) or list(self.evidence)
 
         def key(e: Evidence) -> tuple[float, float]:
@@ -473,8 +462,7 @@ class Judgement:
 
     @property
     def levels(self) -> list[dict[str, Any]]:
-        """Each number of queries: the baseline's rate (`labels`), and the highest bounds of what judged attacks add and
-        find, or None."""
+        """The baseline's rate and the highest bounds of judged attacks, by number of queries."""
         return [self._level(level) for level in self.policy.patience]
 
     def _level(self, level: int) -> dict[str, Any]:
@@ -494,7 +482,7 @@ class Judgement:
         return {"patience": level, "labels": labels, "added": added, "whole": whole}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types without sentences; `from_dict` reads the counts and recomputes everything else."""
+        """Plain JSON types without sentences."""
         plain = {
             "policy": self.policy.to_dict(),
             "omitted": list(self.omitted),
@@ -526,7 +514,7 @@ class Judgement:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Judgement:
-        """Read what `to_dict` wrote, without derived fields; raises `InputError` at impossible or missing ones."""
+        """Recompute what `to_dict` wrote from its counts; `InputError` if they are impossible or missing."""
         later = ("quick", "implied")
         try:
             given = {f.name: content[f.name] for f in fields(Judgement) if f.name in content or f.name not in later}

@@ -14,15 +14,14 @@ Release = Literal["explanation", "explanation+prediction", "prediction"]
 Claim = Literal["whole", "excess"]
 
 PATIENCE = (1, 32)
-"""Default numbers of queries an example: after some thirty queries, more reveal hardly anything about labels
-(docs/evidence, "dithering")."""
+"""Default numbers of queries an example; more than thirty hardly reveal more about labels (docs/evidence)."""
 
 AVERAGING = 200
-"""Additional number of queries if a release has noise, which averages out only over many queries."""
+"""Additional number of queries if a release has noise, to average it out."""
 
 MOST_TOLERATED, LEAST_EXCESS, MOST_PATIENCE = 0.9, 1e-4, 1_000_000
 RANGES = {"fpr": (1e-5, 0.2), "max_tpr": (1e-5, MOST_TOLERATED), "confidence": (0.8, 1 - 1e-6)}
-"""Allowed ranges: a limit that tolerates almost any leak is refused."""
+"""Allowed ranges."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +31,23 @@ class Policy:
     Args:
         fpr: share of non-members that the attacker may falsely identify as members.
         max_tpr: largest tolerated share of members found at that rate; chance is `fpr`.
-        confidence: of the verdict as a whole: a false leak and a false certificate each have a probability of at most
-            1 - confidence.
-        release: what the service releases: the explanation, the explanation and the prediction (its probabilities,
-            hence the loss), or the prediction alone. The predicted label is released in all three cases.
-        claim: "excess" judges what the explanation adds to the labels (or predictions) of the same queries, which are
-            released anyway, by a paired comparison; "whole" judges everything that is released together. If only the
-            prediction is released, the claim is always "whole".
+        confidence: a false leak and a false certificate each have a probability of at most 1 - confidence.
+        release: what the service releases besides the label: the explanation, the prediction (its probabilities, hence
+            the loss), or both.
+        claim: "excess" judges what the explanation adds to the labels (or predictions) of the same queries, by a paired
+            comparison; "whole" judges all that is released together, always so if that is only the prediction.
         max_excess: for "excess": largest tolerated difference of the two true-positive rates. None: max_tpr - fpr.
         suite: names of attacks to run (such as "LikelihoodRatio"); empty: all that fit the signals.
         selection: share of the examples set aside for choosing a configuration; the verdict never uses them.
-        training: share of the examples set aside to train attacks that learn, on what reference models released about
-            them. 0: they learn from reference models' answers about the scored examples, which is fair because the
-            target's membership is not used; the blind control then trains on one half and tests on the other.
-        patience: numbers of queries about each example, each slightly different; every one is judged. (1,) is an
-            attacker who asks once. By default `audit` adds `AVERAGING` queries if the release has noise (`patient`).
+        training: share of the examples set aside to train attacks that learn. 0: they learn from reference models'
+            answers about the scored examples, without the target's membership; the blind control then trains on one
+            half and tests on the other.
+        patience: numbers of queries about each example, each slightly different; every one is judged. By default,
+            `audit` adds `AVERAGING` queries if the release has noise.
         references: smallest number of reference models for a certificate; attacks with few of them are much weaker.
         uncounted: certify although earlier verdicts on the same examples cannot be counted; the certificate states it.
         reason: why this policy was chosen, for readers of the certificate.
-        look, looks: number of this look at the same model, and how many were declared before the first. Repeated looks
-            at an undecided audit share its risk (`risk`).
+        look, looks: number of this look at the same model, and how many were declared before the first.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: a value of the wrong type or out of range, or max_tpr below fpr.
@@ -123,25 +119,24 @@ class Policy:
     def risk(self) -> float:
         """Largest probability of either wrong verdict at this look.
 
-        All looks share 1 - confidence (Bonferroni, under any dependence): the first gets half, the others equal parts
-        of the rest.
+        All looks share 1 - confidence (Bonferroni): the first gets half, the others equal parts of the rest.
         """
         share = 1.0 if self.looks == 1 else 0.5 if self.look == 1 else 0.5 / (self.looks - 1)
         return share * (1 - self.confidence)
 
     @property
     def tolerated_excess(self) -> float:
-        """Largest tolerated difference of true-positive rates under the claim "excess"."""
+        """Largest tolerated difference under the claim "excess"."""
         return self.max_tpr - self.fpr if self.max_excess is None else self.max_excess
 
     @property
     def limit(self) -> float:
-        """Limit of the bounds: `max_tpr`, or the tolerated excess."""
+        """Limit of the bounds under the claim."""
         return self.max_tpr if self.claim == "whole" else self.tolerated_excess
 
     @property
     def weaker(self) -> tuple[str, ...]:
-        """In which ways this policy demands less than the default one, in words; empty if in none."""
+        """In which ways this policy demands less than the default one, in words."""
         default, found, most = Policy(), list[str](), max(self.patience)
         if self.claim == "excess" and self.tolerated_excess > default.tolerated_excess * (1 + 1e-9):
             found.append(f"excess {100 * self.tolerated_excess:.4g} points")
@@ -169,13 +164,13 @@ class Policy:
         return ", ".join(changes) or "default policy"
 
     def patient(self, *, noise: bool) -> Policy:
-        """This policy, with `AVERAGING` queries added if the release has noise and the patience is the default."""
+        """This policy, with `AVERAGING` added to the default patience if the release has noise."""
         if noise and self.patience == PATIENCE:
             return replace(self, patience=(*PATIENCE, AVERAGING))
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `look` and `looks` only if there are several looks."""
+        """Plain JSON types."""
         written = {**asdict(self), "suite": list(self.suite), "patience": list(self.patience)}
         if self.looks == 1:
             del written["look"], written["looks"]
@@ -183,11 +178,7 @@ class Policy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
-        """Read what `to_dict` wrote; missing names get their defaults.
-
-        Raises:
-            ConfigurationError: an unknown name, or as the constructor.
-        """
+        """Read what `to_dict` wrote; `ConfigurationError` for unknown names, defaults for missing ones."""
         return from_table(cls, values, "policy")
 
     @classmethod

@@ -16,7 +16,7 @@ from safexplain.verdict.stats.paired import PairedCounts, count_pairs, differenc
 from safexplain.verdict.thresholds import by_score, upper_bound, upper_bound_rank
 
 POWER = 0.9  # probability of reaching a verdict that counts as enough
-LARGEST = 1000.0  # a larger multiple of the present sample is not suggested
+LARGEST = 1000.0  # multiple of the present sample
 MOST_A_SIDE = 20_000  # largest default number of members, and of non-members, that are scored
 TYPICAL_BASE = 2.0  # assumed true-positive rate of labels alone over the false-positive rate
 
@@ -25,18 +25,17 @@ ROUGH = 1.25
 
 
 def best_certifiable(policy: Policy, members: int, non_members: int, attacks: int = 1) -> float:
-    """Smallest limit of the policy's claim that would be certified with a probability of 90 % if nothing leaks.
+    """Smallest limit of the policy's claim, in (0, 1], that would be certified in 90 % of audits if nothing leaks.
 
-    This is a `max_tpr` under the claim "whole" and a `max_excess` under "excess", in (0, 1]. Under "whole" all attacks
-    guess: members found above a rank have a beta-binomial distribution, and failure probabilities of several attacks
-    add up. Under "excess" they find just what the labels find, on a binormal curve with twice as many members as
-    guessing finds (`TYPICAL_BASE`).
+    Under the claim "whole", a `max_tpr`, all attacks guess: members found above a rank have a beta-binomial
+    distribution. Under "excess", a `max_excess`, they find just what the labels find, on a binormal curve with twice as
+    many members as guessing finds.
 
     Args:
         policy: its claim, false-positive rate and confidence are used.
-        members: units that will be scored, without those set aside for choosing and training.
+        members: units that will be scored.
         non_members: likewise.
-        attacks: number of judged attacks, all of which must pass.
+        attacks: number of judged attacks, all of which must pass; their failure probabilities add up.
 
     Raises:
         InputError: a size below 1.
@@ -66,8 +65,7 @@ def best_certifiable(policy: Policy, members: int, non_members: int, attacks: in
 def examples_needed(policy: Policy) -> int:
     """Default number of scored examples, half of them members: 1,200 under the default policy.
 
-    The fewest (in hundreds a side, at least 500) that would certify a limit half as far above guessing as the policy's
-    if nothing leaks (`best_certifiable`).
+    The fewest (in hundreds a side, at least 500) that would certify a limit half as far above guessing as the policy's.
     """
     none = policy.fpr if policy.claim == "whole" else 0.0
     for side in range(500, MOST_A_SIDE, 100):
@@ -80,8 +78,7 @@ def examples_needed(policy: Policy) -> int:
 def leak_power(policy: Policy, members: int, non_members: int, *, heavy_tails: bool = False) -> float:
     """Share of 100 simulated audits (20 for more than 5,000 units a side) that prove a leak of 3 `max_excess`.
 
-    Scores of members are shifted; they are normal, or have Student's t distribution with 3 degrees of freedom, and are
-    independent of the labels', which find twice as many members as guessing (`TYPICAL_BASE`).
+    Scores, shifted for members, are normal or t-distributed (3 degrees of freedom), and independent of the labels'.
     """
     rng, fpr = np.random.default_rng(0), policy.fpr
     member = np.arange(members + non_members) < members
@@ -99,7 +96,7 @@ def leak_power(policy: Policy, members: int, non_members: int, *, heavy_tails: b
 
 
 class AttackBounds(NamedTuple):
-    """Estimate of one judged attack, its bounds, and the risk of the lower one."""
+    """An attack's estimate, its bounds, and the risk of the lower one."""
 
     estimate: float
     low: float
@@ -109,7 +106,7 @@ class AttackBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleSize:
-    """A sample (in the certification split) that would probably decide, and the verdict, if the estimates are true."""
+    """A sample that would probably decide, and the verdict."""
 
     members: int
     non_members: int
@@ -122,8 +119,8 @@ def sample_needed(
     """The smallest sample, in the present proportions, that would probably decide if the estimates are true.
 
     Widths of intervals fall with the square root of the size. A leak needs one attack that proves it with a probability
-    of 90 %, a certificate needs each attack below the limit with that probability. `risk` is that of each upper bound.
-    None: no sample of up to 1,000 times the present size would decide.
+    of 90 %, a certificate each attack below the limit. `risk` is that of each upper bound. None: no sample of up to
+    1,000 times the present size would decide.
     """
     leaks, passes = [], []
     for one in found:
@@ -141,9 +138,6 @@ def sample_needed(
 
 
 def _times(distance: float, risk: float) -> float:
-    """Factor by which the sample must grow to bring a bound past the limit.
-
-    `distance` is that of the bound from the estimate, over that of the limit.
-    """
+    """Growth of the sample that brings a bound past the limit; `distance` from the estimate, over the limit's."""
     more = 1 + distributions.norm.ppf(POWER) / distributions.norm.isf(risk)
     return float((distance * more) ** 2)

@@ -43,13 +43,12 @@ OWN_LOOP = (
     "all steps that shaped the weights are counted here, except those of an earlier training whose weights were loaded"
     " without its count",
 )
-"""Assumptions about a user's own loop; `safexplain.audit.canaries.WhiteBox` and `safexplain canaries` test them."""
+"""Assumptions about a user's own loop, which `safexplain canaries` tests."""
 PERSONS_PROTECTED: dict[Adjacency, str] = {
     "add_remove": "whether a person, with all of their rows, was in the training data",
     "substitute": "the contents and number of a person's rows, even if it is known that the person was in the data",
     "zero_out": "whether a person's rows or empty ones were used, given the number of persons",
 }
-"""What an observer of the model cannot tell if persons are the unit."""
 SAMPLED = {
     "poisson": "each record joined each batch independently at random, and batches stay hidden",
     "fixed-size": "each batch was a uniformly random subset of fixed size, and batches stay hidden",
@@ -62,19 +61,18 @@ SEEDED = (
 RANDOMNESS = "noise comes from a pseudo-random generator whose seed stays secret, in floating-point numbers"
 SECURE = "noise and random batches come from {}, in {} numbers"
 Unit = Literal["record", "person"]
-"""Neighbouring data sets differ in one of these."""
 
 _LATER = frozenset({"unit", "rows_per_person", "own_loop", "generator"})
-"""Newer fields: left out of JSON at their defaults, so that older statements keep their digest."""
+"""Left out of JSON at their defaults, so that older statements keep their digest."""
 
 MOST_PHASES = 1000
 
 TOLERANCE = 2e-3
-"""Absolute and relative difference of a stated epsilon that is allowed between versions of the accountant."""
+"""Absolute and relative difference of a stated epsilon that is allowed between accountants' versions."""
 
 
 def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
-    """The assumption about the source of noise: a cryptographic generator in words ("": another), or a user's seed."""
+    """The assumption about the source of noise: a cryptographic generator in words, another (""), or a user's seed."""
     if seeded:
         return SEEDED
     return SECURE.format(generator, "whole" if whole else "floating-point") if generator else RANDOMNESS
@@ -82,26 +80,26 @@ def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """A differential privacy guarantee: mechanism and parameters, from which the epsilons are always computed.
+    """A differential privacy guarantee: mechanism and parameters, from which the epsilons are computed.
 
     Args:
         mechanism: its name and source.
         records: n, the number of records (or persons) actually trained on.
         delta: in [1e-12, 1) for the Gaussian mechanism; 0 for a pure guarantee.
-        phases: the steps of the Gaussian mechanism, one after another, on the same records.
+        phases: the steps of the Gaussian mechanism, in order, on the same records.
         pure_epsilon: of a mechanism without delta, under substitution; or None.
         pure_add_remove: the same under add/remove and zero-out; None: no better bound than `pure_epsilon` is known.
         clipping: how one record's share of a sum was bounded.
-        expected_batch_size: the public constant that sums were divided by; sample rates must be this over `records`.
+        expected_batch_size: public constant that sums were divided by; sample rates must be this over `records`.
         trained: which parameters were trained.
         pretrained: training started from weights that had seen other data.
         seeded: batches and noise came from a user's seed.
         count_noised: `records` is n with noise that the epsilons account for, and nothing else depends on n, so that
             even a record's presence is hidden. False: n is public.
-        weights: `safexplain._digest.trained_digest` of the trained model; "" before training.
+        weights: digest of the trained model; "" before training.
         unit: neighbouring data sets differ in one "record", or in one "person" with all of their rows. Batches are then
-            batches of persons, and `clipping` bounds the sum over all rows of a person.
-        rows_per_person: largest number of rows of a person; with unit "person" only.
+            of persons, and `clipping` bounds the sum over a person's rows.
+        rows_per_person: largest number of a person's rows; with unit "person" only.
         own_loop: the loop was the user's own, known only from the accountant's history.
         generator: the cryptographic generator of noise and batches, in words; "" for any other, or a seed.
 
@@ -167,14 +165,14 @@ class PrivacyStatement:
 
     @cached_property
     def epsilons(self) -> Epsilons:
-        """Epsilons under every adjacency, computed from the parameters."""
+        """Epsilons under every adjacency."""
         if self.pure_epsilon is None:
             return composed(self.phases, self.delta)
         present = self.pure_add_remove or self.pure_epsilon
         return Epsilons(present, self.pure_epsilon, present, 0.0)
 
     def check_model(self, model: Any) -> None:
-        """Raise `RefusedError` unless the statement is about the weights of this torch module or fitted estimator."""
+        """Raise `RefusedError` unless it is about the weights of this torch module or fitted estimator."""
         if not self.weights:
             raise RefusedError(
                 "the privacy statement names no weights, so nothing binds it to this model. Pass the statement of the"
@@ -207,7 +205,7 @@ class PrivacyStatement:
 
     @property
     def protects(self) -> dict[Adjacency, str]:
-        """What an observer of the model cannot tell, up to epsilon and delta, under each adjacency."""
+        """What an observer of the model cannot tell, up to epsilon and delta."""
         return PERSONS_PROTECTED if self.unit == "person" else PROTECTS
 
     @property
@@ -221,7 +219,7 @@ class PrivacyStatement:
         return lines + (OWN_LOOP if self.own_loop else ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, epsilons and texts included; `from_dict` checks the epsilons."""
+        """Plain JSON types, epsilons and texts included."""
         stated = {**asdict(self), "phases": [*map(asdict, self.phases)]}
         for later in fields(self):
             if later.name in _LATER and stated[later.name] == later.default:
@@ -237,17 +235,12 @@ class PrivacyStatement:
 
     @property
     def _by_adjacency(self) -> dict[str, float | None]:
-        """Epsilon under each adjacency; None: infinite."""
         spent = {name: self.epsilons.of(name) for name in get_args(Adjacency)}
         return {name: value if math.isfinite(value) else None for name, value in spent.items()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> PrivacyStatement:
-        """The statement that `to_dict` wrote.
-
-        Raises:
-            InputError: fields are missing or unknown, or a stated epsilon does not follow from the parameters.
-        """
+        """The statement that `to_dict` wrote; `InputError` for other fields, or an epsilon that does not follow."""
         names = {f.name for f in fields(cls)}
         derived = {"epsilon", "protects", "not_protected", "assumptions", "accountant"}
         needed = (names | derived) - _LATER
@@ -262,12 +255,12 @@ class PrivacyStatement:
         return found
 
     def save(self, path: str | Path) -> Path:
-        """Write it as JSON; raises `InputError` if it cannot be written."""
+        """Write it as JSON, or raise `InputError`."""
         return write_atomically(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> PrivacyStatement:
-        """Read what `save` wrote; raises `InputError` if it cannot be read, or as `from_dict`."""
+        """Read what `save` wrote, or raise `InputError`."""
         return cls.from_dict(strict_json.load(path, "privacy statement"))
 
     def rows(self) -> dict[str, str]:

@@ -15,15 +15,15 @@ from safexplain.verdict.stats import RocCurve, auc_interval
 from safexplain.verdict.stats.roc import RateAtFpr
 
 SHOWN_FPRS = (0.001, 0.01, 0.05, 0.1)
-"""False-positive rates at which every attack is reported, in addition to the policy's."""
+"""False-positive rates at which every attack is reported, besides the policy's."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttackResult(Evidence):
-    """Evidence of one attack, with its curve and rates, which the verdict does not use."""
+    """Evidence of one attack, with its curve and rates."""
 
-    curve: RocCurve = field(kw_only=True)  # its ROC over the scored examples
-    rates: tuple[RateAtFpr, ...] = field(kw_only=True)  # its TPR at each reported false-positive rate
+    curve: RocCurve = field(kw_only=True)  # ROC of the scored examples
+    rates: tuple[RateAtFpr, ...] = field(kw_only=True)  # TPR at each reported false-positive rate
 
     @property
     def auc(self) -> float:
@@ -66,10 +66,10 @@ class AuditResult(Judgement):
 
     Args:
         evidence: the attacks, in the order of the suite.
-        orders: for each judged attack, who is a member from the highest score to the lowest.
+        orders: for each judged attack, membership from the highest score to the lowest.
         sizes: examples in each split.
         slices: TPR of the strongest attack in parts of the members, such as the classes.
-        exposed: the members that it finds most surely; empty unless requested.
+        exposed: the members that it finds most surely, if requested.
     """
 
     evidence: tuple[AttackResult, ...]

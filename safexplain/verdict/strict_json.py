@@ -1,8 +1,5 @@
-"""JSON with one meaning for every reader, and one canonical text for every meaning. No torch.
-
-It refuses what parsers disagree about (RFC 8259, sections 4 and 6), such as duplicate names and NaN, and what exhausts
-a reader, such as deep nesting and huge integers.
-"""
+"""JSON with one meaning and one canonical text: nothing that parsers disagree about (RFC 8259, sections 4 and 6), such
+as duplicate names and NaN, or that exhausts them, such as deep nesting and huge integers."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ from typing import Any, NoReturn
 
 from safexplain.errors import CertificateError, InputError, SafexplainError
 
-LARGEST = 8 << 20  # bytes of a file; certificates of large audits have a few hundred kilobytes
+LARGEST = 8 << 20  # bytes of a file
 DEEPEST = 32
-MOST_VALUES = 500_000  # counted before parsing; a certificate of 17 targets has a tenth of it
+MOST_VALUES = 500_000  # counted before parsing
 LARGEST_INTEGER = 2**53
 
 
 def load(path: str | Path, what: str, error: type[SafexplainError] = InputError) -> dict[str, Any]:
-    """The object in a file, called `what` in messages; raises `error` at anything that the module refuses."""
+    """The object in a file, called `what` in messages; raises `error` if it is refused."""
     return parse(read_limited(path, what, error), f"the {what} {path}", error)
 
 
 def read_limited(path: str | Path, what: str, error: type[SafexplainError] = CertificateError) -> bytes:
-    """A file's bytes; raises `InputError` if it cannot be read, `error` if it is larger than `LARGEST`."""
+    """A file's bytes, or `InputError`; `error` if it is larger than `LARGEST`."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(LARGEST + 1)
@@ -39,7 +36,7 @@ def read_limited(path: str | Path, what: str, error: type[SafexplainError] = Cer
 
 
 def parse(raw: bytes, where: str, error: type[SafexplainError] = CertificateError) -> dict[str, Any]:
-    """One JSON object in UTF-8, called `where` in messages; raises `error` at anything that the module refuses."""
+    """One JSON object in UTF-8, called `where` in messages; raises `error` if it is refused."""
 
     def refuse(why: str) -> NoReturn:
         raise error(f"{where} cannot be read as JSON: {why}")
@@ -97,7 +94,7 @@ def inside(content: Any) -> Iterator[tuple[int, Any]]:
 
 
 def canonical(content: Any) -> bytes:
-    """The canonical text of a value: sorted names, no spaces, ASCII; 1.0 becomes 1, as some JSON tools write it."""
+    """The canonical text: sorted names, no spaces, ASCII; 1.0 becomes 1, as some JSON tools write it."""
     return json.dumps(_plain(content), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

@@ -22,7 +22,7 @@ from safexplain.verdict.stats.roc import checked
 def upper_bound_rank(non_members: int, fpr: float, risk: float) -> int | None:
     """Lowest rank at which the true false-positive rate is below `fpr` with a probability of at most `risk`.
 
-    None: there are too few non-members for such a rank, and every member counts as found.
+    None: there are too few non-members for any, and every member counts as found.
     """
     if distributions.binom.sf(non_members - 1, non_members, fpr) > risk:
         return None
@@ -38,8 +38,8 @@ def upper_bound_rank(non_members: int, fpr: float, risk: float) -> int | None:
 def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, float]:
     """Highest rank at which the true false-positive rate is above `fpr` with a probability of at most `risk`.
 
-    With it comes the share of the examples above it that an attacker accepts, at random, to keep to `fpr`: 1, or
-    fpr / (upper limit of the rate) if even the highest non-member score may not be strict enough.
+    With it comes the random share of the examples above it that an attacker accepts to keep to `fpr`: 1, or fpr /
+    (upper limit of the rate) if even the highest non-member score may not be strict enough.
     """
     rank = int(distributions.binom.ppf(risk, non_members, fpr))
     while rank < non_members and distributions.binom.cdf(rank, non_members, fpr) <= risk:
@@ -52,7 +52,7 @@ def lower_bound_rank(non_members: int, fpr: float, risk: float) -> tuple[int, fl
 
 
 def ranked(scores: NDArray[np.float64], member: NDArray[np.bool_], seed: int = 0) -> NDArray[np.bool_]:
-    """(n,) bool membership from the highest score to the lowest, ties in random order; raises as `checked`."""
+    """(n,) bool membership in the order of `by_score`; raises as `checked`."""
     s, m = checked(scores, member)
     return m[by_score(s, seed)]
 
@@ -67,9 +67,9 @@ def by_score(scores: NDArray[np.float64], seed: int = 0) -> NDArray[np.int64]:
 def weights_of(member: NDArray[np.bool_], groups: NDArray[np.integer[Any]] | None) -> NDArray[np.float64]:
     """(s,) weight of each example: 1 / (examples of its group on its side), so that each group counts once a side.
 
-    A count at a threshold is then a sum of independent shares in [0, 1], below the binomial count of the same mean in
-    convex order (Hoeffding, Annals of Mathematical Statistics 27, 1956, theorem 3), with tails at most e times as large
-    (Bentkus, Annals of Probability 32, 2004, theorem 1.2).
+    A count is then a sum of independent shares in [0, 1], below the binomial count of the same mean in convex order
+    (Hoeffding, Annals of Mathematical Statistics 27, 1956, theorem 3), with tails at most e times as large (Bentkus,
+    Annals of Probability 32, 2004, theorem 1.2).
     """
     if groups is None:
         return np.ones(len(member))
@@ -82,7 +82,7 @@ def weights_of(member: NDArray[np.bool_], groups: NDArray[np.integer[Any]] | Non
 
 
 def units_of(weights: NDArray[np.float64]) -> int:
-    """Number of independent units (groups) of one side: the sum of the examples' weights."""
+    """Number of independent units of one side."""
     return round(float(weights.sum()))
 
 
@@ -91,10 +91,9 @@ def found_above(
 ) -> float:
     """Weighted members above the threshold of a rank among the non-members; all members for None.
 
-    `order` (s,) is membership from the highest score to the lowest, with (s,) `weights`. Without weights, the result is
-    the number of members above the rank-th highest non-member. With weights, the threshold is the first non-member at
-    which the cumulative weight from the top reaches `rank` (for upper bounds) or, if `strict`, exceeds rank - 1 (for
-    lower bounds). With weights of 1 these are the same.
+    `order` (s,) is membership from the highest score to the lowest, with (s,) `weights`. The threshold is the first
+    non-member at which the cumulative weight from the top reaches `rank` (for upper bounds) or, if `strict`, exceeds
+    rank - 1 (for lower bounds): with weights of 1, the rank-th highest.
     """
     if weights is None:
         return int(order.sum()) if rank is None else int(np.flatnonzero(~order)[rank - 1]) - (rank - 1)

@@ -76,7 +76,7 @@ SIGNAL_NAMES = {
 
 
 def signal_name(signal: str) -> str:
-    """Readable name of a signal, or of several joined by "+", with the number of queries where there are several."""
+    """Readable name of a signal, or of several joined by "+"."""
     names = []
     for part in signal.split("+"):
         stored, colon, view = part.partition(":")
@@ -98,7 +98,7 @@ def title(attack: str, signal: str) -> str:
 
 
 def attack_name(attack: str, signal: str, level: int | None = None) -> str:
-    """Readable name of an attack and the signal it reads; the number of queries is left out if `level` gives it."""
+    """Readable name of an attack and its signal, without the number of queries that is `level`."""
     plain = signal if level is None else re.sub(rf"@{level}(?!\d)", "", signal)
     return f"{ATTACK_NAMES.get(attack, attack)} · {signal_name(plain)}"
 
@@ -107,7 +107,7 @@ def attack_name(attack: str, signal: str, level: int | None = None) -> str:
 
 
 class Figure(NamedTuple):
-    """A share of the members, or (signed) a difference of two in percentage points, with its bounds."""
+    """A share of the members, or (signed) a difference of two in points, with its bounds."""
 
     value: float
     low: float
@@ -128,12 +128,12 @@ class Figure(NamedTuple):
 
 
 def percent(share: float, digits: int | None = None) -> str:
-    """A share as text: one decimal, or `digits` significant digits without trailing zeros."""
+    """A share as text, with one decimal or `digits` significant digits."""
     return f"{share:.1%}" if digits is None else f"{100 * share:.{digits}g}%"
 
 
 def points(difference: float, digits: int | None = None) -> str:
-    """A difference of shares in percentage points, with its sign."""
+    """A difference of shares in percentage points."""
     return f"{100 * difference:+.1f}" if digits is None else f"{100 * difference:+.{digits}g}"
 
 
@@ -169,8 +169,7 @@ SEES = {
 
 
 def sentence(j: Judgement) -> str:
-    """The verdict in one sentence, with the number of queries, what they find, and how a certificate's policy is weaker
-    than the default."""
+    """The verdict in one sentence."""
     word = f"{VERDICTS[j.verdict]}{_subject(j)}"
     if j.basis == "by guarantee":
         assert j.implied is not None
@@ -193,7 +192,7 @@ def sentence(j: Judgement) -> str:
 
 
 def says(j: Judgement) -> tuple[str, ...]:
-    """Short sentences after the first: what would decide, the limit and the sample, the attacker, and the power."""
+    """Short sentences after the first: what would decide, limit and sample, attacker, power."""
     p = j.policy
     looks = "" if p.looks == 1 else f" over all {p.looks} looks (this is number {p.look})"
     judged = (
@@ -205,7 +204,6 @@ def says(j: Judgement) -> tuple[str, ...]:
 
 
 def _next_step(j: Judgement) -> tuple[str, ...]:
-    """What would decide an inconclusive verdict; if several things stand in the way, the first to mend."""
     reasons = list(dict.fromkeys(reason for one in (j, *j.others) for reason in one.own_reasons))
     if j.verdict != "inconclusive" or not reasons:
         return ()
@@ -231,7 +229,6 @@ def _next_step(j: Judgement) -> tuple[str, ...]:
 
 
 def _sample_needed(j: Judgement) -> str:
-    """The number of examples that would probably decide where intervals are too wide."""
     at = f"{'max_tpr' if j.claim == 'whole' else 'max_excess'} = {j.limit:.3g}"
     sizes = [one.needed for one in (j, *j.others) if "too wide" in one.own_reasons]
     known = [size for size in sizes if size is not None]
@@ -245,7 +242,6 @@ def _sample_needed(j: Judgement) -> str:
 
 
 def _power(j: Judgement) -> tuple[str, ...]:
-    """How often an audit of this size proves a leak of three times the limit."""
     narrow = not any("too wide" in one.own_reasons for one in (j, *j.others))
     if j.verdict != "inconclusive" or j.claim == "whole" or narrow or not 3 * j.limit < 0.9:
         return ()
@@ -257,7 +253,7 @@ def _power(j: Judgement) -> tuple[str, ...]:
 
 
 def details(j: Judgement) -> tuple[str, ...]:
-    """Everything else that a reader must know: all reasons, the strongest attack, attacks that were not judged."""
+    """Everything else that a reader must know."""
     first = sentence(j)
     found = [f"{capital(reason)}." for reason in reasons(j) if reason not in first]
     if j.basis == "by guarantee" and j.implied is not None:
@@ -301,15 +297,12 @@ def text(j: Judgement) -> str:
 
 
 def written(j: Judgement) -> dict[str, Any]:
-    """The sentences of a judgement, to be stored with `Judgement.to_dict`, as plain JSON types."""
+    """The sentences of a judgement as plain JSON types."""
     return {"sentence": sentence(j), "says": list(says(j)), "details": list(details(j)), "reasons": list(reasons(j))}
 
 
 def reasons(j: Judgement) -> tuple[str, ...]:
-    """Why the verdict is inconclusive, for the target that makes it so; empty for the other verdicts.
-
-    The verdict's sentence quotes the first reason up to its colon.
-    """
+    """Why the verdict is inconclusive; the verdict's sentence quotes the first reason up to its colon."""
     one = j.undecided_target
     return () if one is None else tuple(text for reason in one.own_reasons for text in _reason(one, reason))
 
@@ -360,7 +353,6 @@ def _reason(j: Judgement, reason: Reason) -> list[str]:
 
 
 def _missing(j: Judgement) -> str:
-    """The numbers of queries at which nothing was judged."""
     if j.missing == (1,):
         return "nothing could be judged for an attacker who asks once about each example"
     levels = ", ".join(map(str, j.missing))
@@ -373,7 +365,6 @@ def _missing(j: Judgement) -> str:
 
 
 def _subject(j: Judgement) -> str:
-    """Which of several models the verdict is about; "" for a single one."""
     if j.targets > 1:
         return f" for each of {j.targets} models" if j.verdict == "certified" else f" for model {j.target}"
     return ""
@@ -385,7 +376,6 @@ def _most_queries(j: Judgement) -> str:
 
 
 def _weaker(j: Judgement) -> str:
-    """In which ways a certificate is weaker than one under the default policy, for its first sentence."""
     policy = replace(j.policy, claim=j.claim)
     if j.basis == "by guarantee":  # holds against all attacks, however often the examples were used
         policy = replace(policy, patience=PATIENCE, suite=(), references=Policy.references)
@@ -400,14 +390,12 @@ def _weaker(j: Judgement) -> str:
 
 
 def _finds(j: Judgement, comparison: str, *values: float) -> str:
-    """What an attack finds in the unit of the claim, at least 0, with a verb."""
     found = f"{comparison} {' to '.join(percent(max(value, 0.0)) for value in values)}".strip()
     beyond = f" beyond {j.anyway} alone," if j.claim == "excess" else ""
     return f"finds {found} of members{beyond} at {100 * j.policy.fpr:g}% false positives"
 
 
 def _why_not_judged(j: Judgement, e: Evidence) -> str:
-    """Why an attack that was run is not judged, as a verb phrase."""
     unreleased = {"explanation": "loss", "prediction": "explanation"}.get(j.policy.release)
     if unreleased is not None and unreleased in e.role:
         return "reads what is not released"
@@ -428,7 +416,6 @@ STANDINGS: dict[Standing, str] = {
     "baseline": "released anyway",
     "unjudged": "not judged",
 }
-"""How an attack compares with the limit."""
 
 
 def standing(j: Judgement, e: Evidence) -> Standing:
@@ -447,7 +434,7 @@ def rate(j: Judgement, e: Evidence) -> Figure:
 
 
 def adds(j: Judgement, e: Evidence) -> Figure | None:
-    """What an attack finds beyond the baseline at its number of queries; None without one."""
+    """What an attack finds beyond the baseline; None without one."""
     bounds = j.added(e)
     return None if bounds is None else Figure(j.excess(e), *bounds, signed=True)
 
@@ -459,8 +446,7 @@ def headline(j: Judgement) -> Figure:
 
 
 class LevelRow(NamedTuple):
-    """What an attacker finds at one number of queries: by what is released anyway, what explanations add, and both
-    together; None where nothing was judged."""
+    """What an attacker finds at one number of queries: alone, added and together; None: nothing was judged."""
 
     level: int
     labels: Figure | None
@@ -469,7 +455,7 @@ class LevelRow(NamedTuple):
 
 
 def level_rows(j: Judgement) -> list[LevelRow]:
-    """One row for each number of queries of the policy."""
+    """One row for each of the policy's numbers of queries."""
     rows = []
     for line in j.levels:
         judged = [e for e in j.judged if e.level == line["patience"]]
@@ -487,7 +473,7 @@ def level_rows(j: Judgement) -> list[LevelRow]:
 
 
 class TargetRow(NamedTuple):
-    """One of several targets, judged on its own, with its strongest attack."""
+    """One of several targets, with its strongest attack."""
 
     name: str
     judgement: Judgement
@@ -496,7 +482,7 @@ class TargetRow(NamedTuple):
 
 
 def target_rows(j: Judgement) -> list[TargetRow]:
-    """One row for each of several targets, in order; none for a single one."""
+    """One row for each of several targets; none for a single one."""
     targets = sorted((j, *j.others), key=lambda one: -1 if one.target is None else one.target)
     return [TargetRow(f"model {one.target}", one, one.strongest, headline(one)) for one in targets if j.others]
 
@@ -505,7 +491,7 @@ AnyEvidence = TypeVar("AnyEvidence", bound=Evidence)
 
 
 def in_order(j: Judgement, attacks: Iterable[AnyEvidence]) -> list[AnyEvidence]:
-    """Judged attacks, the strongest first; then the baseline; then those that were not judged."""
+    """Judged attacks, the strongest first; then the baseline and the others."""
     kinds = {"baseline": 1, "beyond": 2, "unjudged": 3}
 
     def place(e: AnyEvidence) -> tuple[object, ...]:
@@ -549,7 +535,6 @@ BY_GUARANTEE = (
     " refute it. It covers the records of that training, but not those of any pre-training, nor what the model reveals"
     " about people in general.",
 )
-"""Headline and sentence of each limit that does not depend on numbers."""
 
 
 def limits(j: Judgement, *, keyed: bool = False, endpoint: bool = False) -> tuple[tuple[str, str], ...]:
@@ -588,7 +573,6 @@ def _patience(j: Judgement, keyed: bool) -> tuple[str, str]:
 
 
 def _compared(j: Judgement) -> tuple[str, str]:
-    """What the claim does not cover."""
     anyway = j.anyway
     if j.policy.release == "prediction":
         return (
@@ -618,7 +602,7 @@ def _compared(j: Judgement) -> tuple[str, str]:
 
 
 def confidence_sentence(j: Judgement) -> str:
-    """With which confidence the bounds of the judged attacks hold."""
+    """The confidence of the bounds."""
     joint, n = percent(j.policy.confidence, 4), len(j.judged)
     if not n:
         return "No attack was judged."
@@ -636,10 +620,7 @@ def confidence_sentence(j: Judgement) -> str:
 
 
 def precision_sentence(j: Judgement) -> str:
-    """The precision of the strongest judged attack if 1 % or 10 % of its candidates are members.
-
-    With a share p of members among the candidates it is p TPR / (p TPR + (1 - p) FPR).
-    """
+    """The precision of the strongest judged attack if 1 % or 10 % of the candidates are members."""
     fpr, tpr = j.policy.fpr, j.strongest.found / j.members
 
     def right(p: float) -> str:

@@ -1,4 +1,4 @@
-"""`safexplain canaries`: a training with DP, a preset or that of dp.toml, is audited one scenario after another."""
+"""`safexplain canaries`."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ from safexplain.loading.files import importable_in_workers, imported
 from safexplain.verdict.canaries.result import CanaryResult, Claim, Finding, ScenarioName, decisive, scenario_of
 from safexplain.verdict.certificate.write import write_json
 
-RUNS = 1000
-"""Default number of runs of each scenario."""
+RUNS = 1000  # default for each scenario
 
 Found = tuple[list[Finding], dict[str, str]]
-"""Findings, and the reason for each scenario of "all" that was skipped."""
+"""Findings, and why scenarios of "all" were skipped."""
 
 
 def audit_by_canaries(o: CanaryOptions) -> int:
-    """Audit a training, show the findings and return the exit code."""
+    """Audit a training, and return the exit code."""
     if (o.config is None) == (o.preset_ is None):
         rows = "; ".join(f"{name}: {row.summary}" for name, row in PRESETS.items())
         raise ConfigurationError(f"give either --config dp.toml or --preset NAME; presets are {rows}")
@@ -60,7 +59,6 @@ def audit_by_canaries(o: CanaryOptions) -> int:
 def _of_setting(
     setting: Setting, o: CanaryOptions, device: torch.device, folder: Path, progress: Progress
 ) -> Plan | Found:
-    """Plan or findings for a linear head, whose runs are computed side by side."""
     target = _target(o)
     if o.score or o.canary or target == "classes":
         raise ConfigurationError(
@@ -157,7 +155,7 @@ def _own_canary(o: CanaryOptions) -> tuple[Any, Any] | None:
 
 
 def _confidence_each(o: CanaryOptions, names: Sequence[str]) -> float:
-    """Confidence of each scenario, so that the bounds of all trained ones hold together."""
+    """Confidence of each scenario, so that all trained ones hold together."""
     return 1 - (1 - o.confidence) / max(1, len({*names} - {"worst-case"}))
 
 
@@ -174,7 +172,7 @@ COLUMNS = ("at\nleast", "would be\nfound from", "claimed,\nsubst.", "claimed,\na
 
 
 def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: CanaryOptions) -> int:
-    """Write the file, print the findings about one claim, and return the exit code of the one that decides."""
+    """Write the file, print the findings, and return the exit code of the one that decides."""
     judged = [one for one in found if one.scenario != "worst-case"] or found
     strongest = decisive(judged)
     content: dict[str, Any] = strongest.to_dict()
@@ -199,7 +197,6 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
 
 
 def _name(found: Finding) -> str:
-    """The scenario, and the class of the record if every class has one."""
     label = found.setting.get("class")
     return found.scenario if label is None else f"{found.scenario}, class {label}"
 
@@ -237,10 +234,10 @@ class Training:
     """Table [training]: how the model is trained."""
 
     steps: int
-    batch_size: float  # expected size, which sums are divided by; its share of the records is the sample rate
-    clip: float = 0.0  # bound C on the norm of an example's gradient; 0: 1, or that of the function's optimizer
+    batch_size: float  # expected; its share of the records is the sample rate
+    clip: float = 0.0  # bound on an example's gradient; 0: 1, or that of the function's optimizer
     clipping: str = "flat"  # or "auto-s"
-    noise_multiplier: float = 0.0  # standard deviation of the noise divided by C; 0: calibrated to the claimed epsilon
+    noise_multiplier: float = 0.0  # 0: calibrated to the claimed epsilon
     optimizer: HeadOptimizer = "sgd"
     lr: float = 0.001
     momentum: float = 0.0
@@ -273,7 +270,7 @@ class CanaryConfig:
     claim: Claim
 
     def setting(self) -> Setting:
-        """A linear head, as it is trained side by side."""
+        """The training of a linear head."""
         t, m = self.training, self.claim.mechanism
         assert m is not None
         if t.clipping not in ("flat", "auto-s"):
@@ -288,7 +285,7 @@ class CanaryConfig:
 
 
 def load_canary_config(path: Path) -> CanaryConfig:
-    """Read a configuration (dp.toml: tables for the data, the training and the claim) and its data."""
+    """Read a configuration (dp.toml) and its data."""
     content = read_toml(path, "configuration")
     if unknown := content.keys() - {"claim", "data", "training"}:
         raise ConfigurationError(f"{path}: expected the tables claim, data and training, got {sorted(unknown)}")
@@ -307,7 +304,6 @@ def load_canary_config(path: Path) -> CanaryConfig:
 
 
 def _mechanism(training: Training, promise: Promise, records: int) -> Steps:
-    """The mechanism, with calibrated noise if none is given; the sample rate comes from the data trained on."""
     if not 0 < training.batch_size <= records:
         raise ConfigurationError(
             f"batch_size: expected more than 0 and at most the {records:,} records, got {training.batch_size:g}"

@@ -1,4 +1,4 @@
-"""`safexplain demo`: explanations of a real model are attacked, hardened, attacked again and judged, in a minute."""
+"""`safexplain demo`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The plan of an audit (`--plan`, and the first lines of every audit), and a first look (`--quick`): an ordinary audit,
-small enough for two minutes, which decides nothing."""
+"""The plan of an audit (`--plan`), and a first look (`--quick`), which decides nothing."""
 
 from __future__ import annotations
 
@@ -25,25 +24,16 @@ from safexplain.cli.run.tables import console_for, result_table
 from safexplain.verdict.result import AttackResult
 from safexplain.verdict.stats import auc_interval
 
-SECONDS = 50.0
-"""For the plan, training, queries and explanations. Imports, losses, attacks and files take the rest of two minutes."""
-
-PLANNING = 4.0
-"""Approximate seconds that the plan may measure: half of those of a full audit."""
-
-LEAST = 20.0
-"""Seconds that remain at least, after a slow plan."""
-
-FEWEST, MOST = 100, 1_000
-"""Smallest and largest number of scored examples."""
-
-ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")
-"""The attacks of a first look."""
+SECONDS = 50.0  # of the two minutes for the plan, training, queries and explanations
+PLANNING = 4.0  # approximate seconds that the plan may measure, half of those of a full audit
+LEAST = 20.0  # seconds that remain after a slow plan
+FEWEST, MOST = 100, 1_000  # scored examples
+ATTACKS = ("Threshold", "LikelihoodRatio", "LabelLikelihoodRatio")  # of a first look
 
 
 def announce(plan: Plan, warnings: Sequence[str], *, gradients: bool, gpu: bool) -> None:
-    """Print the plan in one line, and `warnings`, on standard error. Above an hour, first print what would be faster
-    and, in a terminal, ask for confirmation (typer.Abort if it is refused)."""
+    """Print the plan in one line, and `warnings`, on standard error. Above an hour, also print what would be faster
+    and, in a terminal, ask for confirmation."""
     long = plan.seconds > HOUR
     if long and (ways := shortcuts(plan, gradients=gradients, gpu=gpu)):
         typer.echo(f"This takes {duration_text(plan.seconds)} here. Faster: {'; '.join(ways)}.", err=True)
@@ -54,7 +44,7 @@ def announce(plan: Plan, warnings: Sequence[str], *, gradients: bool, gpu: bool)
 
 
 def plan_sentence(plan: Plan) -> str:
-    """What the audit does, and how long that takes, in one line."""
+    """What the audit does, and how long that takes."""
     often = " and ".join(map(str, plan.patience)) + (" query" if plan.patience == (1,) else " queries")
     best = f"{100 * plan.best_certifiable:.1f}"
     limit = f"+{best} points" if plan.claim == "excess" else f"{best} % found"
@@ -73,7 +63,7 @@ def plan_sentence(plan: Plan) -> str:
 
 
 def shortcuts(plan: Plan, *, gradients: bool, gpu: bool) -> list[str]:
-    """Ways to shorten the audit, with the new time where the plan gives it."""
+    """Ways to shorten the audit."""
     found, total = [], plan.seconds
     explaining = [stage for stage in plan.stages if stage.name.startswith("explaining")]
     if plan.references > ENOUGH_REFERENCES:
@@ -148,8 +138,8 @@ def shortages(plan: Plan, memory: int, disk: int) -> list[str]:
 
 
 def quick_changes(plan: Plan, question: Question) -> dict[str, Any]:
-    """Arguments of the question for a first look: two references if they train quickly, and as many examples as there
-    is time to explain, each asked once."""
+    """Changes of the question for a first look: two references if they train quickly, and as many examples as there is
+    time to explain, each asked once."""
     rates, policy, options = plan.rates, question.policy, question.options
     seconds = max(SECONDS - plan.took, LEAST)
     references = 2 if plan.references >= 2 and 2 * rates.training < seconds / 2 else 0
@@ -182,8 +172,8 @@ class _Strongest(NamedTuple):
 
 
 def _strongest_attacks(found: AuditRun) -> tuple[list[_Strongest], _Strongest | None]:
-    """The strongest attack on the label, the native and the released explanation, strongest first; and that on the
-    losses, which shows whether the model memorised its members and is listed only if predictions are released."""
+    """The strongest attack on each of label, native and released explanation, strongest first; and that on the losses,
+    which shows whether the model memorised its members and is listed only if predictions are released."""
     groups: dict[str, list[AttackResult]] = {}
     for configuration in found.configurations:
         what = "the native explanation" if configuration.name == "native" else "the released explanation"
@@ -202,7 +192,7 @@ def _strongest_attacks(found: AuditRun) -> tuple[list[_Strongest], _Strongest | 
 
 
 def show_quick(found: AuditRun, plan: Plan, folder: Path, *, json_: bool, quiet: bool) -> int:
-    """Print what a first look found, and the command and time of the full audit; return the exit code."""
+    """Print what a first look found and how to continue, and return the exit code."""
     (seen, losses), result = _strongest_attacks(found), found.result
     fpr = f"{100 * result.policy.fpr:g} % false positives"
     if seen[0].beats_guessing:

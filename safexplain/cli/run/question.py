@@ -1,4 +1,4 @@
-"""From the options of `audit` and `tune` to a `Question`: the request, its files, and the prepared run."""
+"""From the options of `audit` and `tune` to a `Question`."""
 
 from __future__ import annotations
 
@@ -60,11 +60,8 @@ from safexplain.verdict.canaries.result import load_finding
 from safexplain.verdict.certificate.write import MODEL_DIGEST
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-ANSWERS = "answers.sqlite"
-"""File of the run directory with the answers of an endpoint."""
-
-HIDDEN = 256
-"""Units of the reference models of a service whose architecture is unknown."""
+ANSWERS = "answers.sqlite"  # of an endpoint, in the run directory
+HIDDEN = 256  # units of the reference models of a service whose architecture is unknown
 
 PERCEPTRONS = (
     f"No --arch: the reference models are perceptrons with {HIDDEN} hidden units. If the model behind the endpoint is"
@@ -80,7 +77,7 @@ class Service:
     payload: Payload  # the form of its requests and answers
 
     def stand_in(self, read: AuditData, arch: str | None) -> LoadedModel:
-        """An untrained network like the model behind it, and how to build more; without `arch`, a perceptron."""
+        """An untrained network like the model behind it; without `arch`, a perceptron."""
         classes = len(self.payload.answer.classes) or max(int(read.y.max()) + 1, len(read.class_names or ()), 2)
         if arch is not None:
             fresh = fresh_network(arch, classes, int(read.x.shape[1]) if read.x.ndim == 4 else None)
@@ -89,7 +86,7 @@ class Service:
         return LoadedModel(fresh(0).float().eval(), fresh, "", "")
 
     def as_endpoint(self, classes: int, folder: Path) -> Endpoint:
-        """The endpoint in place of a model; it stores its answers in the run directory, once that exists."""
+        """The endpoint, which stores its answers in the run directory, once that exists."""
         store = folder / ANSWERS if folder.is_dir() else None
         return Endpoint(self.url, self.payload, classes=classes, store=store)
 
@@ -103,7 +100,7 @@ def _perceptron(features: int, classes: int, seed: int) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of `audit` or `tune`: those that both have, and those of one."""
+    """The options of `audit` or `tune`."""
 
     given: Options
     hardening: Hardening | None  # to judge; None: the recommended one
@@ -141,7 +138,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Contents of the files: the preprocessed data, the model, and how to train reference models."""
+    """Contents of the files: preprocessed data, the model, and how to train reference models."""
 
     file: RecipeFile
     statement: PrivacyStatement | None
@@ -180,7 +177,7 @@ class PreparedRun:
         return self.two_stages.fine_tuning if self.two_stages is not None and self.two_stages.trains else None
 
     def ready(self, **changes: Any) -> Question:
-        """The question with `changes`; creates the run directory, and trains references of two stages."""
+        """The changed question; creates the run directory, and trains references of two stages."""
         make_folder(self.folder)
         tabular, service = self.inputs.tabular, self.request.service
         if tabular is not None and tabular.read.columns is not None:
@@ -200,8 +197,7 @@ class PreparedRun:
 
 @contextmanager
 def prepared_run(request: Request, kept: str = "finished models") -> Iterator[PreparedRun]:
-    """A run of the request, once everything is read and checked; `kept` names what an interruption leaves in the run
-    directory."""
+    """A run of the request, once all is read and checked; `kept` names what an interruption leaves."""
     given = request.given
     folder = choose_folder(given.run_dir, given.resume)
     once = nullcontext() if given.plan else resumable(folder, kept)
@@ -244,10 +240,8 @@ def _read_network(request: Request, file: RecipeFile, statement: PrivacyStatemen
 
 
 def _data_and_model(request: Request, drop_slices: bool = False) -> tuple[AuditData, LoadedModel, int, tuple[str, ...]]:
-    """The preprocessed data, the model, the number of its outputs, and notes on the preprocessing.
-
-    The columns of --slice-by count as features, unless the model only fits without them.
-    """
+    """Preprocessed data, model, number of its outputs, and notes. The columns of --slice-by count as features, unless
+    the model only fits without them."""
     given = request.given
     group, slices = (given.group_column, given.slice_by or []) if request.pool is None else (None, [])
     try:
@@ -321,7 +315,6 @@ def _prepare(
 
 
 def _audited_data(request: Request, inputs: Inputs) -> tuple[AuditData, tuple[str, ...]]:
-    """The examples whose membership is attacked, and a note if --drop-copies removed any."""
     given, data = request.given, inputs.data
     if request.pool is not None:
         pool = load_data(request.pool, group=given.group_column, slices=given.slice_by or [])
@@ -336,7 +329,7 @@ def _audited_data(request: Request, inputs: Inputs) -> tuple[AuditData, tuple[st
 
 
 def _reference_notes(request: Request, inputs: Inputs, references: int) -> tuple[list[str], list[str]]:
-    """Caveats about reference models, and warnings to show before they are trained; InputError for too few rows."""
+    """Caveats about reference models, and warnings to show before they are trained."""
     file, recipe, member, staged = inputs.file, inputs.recipe, inputs.data.member, inputs.stages is not None
     dp, members = recipe.dp if isinstance(recipe, Recipe) else None, int(member.sum())
     if not inputs.trains:
@@ -370,8 +363,8 @@ def explainers_of(
     features: Sequence[str] | None = None,
     columns: Columns | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The hardened classes that --explainer names, and the options of their calls, from --option NAME=VALUE; those of
-    rows are made with the public rows (n, d) and the options that their constructor takes."""
+    """The hardened classes that --explainer names, and their calls' options; those of rows are made with public rows
+    (n, d) and their constructor's options."""
     listed = [name.strip() for name in names.split(",") if name.strip()] or [""]
     values: dict[str, dict[str, Any]] = {name: {} for name in listed}
     for text in options:
@@ -436,10 +429,8 @@ def _with_form_columns(
     model: Any,
     form: Mapping[str, Any],
 ) -> Hardening:
-    """The hardening, with the columns of the form if the release names reasons of a table.
-
-    One-hot columns, which `load_data` names `column=value`, are added up into their column.
-    """
+    """The hardening, with the columns of the form if the release names reasons of a table; one-hot columns, which
+    `load_data` names `column=value`, are added up."""
     kinds = [getattr(explainer, "kind", explainer) for explainer in explainers]
     maps = all(kind._row.of == "input" and not getattr(kind, "_has_answers", False) for kind in kinds)
     hardening = hardening or default_hardening([kind._row for kind in kinds], model)
@@ -464,7 +455,7 @@ def _with_form_columns(
 
 
 def parse_hardening(text: str) -> Hardening | None:
-    """The hardening that a name, JSON or the path of a JSON file describes; None for "recommended"."""
+    """The hardening of a name, JSON or a JSON file; None for "recommended"."""
     named = {"recommended": lambda: None, "none": Hardening.none, "deepleak": Hardening.deepleak}
     if text.strip() in named:
         return named[text.strip()]()

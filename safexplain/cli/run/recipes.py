@@ -1,4 +1,4 @@
-"""How reference models repeat a training, by recipe.toml of `audit` and `tune` or as a classifier's file states it."""
+"""How reference models repeat a training, by recipe.toml or as a classifier's file states it."""
 
 from __future__ import annotations
 
@@ -48,10 +48,7 @@ STARTED_ELSEWHERE = (
 )
 
 WEAKER = "a real attacker may do better than this audit: a proven leak still counts, but a certificate is weaker."
-"""How caveats about reference models end."""
-
-SHARED_PARTS = ("head", "all", "lora")
-"""Values that both a recipe's `trainable` and its `[dp]` accept."""
+SHARED_PARTS = ("head", "all", "lora")  # of both a recipe's `trainable` and its `[dp]`
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class TrainingFunction:
     train: Callable[..., Any] = field(repr=False)
 
     def __call__(self, x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
-        """A model trained on (x, y), without the wrapper of Opacus, or InputError."""
+        """A model trained on (x, y), without the wrapper of Opacus."""
         try:
             with current_directory_importable():
                 model = self.train(x, y, generator)
@@ -85,7 +82,7 @@ class TrainingFunction:
 
 @dataclass(frozen=True)
 class Stages:
-    """How a model was pre-trained and fine-tuned, as far as the recipe states it."""
+    """How a model was pre-trained and fine-tuned."""
 
     subject: SubjectData  # whose membership is attacked
     recipe: Recipe | None  # of the pre-training, if stated
@@ -93,7 +90,7 @@ class Stages:
 
 
 class ParsedRecipe(NamedTuple):
-    """How the model was trained, the stages if there were two, and caveats."""
+    """How the model was trained, and caveats."""
 
     recipe: Recipe | TrainingFunction
     stages: Stages | None
@@ -102,7 +99,7 @@ class ParsedRecipe(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """The contents of the file of --recipe."""
+    """The contents of --recipe."""
 
     path: Path | None  # None: there is no file
     values: Mapping[str, Any]  # how the model was trained
@@ -111,7 +108,7 @@ class RecipeFile:
 
     @classmethod
     def read(cls, path: Path | None) -> RecipeFile:
-        """Read the file, or raise InputError."""
+        """Read the file."""
         values = {} if path is None else read_toml(path, "recipe")
         accuracy, examples = values.pop("accuracy", None), values.get("examples")
         if examples is not None:
@@ -124,7 +121,7 @@ class RecipeFile:
         return "recipe" if self.path is None else f"recipe {self.path}"
 
     def function(self) -> TrainingFunction | None:
-        """The training function that the recipe names, imported from the current directory; None if it names none."""
+        """The training function that the recipe names."""
         if (name := self.values.get("function")) is None:
             return None
         if others := ", ".join(sorted(self.values.keys() - {"function", "examples"})):
@@ -142,8 +139,8 @@ class RecipeFile:
         return TrainingFunction(name, train)
 
     def training(self, pool: Path | None, seed: int, statement: PrivacyStatement | None = None) -> ParsedRecipe:
-        """How a network was trained: `pool` is the data of the pre-training, if membership in that is audited, `seed`
-        that of the default recipe, and `statement` fills in `[dp]`."""
+        """How a network was trained: `pool` is the audited data of a pre-training, `seed` that of the default recipe;
+        `statement` fills in `[dp]`."""
         if (function := self.function()) is not None:
             if pool is not None:
                 raise ConfigurationError(f"{self.label}: with --pretraining-pool, a recipe cannot name a function")
@@ -174,8 +171,7 @@ class RecipeFile:
 
 
 def dp_builder(loaded: LoadedModel, dp: DPTraining) -> tuple[Build | None, str]:
-    """A builder of reference models that can train with differential privacy, in which an exported graph has layers
-    again; or None and the reason."""
+    """A builder of reference models that can train with differential privacy, or None and the reason."""
     fresh, layered = loaded.fresh, with_layers(loaded.model)
     frozen = frozen_operation(loaded.model, training=False)
     if fresh is None or frozen is not None:
@@ -196,7 +192,7 @@ def _layered(fresh: Build, seed: int) -> nn.Module:
 
 
 def dp_notes(dp: DPTraining, statement: PrivacyStatement, members: int) -> tuple[str, ...]:
-    """Caveats of references that repeat a privacy statement, or InputError if its records are not the members."""
+    """Caveats of references that repeat a privacy statement."""
     check_records(statement, members)
     notes = (STARTED_ELSEWHERE,) if statement.pretrained and dp.trainable != "head" else ()
     if statement.records == members or statement.count_noised:
@@ -213,10 +209,7 @@ def dp_notes(dp: DPTraining, statement: PrivacyStatement, members: int) -> tuple
 
 @dataclass(frozen=True)
 class TwoStages:
-    """An audit of the pre-training data: references are pre-trained on random halves of the pool, then fine-tuned.
-
-    The constructor raises InputError if the data or the model cannot be used.
-    """
+    """An audit of the pre-training data: references are pre-trained on random halves of the pool, then fine-tuned."""
 
     stages: Stages
     downstream: AuditData  # of the fine-tuning; the model was fine-tuned on its members
@@ -290,7 +283,7 @@ class TwoStages:
         return {f"pre-training pool {self.pool.source} sha256": self.pool.sha256, **recipe}
 
     def with_references(self, question: Question) -> Question:
-        """The question with reference models, which are pre-trained and fine-tuned here."""
+        """The question with reference models, which are trained here."""
         assert isinstance(question.references, int)
         common: dict[str, Any] = {"seed": self.seed, "device": question.place, "cache": question.cache}
         pretrained = train_shadows(
@@ -325,11 +318,8 @@ def no_recipe(recipe: Recipe, missing: str, trained: str) -> str:
     )
 
 
-EXACT, BY_QUERIES = ("TreeExplainer", "LinearExplainer"), "FeatureAblation"
-"""The default explainers: the first that is exact for the classifier, else the one that works with every classifier."""
-
-COLUMNS = "columns.json"
-"""File of the run directory with the meaning of the numbers in a row."""
+EXACT, BY_QUERIES = ("TreeExplainer", "LinearExplainer"), "FeatureAblation"  # the default explainers
+COLUMNS = "columns.json"  # in the run directory: the meaning of the numbers in a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,7 +333,7 @@ class Tabular:
 
     @classmethod
     def of(cls, given: Options, public: Path | None) -> Tabular:
-        """The classifier that the options name, and its data; SafexplainError if they do not fit each other."""
+        """The classifier that the options name, and its data."""
         assert given.model is not None
         if given.output == "logit":
             raise ConfigurationError("--output logit: of a classifier, only probabilities can be explained")
@@ -376,7 +366,7 @@ class Tabular:
         )
 
     def notes(self, training: EstimatorTraining | TrainingFunction | None) -> tuple[str, ...]:
-        """How model and data were read, and which hyper-parameters of reference models are unknown."""
+        """How model and data were read, and which hyper-parameters are unknown."""
         notes = (*self.found.notes, *self.read.notes)
         known = training.given if isinstance(training, EstimatorTraining) else self.found.unrecorded
         if missing := [name for name in self.found.unrecorded if name not in known]:
@@ -394,14 +384,14 @@ class Tabular:
         return notes
 
     def training(self, file: RecipeFile) -> EstimatorTraining | TrainingFunction:
-        """How reference models are trained: with the hyper-parameters of the classifier, or by the recipe."""
+        """How reference models are trained."""
         found, columns = self.found, self.read.columns
         labels = None if are_places(found.classes) else found.classes
         if (function := file.function()) is not None:
             names, outputs = getattr(found.estimator, "feature_names_in_", None), self.outputs
 
             def train(x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
-                """The function's model, fitted to a frame if the classifier was fitted to names, else to an array."""
+                """The function's model, fitted to a frame if the classifier was fitted to names."""
                 rows: Any = x.flatten(1).numpy()
                 if columns is not None:
                     rows = columns.decode(rows)
@@ -427,7 +417,7 @@ class Tabular:
         return training
 
     def check(self, makers: Sequence[Any]) -> None:
-        """Raise ConfigurationError for a method that needs gradients, and list those that do not."""
+        """Raise ConfigurationError for a method that needs gradients."""
         queries = {row.name for row in CATALOG.values() if row.family in ("perturbation", "approximation")}
         fitting = [n for n, row in CATALOG.items() if n in TABLE_METHODS or (row.of == "input" and n in queries)]
         names = [make.method if isinstance(make, TableExplainerFactory) else make._row.name for make in makers]
@@ -444,7 +434,7 @@ def is_classifier_file(path: Path | None) -> bool:
 
 
 def _adds_up(name: str, model: nn.Module, x: NDArray[np.float32]) -> bool:
-    """Whether, on rows x (n, d), a method's attributions of two classes differ as the outputs do, up to a constant."""
+    """Whether a method's attributions of two classes differ as the outputs do, up to a constant."""
     explainer = TABLE_METHODS[name].catalogued()
     hardened, rows = explainer(model, hardening=Hardening.none()), torch.from_numpy(x[:64])
     p = model(rows).double()
@@ -458,7 +448,7 @@ def _adds_up(name: str, model: nn.Module, x: NDArray[np.float32]) -> bool:
 
 
 def _flattened(written: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested tables by scikit-learn's names for parameters of steps: [model] max_depth -> model__max_depth."""
+    """Nested tables by scikit-learn's names of parameters: [model] max_depth -> model__max_depth."""
     found: dict[str, Any] = {}
     for name, value in written.items():
         found |= _flattened(value, f"{before}{name}__") if isinstance(value, Mapping) else {f"{before}{name}": value}

@@ -1,4 +1,4 @@
-"""How commands print a result: as sentences and tables, as one JSON object, or as the verdict alone."""
+"""How commands print a result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS: dict[Verdict, str] = {verdict: word.upper() for verdict, word in words.VE
 
 
 def console_for(content: Mapping[str, Any], word: str, json_: bool, quiet: bool) -> Console | None:
-    """A console for the result, or None if it was already printed, as one JSON object or as the word alone."""
+    """A console for the result; None if it was printed, as one JSON object or as the word alone."""
     if json_:
         typer.echo(json.dumps(content, allow_nan=False))
     elif quiet:
@@ -37,7 +37,7 @@ def console_for(content: Mapping[str, Any], word: str, json_: bool, quiet: bool)
 
 
 def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
-    """Print the result of an audit and the paths of its files, and return its exit code."""
+    """Print the result of an audit, and return its exit code."""
     content = {**found.to_dict(), "run_dir": str(folder), "files": found.files}
     if console := console_for(content, WORDS[found.verdict], json_, quiet):
         show_verdict(console, found.result, _verdict_table(found.configurations))
@@ -60,7 +60,7 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
 
 
 def show_attacks(result: AuditResult, json_: bool, quiet: bool) -> int:
-    """Print the result of the attacks on signals in the same way, and return the exit code of the verdict."""
+    """Print the result of attacks on signals, and return the exit code."""
     if console := console_for(result.to_dict(), WORDS[result.verdict], json_, quiet):
         show_verdict(console, result, _attack_table(result))
     return result.exit_code
@@ -76,7 +76,7 @@ def show_files(console: Console, notes: Iterable[str], folder: Path, files: Iter
 
 
 def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
-    """Print the verdict in one sentence, its limits in three, then tables, details and controls."""
+    """Print the verdict, then tables, details and controls."""
     console.print(result.sentence, style=STYLES[result.verdict], highlight=False, markup=False)
     console.print(" ".join(words.says(result)), highlight=False, markup=False)
     for table in (*tables, *([_target_table(result)] if result.others else []), _level_table(result)):
@@ -89,7 +89,6 @@ def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
 
 
 def _verdict_table(configurations: tuple[Configuration, ...]) -> Table:
-    """One row for each released configuration: its verdict, its strongest attack, and what that finds."""
     excess = any(c.result.claim == "excess" for c in configurations)
     title = f"Members found at a false-positive rate of at most {percent(configurations[-1].result.policy.fpr, 3)}"
     numbers = ("adds, in\npoints",) if excess else ("AUC", "found")
@@ -105,7 +104,6 @@ def _verdict_table(configurations: tuple[Configuration, ...]) -> Table:
 
 
 def _level_table(result: AuditResult) -> Table:
-    """Members found from labels, added by explanations, and found from both, by number of queries."""
     alone = result.policy.release == "prediction"
     compared = () if alone else (f"{result.anyway} alone", "explanations add")
     title = f"What an attacker finds at {percent(result.policy.fpr, 3)} false positives"
@@ -129,7 +127,6 @@ def _target_table(result: AuditResult) -> Table:
 
 
 def _attack_table(result: AuditResult) -> Table:
-    """One row for each attack, by number of queries; dim if the verdict does not rest on it."""
     compares = any(a.pair is not None for a in result.attacks)
     more = (f"more than\n{result.anyway}",) if compares else ()
     numbers = ("AUC", f"TPR at\n{percent(result.policy.fpr, 3)}", "bounds", *more)

@@ -1,4 +1,4 @@
-"""`safexplain tune`: search for the release that leaks least and keeps most utility, and audit the chosen one."""
+"""`safexplain tune`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,13 @@ from safexplain.tune.page import as_python, chosen_words, table_rows
 from safexplain.tune.study import plan_tune, searched
 from safexplain.verdict.release import in_words
 
-SHOWN = 8
-"""Points of the front in the printed table, evenly spread; `front.html` has all."""
-
-PUBLIC_MODELS = 3
-"""Models trained on public examples; their explanations are averaged."""
-
-KEPT = "finished models and trials"
-"""What an interrupted search leaves in the run directory."""
+SHOWN = 8  # points of the front in the printed table
+PUBLIC_MODELS = 3  # models trained on public examples
+KEPT = "finished models and trials"  # by an interrupted search
 
 
 def run_tune(given: Options, trials: int, public: Path | None) -> int:
-    """Search, audit the chosen release, print the results, and return the exit code."""
+    """Search, audit the chosen release, and return the exit code."""
     with prepared_run(Request(given=given, hardening=Hardening.none()), KEPT) as run:
         if given.plan:
             return show_plan(plan_tune(run.question, trials=trials), run.folder, given.json_, given.quiet)
@@ -97,7 +92,6 @@ def _show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
 
 
 def _release_table(found: Tuned) -> Table:
-    """The chosen release, those it is compared with, and some of the front."""
     title = f"{found.study.trials} releases tried; no other beats those on the front"
     changes = ("dele-\ntion", "inser-\ntion", "wrong\nsigns")
     numbers = ("leak,\nin points", "utility", "top 10%\nkept", "rank\ncorr.", *changes)

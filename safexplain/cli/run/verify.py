@@ -1,4 +1,4 @@
-"""`safexplain verify`: check a certificate, and print its contents."""
+"""`safexplain verify`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,15 @@ SIGNATURES = {
     "unchecked": "signed, but not checked: anybody may have signed it; check with --public-key",
     "none": "not signed: anybody who can write the file may have made it",
 }
-"""How much each state of a signature proves."""
 
-Lines = dict[str, str | list[str]]
-"""One or several printed lines by name."""
+Lines = dict[str, str | list[str]]  # printed, by name
 
 BY_AUDIT = "by audit: attacks were run, and the verdict is about what they found"
 BY_CONSTRUCTION = "by construction: no attacks were run; it rests on the assumptions below"
 
 
 def verify(given: VerifyOptions) -> int:
-    """Check that a certificate is intact, about this model file, and certified or by construction; print the result
-    and return 0, or 1 if the certificate, the model or the versions installed here do not hold."""
+    """Check and print a certificate, and return 0, or 1 if it, the model or the installed versions do not hold."""
     try:
         lines, content = _check_certificate(given)
     except CertificateError as error:
@@ -82,7 +79,6 @@ def _check_certificate(given: VerifyOptions) -> tuple[Lines, dict[str, Any]]:
 
 
 def _check_file(certificate: Certificate | GuaranteeCertificate, model: Path, path: Path) -> None:
-    """Raise CertificateError unless the file has the SHA-256 of one of the certificate's subjects."""
     if isinstance(certificate, Certificate):
         certificate.need_model(path)
     try:
@@ -168,7 +164,6 @@ def _lines_of_guarantee(certificate: GuaranteeCertificate) -> Lines:
 
 
 def _level(row: words.LevelRow, anyway: str) -> str:
-    """What an attacker finds at one number of queries an example."""
     labels, added, whole = row.labels, row.added, row.whole
     parts = [
         "" if labels is None else f"{anyway} alone {labels.text}",

@@ -1,7 +1,4 @@
-"""What a training claims, scores of runs on D and D', checks of its steps, and the findings of both. No torch.
-
-Trained models can refute a claim but never confirm it; "as claimed" needs the white box, which watches the steps.
-"""
+"""What a training claims, scores of runs on D and D', checks of its steps, and the findings. No torch."""
 
 from __future__ import annotations
 
@@ -42,10 +39,9 @@ class Claim:
     """A claimed mechanism and its epsilon.
 
     Args:
-        mechanism: claimed steps of the sampled Gaussian mechanism; None: unknown, which requires `epsilon` and a method
-            for bounds without a mechanism.
+        mechanism: claimed steps of the sampled Gaussian mechanism; None: unknown, which requires `epsilon`.
         delta: in [1e-12, 1).
-        epsilon: claimed for one record; None: computed by the accountant from the mechanism.
+        epsilon: claimed for one record; None: computed from the mechanism.
         adjacency: of the claimed epsilon, "substitute" or "add_remove".
 
     Raises:
@@ -71,7 +67,7 @@ class Claim:
 
     @classmethod
     def of(cls, statement: PrivacyStatement, adjacency: Adjacency = "substitute") -> Claim:
-        """The claim of a training's privacy statement; raises `ConfigurationError` unless it has one phase."""
+        """The claim of a privacy statement; raises `ConfigurationError` unless it has one phase."""
         if len(statement.phases) != 1:
             raise ConfigurationError(
                 f"expected a statement with one phase of training, got {len(statement.phases)}; pass"
@@ -81,12 +77,12 @@ class Claim:
 
     @cached_property
     def accounted(self) -> Epsilons | None:
-        """The mechanism's epsilons by the accountant; None: the mechanism is unknown."""
+        """The mechanism's epsilons; None: unknown."""
         return None if self.mechanism is None else composed([self.mechanism], self.delta)
 
     @property
     def add_remove(self) -> float | None:
-        """Epsilon for one record added or removed: as claimed, otherwise as accounted; None: unknown."""
+        """Epsilon for one record added or removed: as claimed, else as accounted; None: unknown."""
         return self._of("add_remove")
 
     @property
@@ -100,13 +96,13 @@ class Claim:
         return None if self.accounted is None else self.accounted.of(adjacency)
 
     def after(self, steps: int) -> Claim:
-        """The claim about a model released after this many steps, with its epsilon by the accountant."""
+        """The claim about a model released after this many steps."""
         if self.mechanism is None or steps == self.mechanism.steps:
             return self
         return replace(self, mechanism=replace(self.mechanism, steps=steps), epsilon=None)
 
     def sampled(self) -> dict[str, Any]:
-        """The mechanism's arguments for bounds: all but the noise, which they test."""
+        """The mechanism's arguments for bounds, without its noise."""
         of_steps = {} if self.mechanism is None else asdict(self.mechanism)
         return {k: v for k, v in of_steps.items() if k != "noise_multiplier"}
 
@@ -116,7 +112,7 @@ class Claim:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Claim:
-        """Read what `to_dict` wrote; raises `InputError` if it is not a claim."""
+        """Read what `to_dict` wrote, or raise `InputError`."""
         try:
             return from_table(cls, content, "claim")
         except ConfigurationError as error:
@@ -135,11 +131,11 @@ SCENARIOS: dict[ScenarioName, str | None] = {
     "outlier": None,
     "white-box": None,
 }
-"""Canary -> its number in the paper; None: not in the paper. docs/canaries.md describes each."""
+"""Canary -> its number in the paper (docs/canaries.md)."""
 
 
 def scenario_of(name: str) -> ScenarioName:
-    """The canary of a name or number, as "gradient" or "S2"; raises `ConfigurationError` if there is none."""
+    """The canary of a name or number ("gradient" or "S2"), or `ConfigurationError`."""
     numbers = {number.lower(): key for key, number in SCENARIOS.items() if number}
     found = numbers.get(name.lower(), name)
     if found not in get_args(ScenarioName):
@@ -153,7 +149,7 @@ Verdict = Literal["refuted", "not refuted", "as claimed"]
 EXIT_CODES: dict[Verdict, int] = {"refuted": 1, "not refuted": 3, "as claimed": 0}
 
 TOLERANCE = 5e-3
-"""Absolute and relative difference of a stated bound that is allowed between versions of the accountant."""
+"""Absolute and relative difference of a stated bound that is allowed between accountants' versions."""
 
 
 class Finding(ABC):
@@ -177,7 +173,7 @@ class Finding(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: results for scripts, with the counts behind them."""
+        """Plain JSON types."""
 
     @abstractmethod
     def check(self, content: Mapping[str, Any]) -> None:
@@ -185,7 +181,7 @@ class Finding(ABC):
 
     @property
     def claimed(self) -> float:
-        """The claimed epsilon, under the claim's adjacency."""
+        """The claimed epsilon."""
         found = self.claim.add_remove if self.claim.adjacency == "add_remove" else self.claim.substitute
         assert found is not None
         return found
@@ -204,13 +200,12 @@ class Finding(ABC):
         return self.sentence
 
     def _stated(self) -> dict[str, Any]:
-        """The claimed epsilons; None: unknown or infinite."""
         claimed = {"add_remove": self.claim.add_remove, "substitute": self.claim.substitute}
         return {f"epsilon_{name}": v if v is not None and math.isfinite(v) else None for name, v in claimed.items()}
 
 
 LEAST_SURE, SUREST = 0.5, 1 - 1e-9  # allowed confidences
-DETECTABLE_TOLERANCE = 0.05  # relative and absolute difference of a detectable epsilon that is allowed between versions
+DETECTABLE_TOLERANCE = 0.05  # likewise, of a detectable epsilon
 FREE = "clopper-pearson"  # the method that assumes nothing about the mechanism
 
 Array = NDArray[np.float64]
@@ -220,14 +215,13 @@ Found = TypeVar("Found", bound=Finding)
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """One score for each run and audited step; higher means that the run trained on the record (D), not on D'.
+    """Scores of runs at audited steps; higher means that the run trained on the record (D), not on D'.
 
     Args:
         steps: (k,) increasing; the last is the released model.
-        d: (k, runs on D), not NaN; or (k, runs on D, s) with `names` for s scores of each run, high or low on D, of
-            which the best is chosen on some of the runs.
-        d_prime: (k, runs on D'), where the canary replaced the record; or (k, runs on D', s).
-        names: (s,) if there are several scores.
+        d: (k, runs on D), not NaN; or (k, runs on D, s), of which the best is chosen on some of the runs.
+        d_prime: (k, runs on D') or (k, runs on D', s), where the canary replaced the record.
+        names: (s,) of several scores, which may be high or low on D.
 
     Raises:
         InputError: shapes do not fit, a score is NaN, or steps do not increase.
@@ -260,10 +254,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Errors:
-    """The adversary's errors after one number of steps, at a threshold that was not chosen on the counted runs.
-
-    Runs whose score reaches the threshold are classified as D.
-    """
+    """The adversary's errors after some steps; runs whose score reaches the threshold are classified as D."""
 
     step: int
     threshold: float
@@ -277,8 +268,7 @@ class Errors:
 class CanaryResult(Finding):
     """Errors of the adversary at each audited step, and the verdict about the claim.
 
-    Bounds are always computed from the counts. Each holds separately at `confidence`; the verdict rests on the last
-    step alone, the released model.
+    Each bound holds separately at `confidence`; the verdict rests on the last step, the released model.
 
     Raises:
         ConfigurationError: the method needs a mechanism, but the claim has none.
@@ -301,25 +291,25 @@ class CanaryResult(Finding):
 
     @cached_property
     def epsilon_lower(self) -> float:
-        """Lower bound on epsilon under substitution for the released model, capped at 500."""
+        """Lower bound on the released model's epsilon under substitution, at most 500."""
         return self.lower(self.errors[-1])
 
     @cached_property
     def ceiling(self) -> float:
-        """The bound if the adversary had made no error: the largest that these runs can show."""
+        """The bound without any error: the largest that these runs can show."""
         return self.lower(replace(self.errors[-1], false_positives=0, false_negatives=0))
 
     def lower(self, at: Errors) -> float:
-        """The lower bound at one audited step, capped at 500."""
+        """The lower bound at one audited step, at most 500."""
         counts = (at.false_positives, at.negatives, at.false_negatives, at.positives)
         family = {"confidence": self.confidence, **self.claim.after(at.step).sampled()}
         return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **family), VACUOUS)
 
     @cached_property
     def detectable(self) -> float | None:
-        """The smallest epsilon of a training that these canaries would have refuted in 95 of 100 audits.
+        """The smallest epsilon that these canaries would have refuted in 95 of 100 audits; None: none.
 
-        None: not even a vacuous one. The canary is taken to be as strong as its errors in this training show.
+        The canary is taken to be as strong as its errors in this training show.
         """
         c, at = self.claim, self.errors[-1]
         if (promise := promise_of(self.claimed, c.delta, c.mechanism, c.adjacency)) is None:
@@ -329,10 +319,9 @@ class CanaryResult(Finding):
 
     @property
     def verdict(self) -> Verdict:
-        """Refuted if the bound is above the claim; a correct claim is refuted in at most 1 - confidence of audits.
+        """Refuted if the bound is above the claim, for a correct one in at most 1 - confidence of audits.
 
-        Canaries substitute a record, so a claim under add/remove can be refuted although the training is correct: its
-        smaller epsilon does not cover the content of a record.
+        Canaries substitute a record, so they can refute a claim under add/remove although the training is correct.
         """
         return "refuted" if self.epsilon_lower > self.claimed else "not refuted"
 
@@ -359,7 +348,7 @@ class CanaryResult(Finding):
         return f"Not refuted: {found}.{beyond} {power}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: results for scripts, with the counts behind them."""
+        """Plain JSON types."""
         names = ("verdict", "detectable", "runs", "seconds_per_run", "sentence", "seconds", "scenario", "method")
         return {
             "epsilon_lower": self.epsilon_lower,
@@ -400,12 +389,11 @@ def judge(
     """Count errors and compute bounds at every audited step.
 
     Args:
-        scores: of the runs on D and on D'; of several scores, one is chosen and named in the setting.
-        claim: the claim to test.
+        scores: of the runs; of several scores, one is chosen and named in the setting.
+        claim: to test.
         scenario: name or number of the canary.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
-        threshold: fixed before the scores were seen, for the first score if there are several; None: chosen on 30 % of
-            the runs, which then do not count.
+        threshold: fixed beforehand, for the first score; None: chosen on 30 % of the runs, which then do not count.
         confidence: of each bound.
         seconds: time of training and scoring.
         seed: of the split.
@@ -433,10 +421,7 @@ def judge(
 
 
 def decisive(findings: Sequence[Found]) -> Found:
-    """The refutation with the highest bound; else a white box that passed; else the smallest detectable epsilon.
-
-    Each bound must hold at a confidence that allows for their number.
-    """
+    """The refutation with the highest bound; else a white box that passed; else the smallest detectable epsilon."""
     if not findings:
         raise InputError("expected at least one finding, got none")
 
@@ -451,7 +436,7 @@ def decisive(findings: Sequence[Found]) -> Found:
 
 
 def finding_of(content: Any) -> Finding:
-    """Read what a finding's `to_dict` wrote; raises `InputError` if it does not follow from the counts."""
+    """Read what a finding's `to_dict` wrote; `InputError` if it does not follow from the counts."""
     if not isinstance(content, Mapping):
         raise InputError(f"canaries: expected an object from `safexplain canaries --json`, got {content!r:.60}")
     try:
@@ -465,9 +450,8 @@ def finding_of(content: Any) -> Finding:
 
 
 def _from_counts(content: Mapping[str, Any]) -> Finding:
-    """The finding from the counts that `to_dict` wrote, without comparing the stated results."""
     if "checks" in content:
-        return white_box_of(content)
+        return _white_box_of(content)
     values = {f.name: content[f.name] for f in fields(CanaryResult)}
     values |= {"scenario": scenario_of(content["scenario"]), "claim": Claim.from_dict(content["claim"])}
     rows = [{**row, "threshold": float(row["threshold"])} for row in values["errors"]]
@@ -475,12 +459,12 @@ def _from_counts(content: Mapping[str, Any]) -> Finding:
 
 
 def load_finding(path: str | Path) -> Finding:
-    """Read canaries.json; raises `InputError` if it cannot be read, or as `finding_of`."""
+    """Read canaries.json; errors as of `finding_of`."""
     return finding_of(strict_json.load(path, "canaries"))
 
 
 def check_method(method: str, confidence: float, claim: Claim) -> None:
-    """Raise `ConfigurationError` unless method and confidence are valid, and "pld" has a claim with a mechanism."""
+    """Raise `ConfigurationError` for an invalid method or confidence, and for "pld" without a mechanism."""
     if not LEAST_SURE <= check_number("confidence", confidence) <= SUREST:
         raise ConfigurationError(f"confidence: expected a number in [0.5, 1 - 1e-9], got {confidence:.12g}")
     if method not in (names := get_args(BoundMethod)):
@@ -494,7 +478,7 @@ def check_method(method: str, confidence: float, claim: Claim) -> None:
 # --- the white box ---------------------------------------------------------------------------------------------------
 
 SCALES = ("sensitivity", "size of the noise")
-"""Checks that measure a factor by which a step is less private than claimed."""
+"""Checks that measure how much less private than claimed a step is."""
 
 
 @dataclass(frozen=True)
@@ -552,11 +536,7 @@ class WhiteBoxResult(Finding):
 
     @property
     def epsilon_seen(self) -> float | None:
-        """Epsilon, under the claim's adjacency, of steps that are all like the worst seen, capped at 500.
-
-        None: a failed check measures no factor, for example because the model depends on a record other than through
-        the noisy sums, so no epsilon follows.
-        """
+        """Epsilon of steps like the worst seen, at most 500; None: a failed check measures no factor."""
         mechanism = self.claim.mechanism
         assert mechanism is not None
         if any(check.name not in SCALES for check in self.failed):
@@ -580,7 +560,7 @@ class WhiteBoxResult(Finding):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: results for scripts, with the checks behind them."""
+        """Plain JSON types."""
         names = ("verdict", "epsilon_seen", "runs", "seconds_per_run", "sentence", "seconds", "scenario")
         return {
             **self._stated(),
@@ -591,7 +571,7 @@ class WhiteBoxResult(Finding):
         }
 
     def check(self, content: Mapping[str, Any]) -> None:
-        """Raise `InputError` if a stated value does not follow from the checks."""
+        """Raise `InputError` if a value does not follow from the checks."""
         computed = self.to_dict()
         for name in ("verdict", "epsilon_add_remove", "epsilon_substitute", "epsilon_seen"):
             check_follows(content[name], computed[name], name, "the checks", (TOLERANCE, TOLERANCE))
@@ -599,32 +579,26 @@ class WhiteBoxResult(Finding):
             check_follows(stated["passed"], check.passed, f"check {check.name!r}", "its numbers", (0.0, 0.0))
 
 
-def white_box_of(content: Mapping[str, Any]) -> WhiteBoxResult:
-    """Read what `to_dict` wrote, without derived fields."""
+def _white_box_of(content: Mapping[str, Any]) -> WhiteBoxResult:
     rows = [{k: row[k] for k in ("name", "found", "allowed", "says")} for row in content["checks"]]
     checks = tuple(from_table(Check, row, "check") for row in rows)
     claim = Claim.from_dict(content["claim"])
     return WhiteBoxResult(claim, checks, content["runs"], content["seconds"], dict(content["setting"]))
 
 
-RISK = 1e-6
-"""Largest probability that a test fails for a correct training."""
-
-SLACK = 1.01
-"""Factor by which a record's contribution may exceed C, or noise fall below the claim, that counts as rounding."""
-
-PAIRS, LAGS = 400, 8
-"""Number of pairs of coordinates, and largest lag in steps, whose correlation is tested."""
+RISK = 1e-6  # probability that a test fails for a correct training
+SLACK = 1.01  # factor by which contributions may exceed C, or noise fall below the claim, by rounding
+PAIRS, LAGS = 400, 8  # number of pairs of coordinates, and largest lag in steps, whose correlation is tested
 
 
 def noise_size(z: Array, squares: Array, numbers: Array, steps: Sequence[str], coordinates: Sequence[str]) -> Check:
-    """Check the size of the noise in the step, tensor or coordinate where it is most clearly too small.
+    """Check the size of the noise where it is most clearly too small.
 
     Args:
         z: (runs, steps, k) noise at some coordinates, over the claimed standard deviation.
         squares: (runs, steps, tensors) sums of squares of all of it.
         numbers: (tensors,) how many there are in each.
-        steps: names of the steps.
+        steps: their names.
         coordinates: names of the k.
     """
     runs, total = len(z), float(len(z) * numbers.sum())
@@ -681,7 +655,6 @@ def noise_independence(z: Array, rng: np.random.Generator) -> Check:
 
 
 def _correlation(a: Array, b: Array) -> float:
-    """Sum of products of independent numbers of variance 1, in its standard deviations."""
     products = a * b
     return abs(float(products.sum())) / math.sqrt(max(products.size, 1))
 
@@ -692,7 +665,7 @@ def _normal_limit(tests: int) -> float:
 
 
 def batches_drawn(drawn: NDArray[np.bool_], mechanism: Steps) -> Iterator[Check]:
-    """Check the sample rate of the batches (runs, steps, n), and whether records are drawn independently in each step.
+    """Check the sample rate of the batches (runs, steps, n), and whether records are drawn independently.
 
     For independent draws with probability q, counts of m draws have the variance m q (1 - q); their squared deviations
     over that have the mean 1 and the variance 2 + (1 - 6 q (1 - q)) / (m q (1 - q)).

@@ -32,12 +32,11 @@ from safexplain.verdict.guarantee import Guarantee, Measured
 from safexplain.verdict.judgement import Judgement, Verdict
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
-SECRETS = frozenset({"key", "noise_key", "private_key", "secret"})
-"""Names that no certificate may contain, because certificates are public."""
+SECRETS = frozenset({"key", "noise_key", "private_key", "secret"})  # names that no certificate may contain
 
 _HEX = re.compile(r"[0-9a-f]{32,128}")
 
-MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000  # a few digits in a file could keep its reader busy for hours
+MOST_EXAMPLES, MOST_ATTACKS = 5_000_000, 1_000  # more could keep a reader busy for hours
 LONGEST_TEXT = 65_536  # characters
 
 Signature = Literal["valid", "unchecked", "none"]
@@ -46,8 +45,6 @@ Signature = Literal["valid", "unchecked", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """Fields of both kinds of certificate."""
-
     subject: Mapping[str, Mapping[str, str]]
     environment: Mapping[str, str]
     notes: tuple[str, ...]
@@ -61,8 +58,6 @@ class _Read:
 
 @dataclass(frozen=True, kw_only=True)
 class _Explainer:
-    """The field `explainer` of a certificate."""
-
     method: str
     output: Literal["probability", "logit"]
     options: dict[str, Any]
@@ -72,8 +67,6 @@ class _Explainer:
 
 @dataclass(frozen=True, kw_only=True)
 class _AsWritten:
-    """Fields that are read as they stand in the file."""
-
     hardening: dict[str, Any]
     utility: dict[str, float] | None
     materials: dict[str, str]
@@ -88,26 +81,25 @@ class Certificate(_Read, _Explainer, _AsWritten):
     """A certificate of an audit.
 
     Args:
-        subject: name -> {algorithm: hex digest} of each audited model; for an endpoint, its URL and the digest of its
-            answers.
+        subject: name -> {algorithm: hex digest} of each audited model; for an endpoint, its URL and its answers.
         method: name in the catalog of explanation methods.
         output: "probability" or "logit".
         softmax: whether the model was wrapped in `Probability`.
-        options: arguments of the explanation, as given on the command line.
-        shape: of one input, or None.
+        options: arguments of the explanation.
+        shape: of one input.
         hardening: as `Hardening.to_dict`.
-        noise_stream: name of the noise generation, or None.
+        noise_stream: name of the noise generation.
         judgement: policy, counts and controls, from which verdict and bounds follow.
-        utility: agreement with the native explanation, or None.
+        utility: agreement with the native explanation.
         materials: name -> digest of data, signals, recipe and configuration.
         environment: versions, seed, device.
         notes: caveats.
         native: recorded verdict about the explanation without hardening; None: that is what was audited.
         limits: what the audit does not show, each a headline and a sentence.
-        privacy: the guarantee of the model's training, as stated by those who trained it, or None.
-        canaries: finding of canaries about a training like the model's, or None.
-        search: `trials` and `digest` of the search that chose the configuration, or None.
-        subject_data: "pre-training" or "fine-tuning" data were attacked, if the model was trained in two stages.
+        privacy: the guarantee of the model's training, as stated by those who trained it.
+        canaries: finding of canaries about a training like the model's.
+        search: `trials` and `digest` of the search that chose the configuration.
+        subject_data: data of a training in two stages that were attacked, "pre-training" or "fine-tuning".
         signature: "valid" (for the given public key), "unchecked" (signed, no key given), or "none".
         statement: the in-toto statement itself.
     """
@@ -118,7 +110,6 @@ class Certificate(_Read, _Explainer, _AsWritten):
     canaries: Finding | None
 
     kind: ClassVar[str] = "by audit"
-    """As opposed to a `GuaranteeCertificate`, "by construction"."""
 
     @property
     def verdict(self) -> Verdict:
@@ -132,7 +123,7 @@ class Certificate(_Read, _Explainer, _AsWritten):
 
     @property
     def libraries(self) -> dict[str, str]:
-        """Distribution -> version of the libraries, other than Captum, that the explainers used."""
+        """Version of each library, other than Captum, that the explainers used."""
         each = [self.options, *(value for value in self.options.values() if isinstance(value, Mapping))]
         made_with = [found for options in each if isinstance(found := options.get("made_with"), Mapping)]
         named = [found for made in made_with if isinstance(found := made.get("libraries"), Mapping)]
@@ -140,11 +131,11 @@ class Certificate(_Read, _Explainer, _AsWritten):
 
     @property
     def endpoint(self) -> str | None:
-        """URL of the audited service, whose model was not seen; None: a model was audited."""
+        """URL of the audited service; None: a model was audited."""
         return next((name for name, digests in self.subject.items() if ANSWERS_DIGEST in digests), None)
 
     def need_model(self, path: str | Path) -> None:
-        """Raise `CertificateError` if the certificate, read from this path, is about an endpoint, not a model."""
+        """Raise `CertificateError` if the certificate, read from this path, is about an endpoint."""
         if (url := self.endpoint) is not None:
             raise CertificateError(
                 f"{path} is about the answers of the endpoint {url}, whose model was not seen, so it cannot be about"
@@ -277,7 +268,7 @@ Part = TypeVar("Part")
 
 
 def _predicate_of(content: Mapping[str, Any], kind: type[Predicate]) -> tuple[Predicate, dict[str, dict[str, str]]]:
-    """The predicate of a statement, and its subject: name -> digests of models, or of one endpoint's answers."""
+    """The predicate and the subject of a statement."""
     if content.get("_type") != STATEMENT_TYPE:
         _refuse("_type", STATEMENT_TYPE, content.get("_type"))
     if (named := content.get("predicateType")) not in list(VERSIONS):
@@ -376,7 +367,6 @@ def _read_guarantee(content: Mapping[str, Any], signature: Signature) -> Guarant
 
 
 def _read_optional(content: Mapping[str, Any], name: str, read: Callable[[Any], Part]) -> Part | None:
-    """An optional field of the predicate, checked; None: it is missing."""
     try:
         return read(content["predicate"][name]) if name in content["predicate"] else None
     except InputError as error:
@@ -401,10 +391,8 @@ def _refuse(name: str, expected: object, found: object, more: str = "") -> NoRet
 
 
 def recount(audit: Mapping[str, Any], *, compare_words: bool = True) -> Judgement:
-    """The judgement that `AuditResult.to_dict()` wrote; `CertificateError` if a value does not follow from its counts.
-
-    `compare_words`: also compare sentences, which another version may phrase differently.
-    """
+    """The judgement that `AuditResult.to_dict()` wrote; `CertificateError` if a value does not follow from its counts,
+    or, with `compare_words`, a sentence, which another version may phrase differently."""
     try:
         judgement = Judgement.from_dict(audit)
         _check(judgement)

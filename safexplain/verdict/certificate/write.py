@@ -1,7 +1,4 @@
-"""Certificates as JSON: in-toto Statements (v1) of an audit's result, or of a guarantee by construction. No torch.
-
-Their JSON Schemas are `docs/schema/explanation-audit-v3.json` and `docs/schema/explanation-guarantee-v1.json`.
-"""
+"""Certificates as JSON: in-toto Statements (v1) of an audit's result, or of a guarantee by construction. No torch."""
 
 from __future__ import annotations
 
@@ -27,13 +24,13 @@ VERSIONS = {
     PREDICATE_TYPE: (SCHEMA_VERSION, ("safexplain", "captum", "torch")),
     GUARANTEE_TYPE: (GUARANTEE_VERSION, ("safexplain", "torch")),
 }
-"""Kind of statement -> version of its schema, and the distributions whose versions its environment must state."""
+"""Kind of statement -> version of its schema (docs/schema), and whose versions its environment must state."""
 
 MODEL_DIGEST = "safexplainModelDigest"
-"""Name of a model's `safexplain._digest.model_digest` in a subject."""
+"""Name of a model's digest in a subject."""
 
 ANSWERS_DIGEST = "safexplainAnswersDigest"
-"""Name of the SHA-256 of an endpoint's answers, which takes its place if the model was not seen."""
+"""Name of the SHA-256 of an endpoint's answers."""
 
 SUBJECT_DATA = {
     "pre-training": "The verdict is about who was in the pre-training data, and says nothing about the fine-tuning"
@@ -41,10 +38,9 @@ SUBJECT_DATA = {
     "fine-tuning": "The verdict is about who was in the fine-tuning data, and says nothing about the pre-training"
     " data.",
 }
-"""For a model that was trained in two stages: the data that the verdict is about -> the sentence about it."""
+"""Data of one of two stages that the verdict is about -> the sentence about it."""
 
 CONFIGURATION = "configuration sha256"
-"""Name of the digest of explainer, hardening and policy together."""
 
 
 def statement(
@@ -68,8 +64,7 @@ def statement(
     """The statement as plain JSON types.
 
     Arguments are the fields of `read.Certificate`, each as its `to_dict()`; `explainer` holds method, output, options
-    and, if known, softmax and shape; `audit` is `AuditResult.to_dict()`, and `native` the `summary()` of the audit of
-    the explanation without hardening (None: this is it).
+    and, if known, softmax and shape; `audit` is an `AuditResult`, and `native` the `summary()` of one.
     """
     predicate: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -98,7 +93,7 @@ def guarantee_statement(
     environment: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The statement of a guarantee by construction, as plain JSON types; arguments as `read.GuaranteeCertificate`."""
+    """The statement of a guarantee, as plain JSON types; arguments as `read.GuaranteeCertificate`."""
     predicate = {
         "schema_version": GUARANTEE_VERSION,
         "kind": guarantee.kind,
@@ -133,7 +128,7 @@ def checksum(content: Mapping[str, Any]) -> str:
 
 
 def write_json(path: str | Path, content: Mapping[str, Any]) -> Path:
-    """Write JSON, all or nothing; raises `InputError` if it cannot be written."""
+    """Write JSON, all or nothing, or raise `InputError`."""
     return write_atomically(path, as_json(content))
 
 

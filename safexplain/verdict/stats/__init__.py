@@ -1,7 +1,4 @@
-"""Statistics of attacks: ROC curves, exact intervals, and lower bounds on epsilon. No torch.
-
-A higher score always means "member" (or "trained on D"), the positive class.
-"""
+"""Statistics of attacks; a higher score always means "member" (or "trained on D"). No torch."""
 
 from safexplain.verdict.stats.lower_bounds import (
     bound_epsilon,

@@ -1,9 +1,4 @@
-"""The power of an audit by canaries: the smallest epsilon above the claim that 95 of 100 such audits would show.
-
-A score is modelled as the number of batches that the record joined, up on D and down on D', plus Gaussian noise, which
-the canary's error rates determine (their `CAUTION` quantiles under Jeffreys' prior, if the training is as claimed). The
-same canary is then put into trainings with less noise, and judged by as many runs at the same confidence.
-"""
+"""The power of an audit by canaries: the smallest epsilon above the claim that 95 of 100 such audits would show."""
 
 from __future__ import annotations
 
@@ -32,16 +27,16 @@ Array = NDArray[np.float64]
 
 OFTEN = 0.95  # required share of audits that detect it
 CAUTION = 0.8  # quantile of each error rate's posterior that is used
-LEAST, MOST = math.log(1e-3), math.log(1e3)  # search range for the logarithm of a score's noise over the mean effect
-ACCURACY = 2e-3  # relative, of noise multipliers, and of epsilons that count as equal
-QUANTILES = (np.arange(200) + 0.5) / 200  # at which the number of false positives is evaluated
+LEAST, MOST = math.log(1e-3), math.log(1e3)  # logarithm of a score's noise over the mean effect
+ACCURACY = 2e-3  # relative, of noise multipliers and epsilons
+QUANTILES = (np.arange(200) + 0.5) / 200  # of the number of false positives
 PLACES = ndtri(np.array([1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.16, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9]))
-"""Normal scores of the candidate false-negative rates for a chosen threshold."""
+"""Normal scores of candidate false-negative rates, if the threshold is chosen."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """A claimed epsilon and mechanism; None: unknown, modelled as one Gaussian mechanism."""
+    """A claimed epsilon and mechanism; an unknown one is modelled as Gaussian."""
 
     epsilon: float
     delta: float
@@ -67,7 +62,7 @@ class Promise:
         return epsilon_of([less], self.delta, adjacency or self.adjacency)
 
     def curve(self, fpr: Array, method: BoundMethod) -> Array:
-        """False-negative rates below which the method refutes the claim, at these false-positive rates."""
+        """False-negative rates below which the method refutes the claim."""
         e, delta = self.epsilon, self.delta
         if method == "clopper-pearson":
             return np.maximum(1 - delta - math.exp(e) * fpr, (1 - delta - fpr) * math.exp(-e))
@@ -77,7 +72,7 @@ class Promise:
 
     @cached_property
     def limit(self) -> Steps:
-        """The mechanism with the claimed epsilon under substitution, the adjacency of the bounds."""
+        """The mechanism with the claimed epsilon under substitution, as in the bounds."""
         assert self.mechanism is not None
         if self.adjacency == "substitute" and abs(self.spent(1.0) / self.epsilon - 1) < ACCURACY:
             return self.mechanism
@@ -85,10 +80,7 @@ class Promise:
         return replace(self.mechanism, noise_multiplier=math.exp(log_shrink) * self.mechanism.noise_multiplier)
 
     def smallest_found(self, found: Callable[[float], bool]) -> float | None:
-        """Epsilon of the training with the most noise that is detected; None: not even a vacuous one is.
-
-        `found` tests whether a training with its noise multiplied by a factor is detected; it is monotone.
-        """
+        """Epsilon of the training with the most noise that is `found` when its noise is multiplied by a factor."""
         lowest = 1e-6 if self.mechanism is None else SMALLEST_NOISE / 2 / self.mechanism.noise_multiplier
         low, high = math.log(min(lowest, 0.5)), 0.0
         while high - low > ACCURACY:
@@ -101,7 +93,7 @@ class Promise:
 
 
 def promise_of(epsilon: float, delta: float, mechanism: Steps | None, adjacency: Adjacency) -> Promise | None:
-    """The claim; None: its epsilon is vacuous, or it has no noise."""
+    """The claim; None: it is vacuous."""
     if not 0 < epsilon < VACUOUS or delta < SMALLEST_DELTA:
         return None
     if mechanism is not None and not (mechanism.steps and mechanism.noise_multiplier):
@@ -113,8 +105,9 @@ def promise_of(epsilon: float, delta: float, mechanism: Steps | None, adjacency:
 def detectable(errors: ErrorCounts, method: BoundMethod, promise: Promise, *, fixed: bool) -> float | None:
     """The smallest epsilon that as many runs would show to be above the claim in 95 of 100 audits; None: none.
 
-    `errors` are the canary's in the training at hand; `fixed`: the threshold was fixed beforehand, not chosen on some
-    of the runs.
+    `errors` are the canary's in the training at hand; their `CAUTION` quantiles under Jeffreys' prior determine the
+    noise of its scores. The same canary is then put into trainings with less noise. `fixed`: the threshold was fixed
+    beforehand.
     """
     fpr, fnr = (
         float(betaincinv(k + 0.5, n - k + 0.5, CAUTION))
@@ -147,7 +140,7 @@ def _refuted(fpr: float, fnr: float, errors: ErrorCounts, method: BoundMethod, p
 
 
 class _CanarySums:
-    """Distribution of a canary's scores: the number of batches with the record, over its mean, plus Gaussian noise."""
+    """Scores: the number of batches with the record, over its mean, up on D and down on D', plus Gaussian noise."""
 
     def __init__(self, family: Family) -> None:
         draws, q = family.steps, family.sample_rate

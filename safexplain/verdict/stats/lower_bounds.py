@@ -1,7 +1,4 @@
-"""Lower bounds on the epsilon of a mechanism, from the errors of an attack that tells D from D', or from guessed coins.
-
-A threshold, or a number of guesses, must not be chosen on the counted runs: the best of several is no bound.
-"""
+"""Lower bounds on the epsilon of a mechanism, from an attack's errors on runs with D and D', or from guessed coins."""
 
 from __future__ import annotations
 
@@ -33,16 +30,16 @@ from safexplain.verdict.stats.roc import check_confidence, check_counts, clopper
 
 Array = NDArray[np.float64]
 
-COARSER = 3.0  # width of the privacy losses' grid over the accountant's: three times as fast, with nine times its error
-ORDERS = 400  # number of orders e at which the privacy profile is evaluated
-NEGLIGIBLE = 1e-11  # orders whose delta is smaller are left out
+COARSER = 3.0  # width of the privacy losses' grid over the accountant's, for nine times its error
+ORDERS = 400  # at which the privacy profile is evaluated
+NEGLIGIBLE = 1e-11  # smaller deltas are left out
 
 UNITS = 4096  # points of the grid of noise multipliers while they grow by a factor of e
 LOWEST, HIGHEST = -4 * UNITS, 28 * UNITS  # their distance is a power of two, so every bisection visits the same points
 RESOLUTION = 0.005  # relative distance in epsilon at which the bisection stops
 COARSE = 0.03  # the same when thresholds are compared
 SMALLEST_NOISE = 1 / 16  # below this (twice this for a fixed size) the exponentials of a curve overflow
-UNNOTICEABLE = 1e-7  # mean privacy loss below which a mechanism counts as having epsilon 0
+UNNOTICEABLE = 1e-7  # mean privacy loss that counts as epsilon 0
 
 
 @dataclass(frozen=True)
@@ -78,15 +75,14 @@ TradeOff = GaussianTradeOff | PiecewiseLinear
 
 @lru_cache(maxsize=4096)
 def trade_off(mechanism: Steps, delta: float) -> TradeOff:
-    """Least false-negative rates of any attack on the sampled Gaussian mechanism, by false-positive rate, from below.
+    """Least false-negative rates of any attack on the sampled Gaussian mechanism, from below.
 
-    The mechanism needs noise and at least one step. For full batches the curve is that of one Gaussian. Otherwise it
-    follows from the privacy profile delta(e) under substitution (arXiv 1905.02383, Proposition 2.12):
+    For full batches the curve is that of one Gaussian. Otherwise it follows from the privacy profile delta(e) under
+    substitution (arXiv 1905.02383, Proposition 2.12):
 
         f(alpha) = sup over e >= 0 of max{0, 1 - delta(e) - exp(e) alpha, exp(-e) (1 - delta(e) - alpha)}.
 
-    A delta that is too large makes f too small, so an attack that does better than f here does so in truth. The
-    accountant's error, by which it may raise epsilon, is subtracted.
+    A delta that is too large makes f too small. The error by which the accountant may raise epsilon is subtracted.
     """
     q, steps, noise = mechanism.sample_rate, mechanism.steps, mechanism.noise_multiplier
     if q == 1:
@@ -104,7 +100,7 @@ def trade_off(mechanism: Steps, delta: float) -> TradeOff:
 
 
 def gaussian_distance(fpr: ArrayLike, fnr: ArrayLike) -> Array:
-    """The mu whose Gaussian trade-off passes through these error rates; negative for worse than guessing."""
+    """The mu whose Gaussian trade-off passes through these error rates."""
     return np.asarray(-ndtri(fpr) - ndtri(fnr))
 
 
@@ -118,7 +114,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _envelope(orders: Array, profile: Array) -> tuple[Array, Array, Array]:
-    """Slopes, intercepts and crossings of the lines of both directions, the steepest first."""
     shrink = np.exp(-orders[1:])
     slopes = np.concatenate([np.exp(orders[::-1]), shrink])
     intercepts = np.concatenate([1 - profile[::-1], shrink * (1 - profile[1:])])
@@ -176,10 +171,10 @@ def confidence_and_family(claimed: Claimed) -> tuple[float, Family]:
 def smallest_refuted(
     family: Family, delta: float, refutes: Callable[[TradeOff], bool], resolution: float = RESOLUTION
 ) -> tuple[float, TradeOff | None]:
-    """Epsilon and trade-off curve of the smallest noise multiplier of the grid that is refuted, a lower bound.
+    """Epsilon and trade-off curve of the smallest noise multiplier that is refuted, a lower bound.
 
-    `refutes` tests whether the errors are too few for a curve, and then for every higher one; curves rise with the
-    noise. Epsilon is infinite if no noise explains so few errors; if every noise does, it is 0 and the curve None.
+    `refutes` tests whether the errors are too few for a curve, and so for every higher one, which more noise has.
+    Epsilon is infinite if no noise explains so few errors; if every noise does, it is 0 and the curve None.
     """
     low, high = LOWEST, HIGHEST  # not refuted, and refuted; the ends of the grid count as such
     below: TradeOff | None = None
@@ -245,25 +240,24 @@ class ErrorCounts:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of `METHODS`."""
+    """A row of `METHODS`."""
 
     bound: Callable[[ErrorCounts, float, Family], float]  # on epsilon, at least 0, from errors at a delta
     merit: Callable[[Array, Array, float, Family], Array]  # (k,) larger for limits of both rates with a higher bound
     needs_delta: bool = False  # delta must be above 0
 
 
-def pld_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
-    """Largest epsilon of the family that the errors refute."""
+def _pld_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
     if family.is_gaussian:
-        return gdp_bound(errors, delta, family)
+        return _gdp_bound(errors, delta, family)
     fpr, fnr = errors.fpr, errors.fnr
     if fpr + fnr >= 1:
         return 0.0
     return smallest_refuted(family, delta, lambda curve: bool(curve(fpr) > fnr))[0]
 
 
-def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
-    """Distance of rates below the curve of the smallest noise multiplier that any of them refutes."""
+def _pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
+    """Distance below the curve of the smallest noise multiplier that any of the rates refutes."""
     distance = gaussian_distance(fpr, fnr)
     if family.is_gaussian:
         return distance
@@ -272,34 +266,29 @@ def pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     return distance if curve is None else curve(fpr) - fnr
 
 
-def gdp_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
-    """Epsilon of the Gaussian mechanism whose best attack has these error rates."""
+def _gdp_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
     return gaussian_epsilon(float(gaussian_distance(errors.fpr, errors.fnr)), delta)
 
 
-def direct_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
-    """From FPR + e^eps FNR >= 1 - delta and its mirror image (Kairouz, Oh and Viswanath, arXiv 1311.0776, Thm 2.1)."""
-    merit = direct_merit(np.array([errors.fpr]), np.array([errors.fnr]), delta, family)
+def _direct_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
+    """From FPR + e^eps FNR >= 1 - delta and its mirror image."""
+    merit = _direct_merit(np.array([errors.fpr]), np.array([errors.fnr]), delta, family)
     return max(0.0, math.log(max(float(merit[0]), 1.0)))
 
 
-def direct_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
-    """The larger of both likelihood ratios."""
+def _direct_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
     return np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
 
 
 METHODS: dict[str, Method] = {
-    "pld": Method(pld_bound, pld_merit, needs_delta=True),
-    "gdp": Method(gdp_bound, lambda fpr, fnr, *_: gaussian_distance(fpr, fnr), needs_delta=True),
-    "clopper-pearson": Method(direct_bound, direct_merit),
+    "pld": Method(_pld_bound, _pld_merit, needs_delta=True),
+    "gdp": Method(_gdp_bound, lambda fpr, fnr, *_: gaussian_distance(fpr, fnr), needs_delta=True),
+    "clopper-pearson": Method(_direct_bound, _direct_merit),
 }
 
 
-CHOOSING = 0.3
-"""Share of the runs that choose a threshold: of .2, .3 and .5 that with the highest bounds from 200 to 25,000 runs."""
-
-STRICTER = 0.02
-"""Thresholds are compared by bounds with this share of the risk: at the full risk, the best is often an extreme one."""
+CHOOSING = 0.3  # share of the runs that choose a threshold
+STRICTER = 0.02  # thresholds are compared at this share of the risk: at all of it, the best is often an extreme one
 
 
 def epsilon_from_errors(
@@ -311,14 +300,14 @@ def epsilon_from_errors(
     method: BoundMethod = "clopper-pearson",
     **claimed: Unpack[Claimed],
 ) -> float:
-    """Lower bound on epsilon from counted errors of an attack whose threshold was not chosen on the counted runs.
+    """Lower bound on epsilon from errors of an attack whose threshold must not be chosen on the counted runs.
 
     Each error rate is taken at its Clopper-Pearson upper limit with half of 1 - confidence, so that both hold jointly.
 
     - "pld": the sampled Gaussian mechanism of this sampling rate, steps and sampling, with some noise; its trade-off
       curve under substitution is inverted. For a full batch it equals "gdp".
-    - "gdp": mu and then epsilon of the Gaussian mechanism (Nasr et al. 2023, arXiv 2302.07956). It assumes exact GDP,
-      and is too high for few steps with a sampling rate below 1.
+    - "gdp": assumes one Gaussian mechanism (Nasr et al. 2023, arXiv 2302.07956), and is too high for few steps with a
+      sampling rate below 1.
     - "clopper-pearson": assumes nothing about the mechanism (Kairouz, Oh and Viswanath, arXiv 1311.0776, Theorem 2.1),
       and finds less than half of the epsilon of a Gaussian one.
 
@@ -329,8 +318,8 @@ def epsilon_from_errors(
         positives: runs on D.
         delta: in (0, 1); 0 is allowed for "clopper-pearson".
         method: one of these.
-        claimed: `confidence` of the bound (.95), and, for "pld", the claimed mechanism: `sample_rate` (1), `steps` (1),
-            and `sampling` ("poisson", or a full batch where the sample rate is 1).
+        claimed: `confidence` of the bound (.95), and, for "pld", `sample_rate` (1), `steps` (1), and `sampling`
+            ("poisson", or a full batch where the sample rate is 1) of the mechanism.
 
     Raises:
         InputError: counts, delta, confidence or method out of range.
@@ -342,7 +331,7 @@ def epsilon_from_errors(
 
 
 def checked_method(name: str, delta: float, confidence: float) -> Method:
-    """The method of this name; raises `InputError` if there is none, or delta or confidence is out of range."""
+    """The method of this name; `InputError` for another name, delta or confidence."""
     if name not in METHODS:
         raise InputError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
     check_confidence(confidence)
@@ -358,7 +347,7 @@ def checked_method(name: str, delta: float, confidence: float) -> Method:
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound(ErrorCounts):
-    """A lower bound on epsilon, with the errors behind it and its confidence."""
+    """A lower bound on epsilon, with the errors behind it."""
 
     method: BoundMethod
     delta: float  # of the epsilon
@@ -367,12 +356,12 @@ class LowerBound(ErrorCounts):
 
     @cached_property
     def epsilon(self) -> float:
-        """The bound, at least 0; infinite if even no noise explains so few errors (method "pld")."""
+        """The bound, at least 0; infinite if no noise explains so few errors (method "pld")."""
         return METHODS[self.method].bound(self, self.delta, self.family)
 
     @cached_property
     def ceiling(self) -> float:
-        """The bound without any error, the largest that this number of runs can show."""
+        """The bound without any error, the largest that so many runs can show."""
         return replace(self, false_positives=0, false_negatives=0).epsilon
 
     def __str__(self) -> str:
@@ -400,8 +389,8 @@ def bound_epsilon(
         scores_d_prime: (m,) scores of runs on D', which differs from D in one record.
         delta: in (0, 1); 0 is allowed for "clopper-pearson".
         method: "pld", "gdp" or "clopper-pearson", see `epsilon_from_errors`.
-        threshold: fixed before the scores were seen, so that all runs count. None: the one with the highest bound on a
-            random 30 % of the runs on each data set; the other runs count.
+        threshold: fixed beforehand, so that all runs count. None: the one with the highest bound on a random 30 % of
+            the runs on each data set; the others count.
         seed: of this random choice.
         claimed: as in `epsilon_from_errors`.
 
@@ -463,7 +452,7 @@ def _scores(name: str, scores: ArrayLike) -> Array:
 
 
 def _parts(d: Array, d_prime: Array, seed: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """For D and D': the runs that choose the threshold, and those that are counted."""
+    """For D and D': the runs that choose the threshold, and those that count."""
     if min(len(d), len(d_prime)) < 2:
         raise InputError(
             f"expected at least 2 runs on each of D and D', got {len(d)} and {len(d_prime)}, because some of them"
@@ -478,7 +467,7 @@ def _parts(d: Array, d_prime: Array, seed: int) -> tuple[tuple[Array, Array], tu
 def _best_threshold(
     d: Array, d_prime: Array, method: Method, delta: float, confidence: float, family: Family
 ) -> tuple[Array, int, float]:
-    """(k,) sorted scores, the index of the one with the highest bound (the middle one of ties), and its merit."""
+    """(k,) sorted scores, the index of the one with the highest bound, and its merit."""
     high, low = np.sort(d), np.sort(d_prime)
     at = np.unique(np.concatenate([high, low]))
     strict = 1 - STRICTER * (1 - confidence)
@@ -491,7 +480,7 @@ def _best_threshold(
 
 @dataclass(frozen=True)
 class ScoreChoice:
-    """One of several scores, chosen with its threshold, and the remaining runs, which are counted."""
+    """A chosen score and threshold, and the runs that count."""
 
     score: int  # index
     negative: bool  # low scores mean D
@@ -505,8 +494,7 @@ def choose_score(
 ) -> ScoreChoice:
     """The score, of s in (n, s) on D and (m, s) on D', with the highest bound on a random 30 % of the runs.
 
-    Of several scores without any error, the one with the widest gap, relative to its range, is chosen. Arguments and
-    errors are those of `bound_epsilon`.
+    Among equals, the one with the widest gap over its range is chosen. Arguments and errors are as of `bound_epsilon`.
     """
     if d.ndim != 2 or d_prime.ndim != 2 or d.shape[1] != d_prime.shape[1]:
         raise InputError(f"expected scores (runs, s) on each of D and D', got {d.shape} and {d_prime.shape}")
@@ -525,7 +513,7 @@ def choose_score(
 
 
 def _gap(high: Array, low: Array) -> float:
-    """Gap between the lowest score on D and the highest on D', over the range of both; 0 if they overlap."""
+    """Gap between the lowest score on D and the highest on D', over their range."""
     if high.min() <= low.max():
         return 0.0
     if np.isinf(high.min()) or np.isinf(low.max()):
@@ -534,7 +522,7 @@ def _gap(high: Array, low: Array) -> float:
 
 
 def _between(at: Array, here: int) -> float:
-    """Threshold halfway between a score and the next lower one; next to an infinite score, beyond all finite ones."""
+    """Threshold halfway to the next lower score; next to an infinite one, beyond all finite ones."""
     below, above = (at[here - 1], at[here]) if here else (at[0], at[0])
     if np.isfinite(below) and np.isfinite(above):
         return float((below + above) / 2)
@@ -563,9 +551,9 @@ def one_run_lower_bound(
         correct: number of correct guesses.
         guesses: number of guessed coins, fixed beforehand.
         canaries: number of coins.
-        delta: of the epsilon, in (0, 1); 0 is allowed for "steinke".
+        delta: in (0, 1); 0 is allowed for "steinke".
         method: one of these.
-        claimed: `confidence` of the bound, and, for "f-dp", the claimed mechanism, as in `epsilon_from_errors`.
+        claimed: as in `epsilon_from_errors`, the mechanism for "f-dp".
 
     Raises:
         InputError: not 0 <= correct <= guesses <= canaries, no guesses, or delta, confidence or method out of range.
@@ -614,9 +602,8 @@ def _probability(correct: int, guesses: int, canaries: int, epsilon: float, delt
 def _is_too_good(curve: TradeOff, correct: int, guesses: int, canaries: int, risk: float) -> bool:
     """Whether a mechanism of this trade-off curve has this many correct guesses with a probability below the risk.
 
-    If their probability equalled the risk, correct and wrong guesses would have to add up to more than there are. For a
-    curve f that is its own mirror image, 1 - f turns the probability of an event under one data set into the largest
-    under the other, and x -> f(1 - x) back.
+    If their probability equalled the risk, correct and wrong guesses would add up to more than there are. For a curve f
+    that is its own mirror image, 1 - f turns an event's probability under D into the largest under D'.
     """
     share = guesses / canaries
     right, wrong = risk * share * correct / guesses, risk * share * (guesses - correct) / guesses

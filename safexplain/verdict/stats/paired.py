@@ -1,7 +1,4 @@
-"""How much more one attack finds than another on the same examples: bounds on TPR_A(fpr) - TPR_B(fpr).
-
-Both thresholds have the rank nearest fpr (n0 + 1) among the n0 non-members. Measured error rates: docs/statistics.md.
-"""
+"""How much more one attack finds than another on the same examples: bounds on TPR_A(fpr) - TPR_B(fpr)."""
 
 from __future__ import annotations
 
@@ -19,24 +16,24 @@ from safexplain.errors import InputError
 
 Floats = NDArray[np.float64]
 
-STEPS = 20  # most stored ranks below, and above, that of the threshold
+STEPS = 20  # most stored ranks on either side of the threshold's
 WINDOW_RISK = 1e-6  # probability that the true threshold's rank lies outside them, on either side
 NARROW = 1e-9  # sums of weights closer to each other than this are equal
 
 
 @dataclass(frozen=True)
 class PairedCounts:
-    """Findings of two attacks on the same examples, each above its k-th highest non-member, in units (groups)."""
+    """Findings of two attacks, each above its k-th highest non-member, in units (groups)."""
 
     only: float  # members that only the attack finds
     missed: float  # members that only the baseline finds
     non_member_only: float  # the same for the non-members, the k-th included
     non_member_missed: float
-    attack_window: tuple[float, ...]  # members that the attack finds above each of the ranks `window_ranks`
-    baseline_window: tuple[float, ...]  # members that the baseline finds there
+    attack_window: tuple[float, ...]  # found by the attack above each of `window_ranks`
+    baseline_window: tuple[float, ...]  # by the baseline
 
     def check(self, members: int, non_members: int, fpr: float) -> None:
-        """Raise `InputError` if the counts are impossible for these numbers of members and non-members."""
+        """Raise `InputError` if the counts are impossible."""
         ranks, k = window_ranks(non_members, fpr), rank_at(non_members, fpr)
         at = ranks.index(k)
         a, b = self.attack_window, self.baseline_window
@@ -54,7 +51,7 @@ class PairedCounts:
 
 
 def rank_at(non_members: int, fpr: float) -> int:
-    """Rank of the threshold of both attacks: the one nearest fpr (n0 + 1), where the mean true rate is `fpr`."""
+    """Rank of both thresholds: the one nearest fpr (n0 + 1), where the mean true rate is `fpr`."""
     return min(max(round(fpr * (non_members + 1)), 1), non_members)
 
 
@@ -80,8 +77,7 @@ def count_pairs(
 ) -> PairedCounts:
     """Count the members found by an attack and the baseline on the same (s,) examples, at one false-positive rate.
 
-    Orders are indices of the examples from the highest score to the lowest (`thresholds.by_score`), with ties broken by
-    the same random numbers; `weights` come from `thresholds.weights_of`, or are 1.
+    Orders come from `thresholds.by_score` with one seed, `weights` from `thresholds.weights_of`, or are 1.
     """
     if not order.shape == base_order.shape == member.shape or member.ndim != 1:
         raise InputError(f"expected (s,) arrays, got {order.shape}, {base_order.shape} and {member.shape}")
@@ -110,8 +106,8 @@ def difference_bounds(
 ) -> tuple[float, float]:
     """Lower and upper bound of the difference of the two true-positive rates at exactly this false-positive rate.
 
-    Members and non-members are scored units (groups). The true difference is below the lower bound with a probability
-    of at most `low_risk`, and above the upper bound with at most `high_risk`.
+    The true difference is below the lower bound with a probability of at most `low_risk`, and above the upper bound
+    with at most `high_risk` (measured error rates: docs/statistics.md).
     """
     c = counts
     only, missed = np.array([c.only, c.missed]), np.array([c.missed, c.only])  # for the upper bound they change places
@@ -167,22 +163,22 @@ def lower_limits(
 class _Frame:
     """The part of the bounds that depends only on the sizes.
 
-    `at` to `at_loose` are (window,) weights that interpolate counts above `ranks` linearly: at the rank, `steps` before
-    and after it, and at `strict` and `loose`.
+    `at` to `at_loose` are (window,) weights that interpolate counts: at the rank, `steps` before and after it, and at
+    `strict` and `loose`.
     """
 
     ranks: Floats  # (window,) `window_ranks`
     rank: int  # of the thresholds
-    strict: int  # where the true false-positive rate is above fpr with a probability of at most the risk
-    loose: int  # where it is below
-    steps: int  # ranks over which slopes are measured: a standard deviation of the true threshold's rank
+    strict: int  # the true false-positive rate is above fpr with at most the risk
+    loose: int  # likewise, below
+    steps: int  # standard deviation of the true threshold's rank, over which slopes are measured
     at: Floats
     before: Floats
     after: Floats
     at_strict: Floats
     at_loose: Floats
     near: slice  # ranks at which a jump would matter
-    steps_near: _Steps  # comparison of the steps between these
+    steps_near: _Steps
 
 
 @dataclass(frozen=True)
@@ -220,7 +216,7 @@ def _frame(non_members: int, fpr: float, risk: float) -> _Frame:
 
 
 def _count_spread(only: Floats, missed: Floats, members: int, risk: float) -> Floats:
-    """Distance of the lower limit of a difference of two dependent shares: MOVER with exact limits."""
+    """Distance of the lower limit of a difference of dependent shares: MOVER with exact limits."""
     down = only - _limit(only * members, members, risk)
     up = 1 - _limit(members * (1 - missed), members, risk) - missed
     odds = np.sqrt(only * missed / np.maximum((1 - only) * (1 - missed), 1e-12))  # minus their correlation
@@ -250,15 +246,12 @@ def _four_bounds(
     return bound
 
 
-_NOISE_SHARE = 0.5
-"""Share of the noise that is added to `together`, if their sum exceeds the noise: about the root of squares, except for
-small changes, which are noise themselves."""
-
-_NEAR = 1.35  # distance from the rank within which curves must be even, over the largest of the true threshold
-_NEIGHBOURS = 7  # steps on either side that a step is compared with
+_NOISE_SHARE = 0.5  # added to `together`: about the root of squares, except for small changes, which are noise
+_NEAR = 1.35  # distance from the rank within which curves must be even, over the true threshold's largest
+_NEIGHBOURS = 7  # steps on either side to compare with
 _ALARM = 0.03  # probability that an even curve counts as uneven
-_BEND = 0.7  # assumed power of the rank by which curves rise: between a straight line and a steep concave curve
-_JUMP = 7.0  # a step of the difference of both curves is a jump above this multiple of the neighbouring ones
+_BEND = 0.7  # assumed power of the rank by which curves rise
+_JUMP = 7.0  # multiple of the neighbouring steps at which one of the difference is a jump
 
 
 def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:
@@ -281,10 +274,8 @@ def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=64)
 def _radius(risk: float) -> float:
-    """Factor of the distance of the true thresholds and shares if those with a smaller difference form a cone.
-
-    The distance from a corner has a chi-bar-squared distribution.
-    """
+    """Factor of the distance if thresholds and shares with a smaller difference form a cone: from its corner, the
+    distance has a chi-bar-squared distribution."""
 
     def beyond(square: float) -> float:
         return float(np.dot([0.5, 0.25], distributions.chi2.sf(square, [1, 2]))) - risk

@@ -1,7 +1,6 @@
 """ROC curves of membership attacks, rates at a false-positive rate, and exact limits of such rates.
 
-A higher score always means "member": TPR(t) = P(score >= t | member), FPR(t) = P(score >= t | non-member). Examples
-with equal scores are accepted or rejected together.
+TPR(t) = P(score >= t | member), FPR(t) = P(score >= t | non-member): equal scores are accepted or rejected together.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def upper_limits(trials: int, confidence: float = 0.95) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class RocCurve:
-    """Counts of scored members and non-members at or above every distinct threshold, from none to all of them."""
+    """Members and non-members at or above every distinct threshold, from none to all of them."""
 
     thresholds: NDArray[np.float64]  # (k,) decreasing, the first is +inf; (k,) counts
     true_positives: NDArray[np.int64]
@@ -83,16 +82,13 @@ class RocCurve:
 
     @property
     def balanced_accuracy(self) -> float:
-        """Largest (TPR + 1 - FPR) / 2 over the thresholds; optimistic, because chosen on the scored examples."""
+        """Largest (TPR + 1 - FPR) / 2; optimistic, because chosen on the scored examples."""
         return float((1 + (self.tpr - self.fpr).max()) / 2)
 
 
 @dataclass(frozen=True)
 class RateAtFpr:
-    """True-positive rate at the lowest threshold whose false-positive rate is at most `fpr`.
-
-    Scores at or above the threshold are classified as members. `confidence` is that of the two-sided interval.
-    """
+    """True-positive rate at the lowest threshold whose false-positive rate is at most `fpr`, and its interval."""
 
     fpr: float
     threshold: float
@@ -114,7 +110,7 @@ class RateAtFpr:
 
     @property
     def low(self) -> float:
-        """Lower end of the Clopper-Pearson interval of the TPR at this threshold."""
+        """Lower end of the two-sided Clopper-Pearson interval of the TPR."""
         return clopper_pearson(self.true_positives, self.members, self.confidence)[0]
 
     @property
@@ -154,7 +150,7 @@ def tpr_at_fpr(
     """True-positive rate at the lowest threshold whose false-positive rate is at most `fpr` (never interpolated).
 
     Args:
-        scores: (n,) scores, higher says "member", or a `RocCurve` (then without `membership`).
+        scores: (n,) scores, or a `RocCurve` (then without `membership`).
         membership: (n,) bool.
         fpr: in [0, 1].
         confidence: of the interval.
@@ -185,8 +181,7 @@ def tpr_at_fpr(
 def auc_interval(curve: RocCurve, confidence: float = 0.95) -> tuple[float, float]:
     """Interval for the AUC of independent examples, by DeLong's variance (DeLong, DeLong & Clarke-Pearson, 1988).
 
-    The limits are set on the logit of the AUC, so they stay in [0, 1]. At an AUC of exactly 0 or 1, where the variance
-    estimate is 0, the rule of three applies (a limit of 3 / the smaller group).
+    It is symmetric on the logit of the AUC. At an AUC of 0 or 1 the rule of three applies: 3 / the smaller group.
     """
     m, n, auc = curve.members, curve.non_members, curve.auc
     members, others = np.diff(curve.true_positives), np.diff(curve.false_positives)
