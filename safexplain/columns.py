@@ -219,5 +219,4 @@ def _texts(values: Any, name: str) -> list[str | None]:
 
 
 def _text_type(pandas: Any) -> Any:
-    """Of `read_csv`."""
     return object if int(pandas.__version__.partition(".")[0]) < 3 else "str"

@@ -113,7 +113,6 @@ def named_features(maps: Tensor, fraction: float, generator: np.random.Generator
 
 
 def _aligned(x: Tensor, labels: Tensor, maps: Tensor) -> Tensor:
-    """The maps with as many dimensions as x."""
     if x.dim() < 2 or labels.shape != x.shape[:1]:
         raise InputError(f"expected x (n, ...) and labels (n,), got {tuple(x.shape)} and {tuple(labels.shape)}")
     if maps.shape[:1] == x.shape[:1] and maps.dim() == 2 and maps.shape[1] == x[0].numel():
@@ -137,7 +136,6 @@ def _filler(x: Tensor, baseline: float | Tensor | NDArray[Any]) -> Tensor:
 
 
 def _as_float64(out: Tensor, labels: Tensor) -> Tensor:
-    """Checked."""
     if out.dim() != 2 or out.shape[1] < 2 or len(out) != len(labels) or not bool(torch.isfinite(out).all()):
         raise InputError(f"expected finite outputs of shape ({len(labels)}, classes >= 2), got {tuple(out.shape)}")
     if len(labels) and not 0 <= (least := int(labels.min())) <= (most := int(labels.max())) < out.shape[1]:

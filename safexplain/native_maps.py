@@ -157,7 +157,6 @@ class Watch:
         return tuple(finding for finding in known if finding._is_reported())
 
     def _count(self, record: _Record, model: object, new: Finding) -> None:
-        """Count, and log at the first finding and at ten times as many."""
         before = record.found.get(new.kind)
         now = record.found[new.kind] = replace(new, maps=new.maps + (before.maps if before else 0))
         if self.logs and now._is_reported() and now.maps >= 10 * record.logged.get(now.kind, 0):

@@ -1,9 +1,5 @@
-"""Hardened AIX360: ProtoDash chooses from public rows, and LIME fills new answers that hold only weights.
-
-Natively ProtoDash (arXiv 1707.01212) returns rows of its data set, usually the training set: a client who gets the
-submitted record back knows that it is a member, whatever noise the weights have. Answers of LIME (arXiv 1602.04938)
-hold hardened weights, names, labels and the client's input; all else is NaN.
-"""
+"""Hardened AIX360: ProtoDash (arXiv 1707.01212) chooses from public rows, as natively it returns rows of the training
+set; answers of LIME (arXiv 1602.04938) hold hardened weights, names, labels and the client's input, and else NaN."""
 
 from __future__ import annotations
 
@@ -129,7 +125,12 @@ class HardenedProtoDash(TableExplainer):
     ) -> tuple[Rows, Rows, Rows]:
         X, candidates = _rows("X", X), self.public if Y is None else _rows("Y", Y)
         if Y is not None:
-            self._check_public(candidates)
+            public = set(map(_digest, self.public))
+            if others := sum(_digest(row) not in public for row in candidates):
+                raise RefusedError(
+                    f"Y: expected rows of the declared public set, got {others} of {len(candidates)} others. Leave Y"
+                    " out, or declare these rows public: HardenedProtoDash(public=...)"
+                )
         _check_options(X, candidates, m, kernelType, sigma, optimizer)
         gaussian, exact = kernelType == "Gaussian", self.hardening.is_none
         if not exact:
@@ -137,9 +138,11 @@ class HardenedProtoDash(TableExplainer):
             X = X if gaussian else X.mean(axis=0, keepdims=True)
         native = self._native().explain(X, candidates, m, kernelType, sigma, optimizer)
         weights, chosen = np.array(native[0]), np.array(native[1])
-        if not exact:
+        if not exact:  # the noise is a function of the query and the prototypes, like the weights
             kernel = f"Gaussian {float(sigma)!r}" if gaussian else "linear"
-            weights = self._harden(weights, _query(X, gaussian), [_digest(row) for row in candidates[chosen]], kernel)
+            named = hashlib.blake2b(b"".join(map(_digest, candidates[chosen]))).hexdigest()
+            raw, method = torch.from_numpy(np.maximum(weights, 0))[None], f"ProtoDash {kernel} {named}"
+            weights = self.hardening(raw, inputs=_query(X, gaussian), method=method)[0].clamp(min=0).numpy().copy()
         return weights, chosen, np.full(m, np.nan)
 
     @classmethod
@@ -162,21 +165,6 @@ class HardenedProtoDash(TableExplainer):
             "weights": weights[chosen].tolist(),
         }
 
-    def _check_public(self, candidates: Rows) -> None:
-        public = set(map(_digest, self.public))
-        if others := sum(_digest(row) not in public for row in candidates):
-            raise RefusedError(
-                f"Y: expected rows of the declared public set, got {others} of {len(candidates)} others. Leave Y out,"
-                " or declare these rows public: HardenedProtoDash(public=...)"
-            )
-
-    def _harden(self, weights: Rows, query: Tensor, prototypes: list[bytes], kernel: str) -> Rows:
-        """The noise is a function of the query and the prototypes, like the weights."""
-        raw = torch.from_numpy(np.maximum(weights, 0))[None]
-        named = hashlib.blake2b(b"".join(prototypes)).hexdigest()
-        hardened = self.hardening(raw, inputs=query, method=f"ProtoDash {kernel} {named}")
-        return hardened[0].clamp(min=0).numpy().copy()
-
 
 def _rows(name: str, values: Any) -> Rows:
     rows = np.asarray(values)
@@ -189,7 +177,6 @@ def _rows(name: str, values: Any) -> Rows:
 
 
 def _check_options(X: Rows, candidates: Rows, m: int, kernelType: str, sigma: float, optimizer: str) -> None:
-    """Natively these fail silently or mean something else."""
     if X.shape[1] != candidates.shape[1]:
         raise InputError(f"X must have the {candidates.shape[1]} features of the candidates, got {X.shape[1]}")
     if not isinstance(m, int | np.integer) or not 1 <= m < len(candidates):
@@ -300,8 +287,7 @@ class _HardenedLime(TableExplainer):
         """Explain one instance; arguments as natively, and for a number `direction`, "up" (None) or "down".
 
         Returns:
-            A new native explanation, whose `local_exp`, `as_list`, `as_map`, `available_labels` and plots have hardened
-                weights. Predictions, intercepts and scores are NaN or absent.
+            A new native explanation with hardened weights. Predictions, intercepts and scores are NaN or absent.
 
         Raises:
             ConfigurationError: a direction for a classifier.

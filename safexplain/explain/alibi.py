@@ -236,7 +236,7 @@ class Rule:
 
 
 def _condition(name: str, bins: list[str], below: int, above: int) -> str:
-    """Alibi's text for excluding the lowest and the highest bins (`AnchorTabular.add_names_to_exp`)."""
+    """As `AnchorTabular.add_names_to_exp`."""
     words, high = bins[below].split(), bins[-1 - above].split()[-1]
     low = words[0] if "<" in bins[below] else words[-1]
     if below and above:
@@ -267,7 +267,7 @@ class HardenedAnchors(HardenedAlibi):
 
     Raises:
         ConfigurationTypeError: not an anchor explainer of alibi.
-        ConfigurationError: a hardening that compares precision with coverage: RankNorm, UnitNorm, NormClip, TopKMask.
+        ConfigurationError: a hardening that compares precision with coverage.
     """
 
     _row: ClassVar[Row | None] = CATALOG["Anchors"]

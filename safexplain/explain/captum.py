@@ -53,13 +53,13 @@ class Gradient(Saliency):  # type: ignore[misc]
 class GradCAM(LayerGradCam):  # type: ignore[misc]
     """Grad-CAM (arXiv 1610.02391, equations 1 and 2): a layer's channels added up, weighted by their mean gradients.
 
-    Called like Captum's `LayerGradCam`, it returns the same numbers. In addition the layer has a default, layers of
-    transformers give maps, and maps can be enlarged.
+    Called like Captum's `LayerGradCam`, it returns the same numbers. In addition the layer has a default
+    (`default_layer`), layers of transformers give maps, and maps can be enlarged.
 
     Args:
-        forward_func: as in Captum.
-        layer: None: `safexplain.explain.default_layer`, the last convolution.
-        device_ids: for a DataParallel model, as in Captum.
+        forward_func: as in Captum, like `layer` and `device_ids`.
+        layer: None: the last convolution.
+        device_ids: for a DataParallel model.
         reshape_transform: how the layer's output is laid out: a layout of `as_map`, or a function to (batch, channels,
             height, width).
     """
@@ -86,17 +86,8 @@ class GradCAM(LayerGradCam):  # type: ignore[misc]
         grad_kwargs: Mapping[str, Any] | None = None,
         interpolate_mode: str | None = None,
     ) -> Inputs:
-        """Maps of a batch; other arguments as of `captum.attr.LayerGradCam`.
-
-        Args:
-            inputs: tensor (batch, ...) or a tuple of such.
-            target: the explained output, as in Captum.
-            additional_forward_args: as in Captum.
-            attribute_to_layer_input: explain the layer's input in place of its output.
-            relu_attributions: True for the paper's map, without negative values.
-            attr_dim_summation: False to keep a map for each channel.
-            grad_kwargs: for torch.autograd.grad.
-            interpolate_mode: of torch.nn.functional.interpolate, to the first input's size. None: the layer's size.
+        """Maps of a batch; arguments as of `captum.attr.LayerGradCam`, and `interpolate_mode` of
+        torch.nn.functional.interpolate, to the first input's size (None: the layer's size).
 
         Returns:
             (batch, 1, height, width), or a tuple of such if the layer returns several tensors.
@@ -186,18 +177,11 @@ class TokenIG(GradientAttribution):  # type: ignore[misc]
         method: str = "gausslegendre",
         internal_batch_size: int | None = None,
     ) -> Tensor:
-        """Attributions (n, tokens) of tokens; other arguments as of `captum.attr.IntegratedGradients`.
+        """Attributions (n, tokens) of (n, tokens) token numbers; arguments as of `captum.attr.IntegratedGradients`.
 
-        Args:
-            inputs: (n, tokens) token numbers, integers or (in an audit) floats.
-            baselines: (n, tokens) or (tokens,) token numbers, as from `captum.attr.TokenReferenceBase`; None: 0.
-            target: the explained output, as in Captum.
-            feature_mask: (n or 1, tokens) integers, the same for tokens of one word (`safexplain.explain.words`), which
-                all get the sum of the word. None: one number for each token.
-            additional_forward_args: as in Captum.
-            n_steps: points of the integral.
-            method: its rule.
-            internal_batch_size: most points in one call of the model; None: all.
+        `baselines` are (n, tokens) or (tokens,) token numbers, as from `captum.attr.TokenReferenceBase`; None: 0.
+        `feature_mask` (n or 1, tokens) has the same integer for tokens of one word (`safexplain.explain.words`), which
+        all get the sum of the word; None: one number for each token.
         """
         if isinstance(baselines, Tensor):
             baselines = baselines.expand_as(inputs)
@@ -462,9 +446,8 @@ def _detached_inputs(options: Mapping[str, Any]) -> tuple[Tensor, ...]:
 
 
 def _run_model(model: nn.Module, rows: tuple[Tensor, ...], arguments: Any) -> Tensor:
-    extra = arguments if isinstance(arguments, tuple) else () if arguments is None else (arguments,)
     with torch.no_grad():
-        output: Tensor = model(*rows, *extra)
+        output: Tensor = model(*rows, *(_format_additional_forward_args(arguments) or ()))
     return output
 
 
@@ -489,8 +472,6 @@ def _check_relus_run(explainer: Attribution, original: nn.Module, options: Mappi
 
 
 class _ReluCounter(TorchFunctionMode):
-    """By modules and as functions."""
-
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0

@@ -191,7 +191,6 @@ def _few_groups(x: Tensor) -> dict[str, Any]:
 
 
 def _neuron(x: Tensor) -> dict[str, Any]:
-    """The sum over the layer as the neuron."""
     return {"neuron_selector": whole_layer}
 
 

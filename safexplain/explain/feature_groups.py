@@ -28,7 +28,7 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
     """SLIC superpixels (Achanta et al., IEEE TPAMI 34(11), 2012) of each image, by scikit-image: a `feature_mask`.
 
     Args:
-        images: (batch, channels, height, width) with 1 or 3 channels, on any scale: each image is scaled to [0, 1].
+        images: (batch, 1 or 3, height, width), on any scale: each is scaled to [0, 1].
         n_segments: approximate number of superpixels.
         compactness: weight of space against colour; larger gives squarer superpixels.
         sigma: width in pixels of a Gaussian blur before.
@@ -203,7 +203,6 @@ def names_of(groups: Tensor) -> Tensor:
 
 
 def _values(rows: Tensor, groups: Tensor) -> Tensor:
-    """(rows, k)"""
     values = rows[:, torch.from_numpy(np.unique(groups.cpu(), return_index=True)[1]).to(rows.device)]
     spread = (rows - values[:, groups]).abs().nan_to_num(0.0, 0.0, 0.0).amax() if rows.numel() else 0.0
     if bool(spread > _TOLERANCE * rows.nan_to_num(0.0, 0.0, 0.0).abs().amax()):

@@ -18,6 +18,7 @@ from captum._utils.common import _run_forward
 from captum.attr import Attribution, LayerAttribution
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from safexplain._validate import checked_digest
 from safexplain.errors import (
@@ -70,9 +71,8 @@ _VALUES_PER_CALL = 2**20
 class Hardened(Attribution):  # type: ignore[misc]
     """What all hardened Captum explainers share.
 
-    The constructor is the native one plus `hardening`, `attribute` has the native arguments. It returns what the native
-    method returns (same structure, shapes, dtype, device), hardened and detached; with `Hardening.none()` the same
-    numbers. An empty batch gives empty tensors.
+    The constructor is the native one plus `hardening`. `attribute` returns what the native method returns (same
+    structure, shapes, dtype, device), hardened and detached; with `Hardening.none()` the same numbers.
 
     If the model has one output, (batch,) or (batch, 1), each map explains the predicted class of its example: class 1
     where a logit is above 0, or a probability above .5. Natively every map explains class 1. If the output is a number,
@@ -125,15 +125,15 @@ class Hardened(Attribution):  # type: ignore[misc]
     ) -> Self:
         """The explainer that a certificate is about, with its hardening and the audited options of `attribute`.
 
-        It is made as in the audit: with the constructor's defaults, and for layer methods with the default layer. A
-        call may choose `inputs` and `target` only; the audit is about explanations of the predicted class.
+        It is made as in the audit, with the constructor's defaults. A call may choose `inputs` and `target` only; the
+        audit is about explanations of the predicted class.
 
         Args:
             model: the audited model, in evaluation mode, or the fitted scikit-learn classifier.
             path: the certificate; it may be about several explainers that are released together.
             file: the model's file, whose SHA-256 must then be the one in the certificate.
             key_file: file with the noise key, at least 16 bytes. None: the environment variable SAFEXPLAIN_NOISE_KEY.
-            public_key: ed25519 in PEM format, a path or bytes; its private key must then have signed the certificate.
+            public_key: ed25519 in PEM format, a path or bytes, of the key that must have signed the certificate.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, not "certified", or about another class,
@@ -170,9 +170,8 @@ class Hardened(Attribution):  # type: ignore[misc]
         modules = modules_in(state)
         borrow = partial(lend, self._native, state, modules, check_modes(modules))
         options = {**self._by_name(bound.arguments), **given}
-        for name, value in options.items():
-            if "convergence_delta" in name and value not in (False, None):
-                raise RefusedError(_NO_DELTA)
+        if any("convergence_delta" in name and value not in (False, None) for name, value in options.items()):
+            raise RefusedError(_NO_DELTA)
         nt_type = options.get("nt_type")
         if self._row.nt_type not in (None, nt_type):
             raise ConfigurationError(
@@ -342,7 +341,7 @@ class Hardened(Attribution):  # type: ignore[misc]
     def _run_native(self, options: Mapping[str, Any], borrow: Lend) -> Any:
         served = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if served else nullcontext(), borrow() as explainer:
-            native_options = {name: _outside_inference(value) for name, value in options.items()}
+            native_options = tree_map(_outside_inference, dict(options))
             native_options["inputs"] = self._private_inputs(options["inputs"])
             originals = (self, *explainers_in(vars(self)))
             for inner, own in zip((explainer, *explainers_in(vars(explainer))), originals, strict=True):
@@ -381,7 +380,7 @@ class ExplainerFactory:
 
     @property
     def method(self) -> str:
-        """Name in the catalog, as certificates have it."""
+        """Name in the catalog."""
         return self.row.name
 
     def __call__(self, model: nn.Module, *, hardening: Hardening) -> AuditExplainer:
@@ -446,11 +445,7 @@ def _explained(borrow: Lend, rows: tuple[Tensor, ...], options: Mapping[str, Any
 
 def _outside_inference(value: Any) -> Any:
     """Tensors made in inference mode cannot enter a graph; copies can."""
-    if isinstance(value, Tensor):
-        return value.clone() if value.is_inference() else value
-    if type(value) in (tuple, list):
-        return type(value)(_outside_inference(v) for v in value)
-    return {k: _outside_inference(v) for k, v in value.items()} if type(value) is dict else value
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _two_zero_examples(value: Any) -> Any:
@@ -536,7 +531,9 @@ def build(row: Row) -> type[Hardened]:
         tunnel = signature.parameters["nt_type"].replace(default=row.nt_type)
         signature = signature.replace(parameters=list((signature.parameters | {"nt_type": tunnel}).values()))
     attribute = _like_native(Hardened.attribute, native.attribute, signature, name)
-    constructor = _with_hardening(inspect.signature(native.__init__))
+    constructor, own = inspect.signature(native.__init__), inspect.signature(Hardened.__init__).parameters
+    parameters = [*constructor.parameters.values(), own["hardening"], own["model_digest"]]
+    constructor = constructor.replace(parameters=sorted(parameters, key=lambda p: p.kind))
     attribute.__wrapped__ = Hardened._refuse_inside
     namespace = {
         "__module__": __name__,
@@ -548,13 +545,6 @@ def build(row: Row) -> type[Hardened]:
         "_signature": signature,
     }
     return type(name, (Hardened, native), namespace)
-
-
-def _with_hardening(constructor: inspect.Signature) -> inspect.Signature:
-    """A native constructor's signature with `hardening=None` and `model_digest=None` as keywords."""
-    own = inspect.signature(Hardened.__init__).parameters
-    parameters = [*constructor.parameters.values(), own["hardening"], own["model_digest"]]
-    return constructor.replace(parameters=sorted(parameters, key=lambda p: p.kind))
 
 
 def _like_native(

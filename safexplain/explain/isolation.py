@@ -185,7 +185,6 @@ def private_copy(
 
 
 def _copy_modules(parts: Mapping[int, nn.Module], memo: dict[int, Any], share_parameters: bool) -> None:
-    """Put copies into `memo`, which deepcopy reads."""
     simple = {key: module for key, module in parts.items() if _copies_by_attributes(type(module))}
     memo.update([(key, module.__new__(type(module))) for key, module in simple.items()])
     for module in parts.values():
@@ -275,7 +274,6 @@ def gradients_in_blocks(
 
 
 def _gradients(forward_fn: Callable[..., Any], inputs: Any, target: Any, extra: Any) -> tuple[tuple[Tensor, ...], int]:
-    """The gradients, and the number of outputs."""
     with torch.enable_grad():
         if not isinstance(forward_fn, nn.Module):
             outputs = _run_forward(forward_fn, inputs, target, extra)

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from captum import attr
+from captum._utils.common import _format_additional_forward_args
 from captum.attr import Attribution
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from safexplain._digest import OPAQUE_DIGEST, explained_digest, modules_of
 from safexplain._digest.model_state import network_of
@@ -51,18 +53,20 @@ Shape = tuple[int, ...]
 
 def round_as_hashed(value: Any) -> Any:
     """An argument with its numbers rounded by `as_hashed`: tensors, arrays, floats, also in containers."""
+    return tree_map(_round, value)
+
+
+def _round(value: Any) -> Any:
     if isinstance(value, Tensor):
         return as_hashed(value)
     if hasattr(value, "toarray") and isinstance(getattr(value, "data", None), np.ndarray):
         sparse = value.copy()
-        sparse.data = round_as_hashed(value.data)
+        sparse.data = _round(value.data)
         return sparse
     if isinstance(value, float | np.ndarray | np.generic) and np.asarray(value).dtype.kind in "fc":
         rounded = as_hashed(torch.from_numpy(np.array(value))).numpy()
         return rounded if isinstance(value, np.ndarray) else type(value)(rounded.item())
-    if type(value) in (tuple, list):
-        return type(value)(map(round_as_hashed, value))
-    return {key: round_as_hashed(part) for key, part in value.items()} if type(value) is dict else value
+    return value
 
 
 def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any], lend: Lend) -> dict[str, Any]:
@@ -75,7 +79,8 @@ def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any]
     explainers = (explainer, *explainers_in(vars(explainer)))
     digest = explained_digest(explainer.forward_func, getattr(explainer, "_model_digest", None))
     method, batch = _method(explainer), len(inputs[0])
-    extra = _with_defaults(explainer.forward_func, inputs, options.get("additional_forward_args"))
+    extra = _format_additional_forward_args(options.get("additional_forward_args")) or ()
+    extra = _with_defaults(explainer.forward_func, inputs, extra)
     probed = probe(lend, digest, method, inputs, extra)
     rows, words = _references(explainers, inputs, options)
     more, others = _rows_of(extra, batch)
@@ -155,8 +160,7 @@ def _references(
     return rows, words
 
 
-def _with_defaults(forward_func: Any, inputs: Tensors, extra: Any) -> tuple[Any, ...]:
-    given = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
+def _with_defaults(forward_func: Any, inputs: Tensors, given: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         signature = inspect.signature(forward_func.forward if isinstance(forward_func, nn.Module) else forward_func)
         bound = signature.bind(*inputs, *given)

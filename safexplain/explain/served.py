@@ -56,10 +56,10 @@ class Release:
         method: name in the catalog, or several joined by "+".
         digest: hexadecimal SHA-256 of the certificate's file; without one, of model, method, background and hardening.
         model_digest: of the explained model.
-        uncertified: whether no audit has certified this release.
-        shape: of one input; None: the audit did not record it.
+        uncertified: whether no audit has certified it.
+        shape: of one input; None: not recorded.
         mixes_batch: whether an example's answer depends on the others in its batch.
-        hardening: applied to each explanation.
+        hardening: of each explanation.
     """
 
     certificate: Certificate | None
@@ -100,12 +100,11 @@ class Release:
 
         Args:
             x: the inputs.
-            target: (n,) the explained class of each; the audit explained the predicted one. Methods that explain no
-                class, or always the predicted one, ignore it.
+            target: (n,) the explained class of each; the audit explained the predicted one.
 
         Returns:
-            (n, ...) float32 maps; of Anchors and ProtoDash n dictionaries of plain JSON values; of several methods that
-                are released together n dictionaries method -> map (as nested lists) or dictionary.
+            (n, ...) float32 maps; of Anchors and ProtoDash n dictionaries of plain JSON values; of several methods n
+                dictionaries method -> map (as nested lists) or dictionary.
 
         Raises:
             RefusedError: the model has changed.

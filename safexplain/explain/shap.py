@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -42,9 +42,6 @@ __all__ = ["HardenedKernelExplainer", "HardenedLinearExplainer", "HardenedTreeEx
 
 Values = NDArray[Any]
 Places = NDArray[np.int64]
-
-
-OVER_ROWS = ("Normalizer", "TfidfTransformer")
 
 
 class MixedColumnsError(InputError):
@@ -94,6 +91,9 @@ class Encoded:
         return np.stack([values[:, self.origins == column].sum(axis=1) for column in columns], axis=1)
 
 
+_OVER_ROWS = ("Normalizer", "TfidfTransformer")
+
+
 def _through(step: Any, origins: Places, made: int | None) -> Places:
     """The user's column of each of the `made` columns (None: unknown) of a fitted transformer or "passthrough" whose
     inputs come from `origins`."""
@@ -129,7 +129,7 @@ def _through(step: Any, origins: Places, made: int | None) -> Places:
         origins = np.repeat(origins[:1], made)
     elif isinstance(step, FunctionTransformer):
         made = len(origins) if step.func is None or isinstance(step.func, np.ufunc) else -1
-    elif not isinstance(step, str | SimpleImputer | OneToOneFeatureMixin) or type(step).__name__ in OVER_ROWS:
+    elif not isinstance(step, str | SimpleImputer | OneToOneFeatureMixin) or type(step).__name__ in _OVER_ROWS:
         made = -1
     if made is not None and len(origins) != made:
         raise MixedColumnsError(
@@ -146,8 +146,8 @@ class HardenedShap(TableExplainer):
     """What the hardened explainers of shap share.
 
     `shap_values` returns hardened values in the shape of the native ones, and a call of the explainer a
-    `HardenedExplanation`, which shap's plots draw. No other attribute of the native explainer can be read. A repeated
-    query gets the same answer, whatever the other rows of the batch. Threads may share an explainer.
+    `HardenedExplanation`, which shap's plots draw. A repeated query gets the same answer, whatever the other rows of
+    the batch. Threads may share an explainer.
 
     If the model has one output for two classes (boosters, linear models), each row's values are for its predicted
     class, or for `target`; natively, and with `Hardening.none()`, all are for class 1. If it has an output for each
@@ -161,16 +161,11 @@ class HardenedShap(TableExplainer):
     other classes. Of a Pipeline, the last step is explained, and the values of all columns that other steps make of one
     user's column are added up.
 
-    All take the native arguments, and:
-
     Args:
-        background: the same as `data`, (n, d) public rows that features are replaced from, with which the values
-            compare: all applicants, or those who just passed (`near_cutoff`). They are not released.
+        background: the same as `data`, (n, d) public rows with which the values compare: all applicants, or those who
+            just passed (`near_cutoff`). They are not released.
         hardening: of each row's and output's values; None: `Hardening.recommended(ordered=True)`.
         model_digest: at least 16 bytes that name the model and its version; None: taken from the model.
-
-    Raises:
-        MissingExtraError: shap is not installed.
     """
 
     _entry = "shap_values"
@@ -192,11 +187,6 @@ class HardenedShap(TableExplainer):
         self._explainer, self._explained = native, self._model_of(native)
         check_mode(self._explained)
 
-    if not TYPE_CHECKING:  # a type checker refuses other names by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}: it releases only hardened values")
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         load("shap")
         self.__dict__.update(state)
@@ -208,9 +198,8 @@ class HardenedShap(TableExplainer):
     _native_values: Callable[[Any, Mapping[str, Any], Values | None], tuple[Values, Any]]
     """Like `_run`, for the columns that the model itself takes."""
 
-    @cached_property
-    def _threshold(self) -> float | None:
-        raise NotImplementedError
+    _threshold: Any
+    """Class 1 is predicted above it, if there is one output; None: the output is a number."""
 
     def _digest(self) -> bytes:
         return explained_digest(self._explained, self._model_digest)
@@ -221,7 +210,6 @@ class HardenedShap(TableExplainer):
     def _values(
         self, X: Any, options: Mapping[str, Any], target: Any = None, direction: Direction | None = None
     ) -> Values:
-        """See `_OfModel.shap_values`; `options` as natively."""
         options = self._checked_options(options)
         if self._pinned is not None:
             return self._certified_values(X, options, target)
@@ -548,9 +536,9 @@ class HardenedLinearExplainer(_OfModel):
 class HardenedKernelExplainer(HardenedShap):
     """Hardened `shap.KernelExplainer`: Shapley values of any model by a weighted regression.
 
-    The samples of a row are drawn by its own generator, seeded like the noise from the key and the query. Arguments as
-    natively, and see `HardenedShap`: `data` are public rows, or `shap.kmeans` or `shap.sample` of these. A certificate
-    states `feature_names` and `link`, with public rows as `data`, and the options `nsamples` and `l1_reg`.
+    The samples of a row are drawn by its own generator, seeded like the noise from the key and the query. `data` are
+    public rows, or `shap.kmeans` or `shap.sample` of these; see `HardenedShap`. A certificate states `feature_names`
+    and `link`, with public rows as `data`, and the options `nsamples` and `l1_reg`.
 
     Warns:
         OpaqueModelWarning: no model is found behind the function, so the noise does not change when it does.
@@ -680,8 +668,7 @@ def _explanation() -> Any:
     class HardenedExplanation(shap.Explanation):  # type: ignore[misc, name-defined]
         """A `shap.Explanation` of hardened values, with a copy of the rows as `data`, and the names of the features.
 
-        Bar, beeswarm, heatmap, scatter and violin plots draw one output of it: `[..., 1]`. Waterfall and force plots,
-        which need a base value, raise RefusedError.
+        Plots draw one output of it: `[..., 1]`. Those that need a base value (waterfall, force) raise RefusedError.
         """
 
         @shap.Explanation.base_values.getter  # type: ignore[untyped-decorator]

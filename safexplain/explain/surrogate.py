@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from captum._utils.common import _format_additional_forward_args
 from captum.attr import Attribution, Saliency
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -143,8 +144,8 @@ class PublicExplainer:
 
         Args:
             inputs: (batch, ...), or a tuple of such.
-            target: the explained class, as Captum takes it; the private model is then not called. None: the class that
-                the private model predicts for each example.
+            target: the explained class, as Captum takes it, without asking the private model. None: the class that it
+                predicts for each example.
             **options: of the explainer's `attribute`, the same for all public models. `additional_forward_args` go to
                 the private model too.
 
@@ -178,7 +179,7 @@ class PublicExplainer:
             x: (n, ...) examples like those that will be explained.
             fraction: of the features that a map names, see `safexplain.faithfulness`.
             batch_size: examples in one call.
-            **options: of the explainer's `attribute`.
+            **options: of `attribute`.
 
         Returns:
             Agreement of the public models' mean probabilities with the private labels. Deletion and insertion of these
@@ -353,9 +354,9 @@ def _holds(value: object, model: Callable[..., Any]) -> bool:
     return copy or id(value) in private or any(id(p) in private for m in modules_of(value) for p in m.modules())
 
 
-def _query_model(model: Callable[..., Any], queries: tuple[Tensor, ...], extra: Any = ()) -> Any:
+def _query_model(model: Callable[..., Any], queries: tuple[Tensor, ...], extra: Any = None) -> Any:
     """By a private copy if the model is in training mode."""
-    more = extra if isinstance(extra, tuple) else () if extra is None else (extra,)
+    more = _format_additional_forward_args(extra) or ()
     with torch.no_grad(), lend(Saliency, {"forward_func": model}) as private:
         out = private.forward_func(*(x.clone() for x in queries), *more)
     return torch.as_tensor(out) if isinstance(out, np.ndarray) and out.dtype.kind in "biuf" else out
@@ -380,7 +381,6 @@ def _labels_in(answers: Any, batch: int) -> Tensor:
 
 
 def _make_explainer(explainer: Any, model: Any) -> Any:
-    """A hardened class is made without hardening."""
     if isinstance(explainer, ExplainerFactory) or (isinstance(explainer, type) and issubclass(explainer, Hardened)):
         return explainer(model, hardening=Hardening.none())
     made = explainer(model) if callable(explainer) and not isinstance(explainer, nn.Module) else None
@@ -395,7 +395,6 @@ def _make_explainer(explainer: Any, model: Any) -> Any:
 
 
 def _finite_maps(explainer: Any, inputs: Any, target: Any, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Detached and finite, one for each input."""
     maps = _as_tuple(explainer.attribute(inputs, target=target, **options))
     return tuple(torch.nan_to_num(t, nan=0.0, posinf=0.0, neginf=0.0) for t in plain_tensors(maps))
 

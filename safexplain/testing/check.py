@@ -465,7 +465,6 @@ def _other_noises(case: Case) -> Iterator[tuple[str, Callable[[], Tensor | None]
 
 
 def _other_target(target: Any) -> Any:
-    """Class 1 instead of 0, and 0 instead of any other."""
     if isinstance(target, Tensor):
         return (target == 0).to(target.dtype)
     if isinstance(target, tuple | list):
@@ -474,7 +473,6 @@ def _other_target(target: Any) -> Any:
 
 
 def _noise_of_another_model(case: Case) -> Tensor | None:
-    """The noise while the model's parameters are slightly changed."""
     before = Snapshot(case.model)
     try:
         with torch.no_grad():
@@ -683,7 +681,6 @@ def _prediction(case: Case) -> Callable[[], Any] | None:
 
 
 def _fault(expected: Any, got: Any) -> str | None:
-    """The difference of an answer to the expected one, beyond rounding."""
     if isinstance(got, Exception):
         return f"{type(got).__name__}: {got!s:.120}"
     arrays = [torch.as_tensor(array).detach() for _, array in tensors_in(expected) if array.dtype != object]

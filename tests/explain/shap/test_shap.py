@@ -207,8 +207,6 @@ def test_what_would_tell_more_cannot_be_read() -> None:
     for explainer in explainers():
         for name in ("expected_value", "model", "data", "masker", "fnull", "explain", "explain_row"):
             assert not hasattr(explainer, name)
-            with pytest.raises(AttributeError, match="it releases only hardened values"):
-                getattr(explainer, name)
 
 
 @pytest.mark.parametrize(
