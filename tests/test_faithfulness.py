@@ -59,21 +59,6 @@ def test_logits_and_their_probabilities_say_the_same_and_arrays_are_taken():
     assert one.insertion == pytest.approx(other.insertion, abs=1e-6)
 
 
-def test_a_map_that_names_what_the_model_reads_is_found_and_a_random_one_is_not():
-    reads = nn.Linear(50, 2, bias=False)
-    with torch.no_grad():
-        reads.weight.zero_()
-        reads.weight[1, :5] = 3.0
-    x = torch.rand(200, 50, generator=GENERATOR) + 0.5
-    labels = torch.ones(200, dtype=torch.long)
-    named = torch.zeros(200, 50)
-    named[:, :5] = 1.0
-    right, random = (faithfulness(reads, x, labels, m) for m in (named, torch.rand(200, 50, generator=GENERATOR)))
-    assert right.deletion.min() > 0.45
-    assert right.insertion.min() > 0.45
-    assert random.deletion.mean() < 0.1
-
-
 def test_features_that_do_not_speak_for_the_class_are_never_deleted():
     for nothing in (-MAPS.abs(), torch.zeros_like(MAPS), torch.full_like(MAPS, torch.nan)):
         found = faithfulness(NET, X, LABELS, nothing, fraction=1.0)

@@ -6,13 +6,12 @@ import importlib
 import subprocess
 import sys
 import textwrap
-from types import ModuleType
 
 import pytest
 
 from safexplain import Hardening
 from safexplain.errors import ConfigurationTypeError, NotHardenedError, RefusedError
-from safexplain.explain import harden, libraries
+from safexplain.explain import harden
 from safexplain.explain.alibi import REFUSED
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the libraries
@@ -107,15 +106,6 @@ def test_using_it_without_the_extra_says_what_to_install():
         """
     done = subprocess.run([sys.executable, "-c", BLOCK + textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_stand_in_is_gone_after_the_import(monkeypatch):
-    importing = ModuleType("aix360.importing")
-    monkeypatch.setitem(sys.modules, "aix360.importing", importing)
-    with libraries._stand_in_for("a_module_of_nobody", "aix360"):
-        importing.a_module_of_nobody = importlib.import_module("a_module_of_nobody")
-    assert not hasattr(importing, "a_module_of_nobody")
-    assert "a_module_of_nobody" not in sys.modules
 
 
 def test_what_is_not_hardened_is_refused():

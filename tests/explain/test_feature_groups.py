@@ -7,7 +7,7 @@ from explain_nets import KEY, NOISY, TwoInputs, image_net, images, quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safexplain import HardenedKernelShap, HardenedOcclusion
+from safexplain import HardenedOcclusion
 from safexplain.errors import RefusedError
 from safexplain.explain import harden
 from safexplain.explain.feature_groups import Groups, find_groups, harden_groups
@@ -250,33 +250,6 @@ def test_the_same_partition_under_other_numbers_gives_the_same_noise(name, make_
         )
 
     torch.testing.assert_close(noise(swapped), noise(mask), atol=1e-5, rtol=0)
-
-
-def test_coefficients_in_place_of_maps_are_tied_to_their_partition_too():
-    model, x = image_net(), images(32)
-    noises = []
-    for seed in (3, 5):
-        options = {"target": 1, "feature_mask": shared_mask(seed=seed), "n_samples": 20, "return_input_shape": False}
-        native = ask(HardenedKernelShap(model, hardening=Hardening.none()), x, **options)
-        assert native.shape == (32, 7)
-        noises.append((ask(HardenedKernelShap(model, hardening=NOISY), x, **options) - native).flatten())
-    assert 0.04 < noises[0].std() < 0.06
-    assert abs(torch.corrcoef(torch.stack(noises))[0, 1]) < 0.25
-
-
-@pytest.mark.parametrize(
-    ("name", "order"), [("FeatureAblation", [3, 1, 0, 2]), ("KernelShap", [2]), ("FeatureAblation", [1, 1, 3])]
-)
-def test_neither_order_nor_company_changes_an_answer_under_masks_of_ones_own(name, order):
-    model, x, mask, target = image_net(), images(), own_masks(), torch.tensor([0, 1, 2, 3])
-    kind = HARDENED[name]
-
-    def noise(part):
-        options = {"target": target[part], "feature_mask": mask[part], **FEW[name]}
-        native = ask(kind(model, hardening=Hardening.none()), x[part], **options)
-        return ask(kind(model, hardening=NOISY), x[part], **options) - native
-
-    torch.testing.assert_close(noise(order), noise([0, 1, 2, 3])[order], atol=1e-5, rtol=0)
 
 
 def test_a_mask_with_fewer_axes_is_broadcast():

@@ -24,7 +24,6 @@ from torch import nn
 
 from safexplain import HardenedSaliency, HardenedSmoothGrad, harden
 from safexplain.explain.catalog import CATALOG
-from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.hardening import Hardening
 from safexplain.testing import check_explainer
 
@@ -83,14 +82,6 @@ def test_a_model_in_place_of_an_explainer_gives_the_smoothgrad_of_the_paper():
     noisy = (x.repeat_interleave(5, 0) + torch.normal(0, torch.tensor(0.3).repeat(10, 3, 8, 8))).requires_grad_()
     (gradient,) = torch.autograd.grad(model(noisy)[:, 1].sum(), noisy)
     torch.testing.assert_close(released, gradient.view(2, 5, 3, 8, 8).mean(1))
-
-
-def test_wrong_arguments_get_pythons_own_errors():
-    explainer, x = HARDENED["Saliency"](image_net()), images(2)
-    for arguments, options in (((), {}), ((x,), {"inputs": x}), ((x, 1, True, None, 5), {}), ((x,), {"steps": 3})):
-        with pytest.raises(TypeError):
-            explainer.attribute(*arguments, **options)
-    assert torch.equal(explainer.attribute(x, 1, False), explainer.attribute(abs=False, inputs=x, target=1))
 
 
 def test_arguments_without_names_reach_the_native_method():

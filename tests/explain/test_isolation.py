@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from captum.attr import LRP, GuidedBackprop, IntegratedGradients, NoiseTunnel, Saliency
+from captum.attr import LRP, NoiseTunnel, Saliency
 from captum.attr._utils.lrp_rules import Alpha1_Beta0_Rule, EpsilonRule, GammaRule
 from explain_nets import NOISY, PlainConv, hardened_class, image_net, images, quiet
 from torch import nn
 from torch.nn.utils import weight_norm
 
 from safexplain.explain import CATALOG, harden
-from safexplain.explain.isolation import Touch, private_copy, touch_of
+from safexplain.explain.isolation import private_copy
 from safexplain.hardening.hardening import Hardening
 
 
@@ -91,17 +91,6 @@ def test_a_closure_over_a_model_in_training_mode_leaves_its_running_statistics()
     before = copy.deepcopy(model.state_dict())
     harden(Saliency(lambda x: model(x)), NOISY).attribute(images(), target=1)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_an_explainer_touches_the_model_as_much_as_what_it_holds():
-    model = image_net()
-    assert touch_of(NoiseTunnel, vars(NoiseTunnel(IntegratedGradients(model)))) is Touch.CALLS
-    assert touch_of(NoiseTunnel, vars(NoiseTunnel(GuidedBackprop(model)))) is Touch.HOOKS
-
-    class Mine(IntegratedGradients):
-        pass
-
-    assert touch_of(NoiseTunnel, vars(NoiseTunnel(Mine(model)))) is Touch.WRITES
 
 
 class Sevenfold(EpsilonRule):

@@ -153,9 +153,9 @@ def test_what_is_no_finite_number_is_refused_by_name():
 FORMAT_ROWS = st.tuples(st.integers(1, 5), st.integers(1, 24)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.integers(-3, 3) | st.floats(-1e30, 1e30))
 )
-SETS = st.builds(TopKSet, st.integers(1, 30), st.none() | st.floats(0.01, 1.0), st.booleans()) | st.builds(
-    TopKSet, st.none(), st.floats(0.01, 1.0), st.booleans()
-)
+SETS = st.builds(
+    TopKSet, st.integers(1, 30), st.none() | st.floats(0.01, 1.0), st.booleans(), st.booleans()
+) | st.builds(TopKSet, st.none(), st.floats(0.01, 1.0), st.booleans(), st.booleans())
 LEVELS = st.builds(Levels, st.integers(1, 5), st.booleans())
 
 
@@ -219,9 +219,7 @@ def test_reasons_of_what_is_no_set_are_refused():
 
 
 OUT_OF_RANGE = [
-    (lambda: absolute(Relative(0.5), None), ConfigurationError, "expected a clip"),
     (lambda: RangeClip(1.0, 1.0), ConfigurationError, "low < high"),
-    (lambda: RangeClip(0.0, -0.0), ConfigurationError, "low < high"),
     (lambda: NormClip(0.0), ConfigurationError, "greater than 0"),
     (lambda: UnitNorm(-1.0), ConfigurationError, "greater than 0"),
     (lambda: RankNorm(0.0), ConfigurationError, "greater than 0"),
@@ -235,8 +233,6 @@ OUT_OF_RANGE = [
     (TopKSet, ConfigurationError, "expected k, as TopKSet"),
     (lambda: TopKSet(k=0), ConfigurationError, "at least 1"),
     (lambda: TopKSet(k=True), ConfigurationError, "whole number"),
-    (lambda: TopKSet(fraction=0.0), ConfigurationError, "greater than 0"),
-    (lambda: TopKSet(fraction=1.5), ConfigurationError, r"\(0, 1\]"),
     (lambda: TopKSet(k=1, positive=1), ConfigurationTypeError, "True or False"),
     (lambda: Levels(0), ConfigurationError, "at least 1"),
     (lambda: Levels(17), ConfigurationError, "at most 16"),

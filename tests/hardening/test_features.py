@@ -38,27 +38,11 @@ def test_reasons_have_their_rank_the_persons_value_and_the_text_of_the_notice():
     assert TopKSet.reasons(plain, NAMES) == [["debt", "income"], ["age", "debt"]]
 
 
-def test_a_reason_with_no_effect_is_no_reason():
-    values = torch.tensor([[1.0, 0.0, 0.0, -1.0, 0.0]])
-    names = Features(NAMES).reasons(Hardening(clip=TopKSet(k=4, ordered=True))(values))
-    assert [reason.name for reason in names[0]] == ["income"]
-
-
 def test_without_order_there_are_no_ranks_and_the_columns_come_as_in_the_form():
     plain = Hardening(clip=TopKSet(k=2), features=FORM)(VALUES)
     assert [[(r.name, r.rank) for r in each] for each in FORM.reasons(plain)] == [
         [("home", None), ("debt", None)], [("age", None), ("debt", None)]
     ]  # fmt: skip
-
-
-def test_order_is_that_of_a_slow_sort_and_ties_go_to_the_first():
-    torch.manual_seed(0)
-    values = torch.randn(200, 30).round(decimals=1)
-    maps = TopKSet(k=5, ordered=True)(values.clone())
-    for row, numbers in zip(values.tolist(), maps.tolist(), strict=True):
-        order = sorted((i for i in range(30) if row[i] > 0), key=lambda i: (-row[i], i))[:5]
-        assert numbers == [5 - order.index(i) if i in order else 0 for i in range(30)]
-    assert torch.equal(maps > 0, TopKSet(k=5)(values.clone()) > 0)
 
 
 def test_a_prohibited_reason_is_an_error_and_not_left_out():

@@ -64,7 +64,7 @@ def key_in_environment(monkeypatch):
 
 
 def batch(n=6, d=10, seed=0, dtype=torch.float64):
-    """Maps with ties, zeros, a zero row, and inputs."""
+    """Maps with ties, zeros, a zero row, rows of one sign with zeros, and inputs."""
     g = torch.Generator().manual_seed(seed)
     a = torch.randn(n, d, dtype=torch.float64, generator=g).to(dtype)
     a[0] = 0
@@ -72,6 +72,9 @@ def batch(n=6, d=10, seed=0, dtype=torch.float64):
     a[2, :4] = 0.75
     a[2, 4:6] = -0.75
     a[3, 1:] = a[3, 0].abs()
+    a[-2] = a[-2].abs()
+    a[-1] = -a[-1].abs()
+    a[-2:, :3] = 0
     return a, torch.randn(n, 3, generator=g)
 
 
@@ -81,11 +84,11 @@ def slow_fill(row, seed, *, every_zero):
         return row
     if not every_zero:
         return slow_normal(seed, len(row), b"direction")
-    drawn = [(w | 1) / 2**31 for w in slow_words(seed, len(row), b"direction")]
+    drawn = slow_words(seed, len(row), b"direction")
     smallest = min((abs(v) for v in row if v), default=1.0)
     sign = {frozenset({True}): 1, frozenset({False}): -1}.get(frozenset(v > 0 for v in row if v))
-    drawn = [abs(n) * sign if sign else n for n in drawn]
-    return [v if v else n * smallest / 16 for v, n in zip(row, drawn, strict=True)]
+    drawn = [sign * (w & 2**31 - 1 | 1) if sign else w | 1 for w in drawn]
+    return [v if v else w * smallest / 2**35 for v, w in zip(row, drawn, strict=True)]
 
 
 def slow_clip(clip, row, seed):
@@ -185,30 +188,12 @@ def test_rank_norm_does_not_show_how_many_coordinates_are_zero(size):
     assert len(found.abs().unique()) == 400 if size > 1e-40 else len(found[:300].abs().unique()) == 300
 
 
-def test_zeros_in_maps_of_one_sign_get_that_sign():
-    size = torch.rand(1, 400, generator=torch.Generator().manual_seed(0)) / 2 + 0.1
-    size[0, :100] = 0
-    for clip, sign in product((RankNorm(), RankNorm(balanced_from=2)), (1.0, -1.0)):
-        a = sign * size
-        found = sign * Hardening(clip, noise=GaussianNoise(0.0, key=KEY))(a, inputs=torch.zeros(1, 1))[0]
-        assert bool((found > 0).all())
-        assert float(found[:100].amax()) < float(found[100:].amin())
-
-
 def test_without_noise_key_and_clip_stay_and_the_grid_goes():
     noisy = Hardening(RankNorm(), noise=GaussianNoise(0.2, key=KEY), grid=0.5)
     assert noisy.without_noise() == Hardening(RankNorm(), noise=GaussianNoise(0.0))
     assert noisy.without_noise().noise.key == KEY
     plain = Hardening(RankNorm(), grid=0.25)
     assert plain.without_noise() is plain
-
-
-def test_without_noise_is_what_averaging_over_keys_leaves():
-    a, x, noisy = batch()[0][3:], torch.zeros(3, 1), Hardening(RankNorm(), noise=GaussianNoise(0.2, key=KEY))
-    exact = noisy.without_noise()(a, inputs=x)
-    answers = torch.stack([noisy.with_key(bytes([i, j]) * 16)(a, inputs=x) for i in range(20) for j in range(20)])
-    assert (answers.mean(0) - exact).abs().max() < 5 * 0.2 / 20  # five standard errors of the mean of 400
-    assert (answers[0] - exact).std() > 0.1
 
 
 @pytest.mark.parametrize("clip", CLIPS[4:7], ids=repr)

@@ -53,7 +53,8 @@ def slow_rank(clip, row):
 
 
 def slow_format(clip, row):
-    """1 for each named feature, or the step of each over the number of steps; the first go before their equals."""
+    """1 for each named feature (ordered: k to 1), or the step of each over the number of steps; the first go before
+    their equals."""
     d = len(row)
 
     def first(keys, count):
@@ -61,8 +62,12 @@ def slow_format(clip, row):
         return [j in order and keys[j] > 0 for j in range(d)]
 
     if not hasattr(clip, "n"):
-        count = max(clip.k or 0, round((clip.fraction or 0) * d), 1)
-        return [float(named) for named in first(row if clip.positive else [abs(v) for v in row], count)]
+        count = min(d, max(clip.k or 0, round((clip.fraction or 0) * d), 1))
+        keys = row if clip.positive else [abs(v) for v in row]
+        if not clip.ordered:
+            return [float(named) for named in first(keys, count)]
+        order = sorted(range(d), key=lambda j: (-keys[j], j))[:count]
+        return [float(count - order.index(j)) if j in order and keys[j] > 0 else 0.0 for j in range(d)]
     out = [0.0] * d
     for j in range(1, clip.n + 1):
         count = max(1, round(d / 2**j))

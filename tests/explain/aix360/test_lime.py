@@ -148,18 +148,6 @@ def test_the_weights_of_each_label_are_hardened_together():
         assert sizes == sorted(sizes, reverse=True)
 
 
-def test_asking_again_gives_the_same_answer():
-    case = CASES["image"]
-    explainer = case.make()
-    first = case.ask(explainer)
-    assert case.ask(explainer).local_exp == first.local_exp
-    assert case.ask(case.make()).local_exp == first.local_exp
-    plain = case.make(RAW)
-    assert case.ask(plain).local_exp == case.ask(plain).local_exp
-    native = case.native(*case.made_of)
-    assert case.ask(native).local_exp != case.ask(native).local_exp
-
-
 def test_a_random_state_of_the_caller_is_where_every_call_starts():
     case = CASES["tabular"]
     state = np.random.RandomState(5)

@@ -181,15 +181,6 @@ def test_hardened_fractions_lie_in_the_unit_interval_on_the_grid_and_have_native
     assert released.to_json() == type(theirs).from_json(released.to_json()).to_json()
 
 
-def test_fractions_get_the_noise_that_the_hardening_says(alibi):
-    data = {"anchor": ["a > 0.00"], "precision": 0.5, "coverage": 0.5}
-    hardening = Hardening(clip=RangeClip(0.0, 1.0), noise=GaussianNoise(0.05, key=KEY))
-    answers = [harden(stub("AnchorTabular", data), hardening).explain(row) for row in ROWS_OF_DATA]
-    noise = np.array([[a.precision - 0.5, a.coverage - 0.5] for a in answers])
-    assert abs(noise.std(axis=0) / 0.05 - 1).max() < 0.2
-    assert abs(np.corrcoef(noise.T)[0, 1]) < 0.25
-
-
 # Asking again, and threads.
 
 

@@ -178,10 +178,10 @@ def test_a_mode_that_does_not_fit_is_refused_by_name():
 class Tokens(nn.Module):
     """A map cut into tokens, mixed, and read out: with some tokens in front that stand for no place."""
 
-    def __init__(self, front=1, height=4, width=4, channels_last=False):
+    def __init__(self, front=1, height=4, width=4):
         super().__init__()
         torch.manual_seed(0)
-        self.front, self.size, self.last = front, (height, width), channels_last
+        self.front = front
         self.patches, self.norm = nn.Conv2d(3, 6, 2, stride=2), nn.LayerNorm(6)
         self.head = nn.Linear(6, 4)
         self.place = nn.Parameter(torch.randn(height * width, 6))
@@ -189,8 +189,6 @@ class Tokens(nn.Module):
     def forward(self, x):
         tokens = self.patches(x).flatten(2).transpose(1, 2) + self.place
         tokens = torch.cat([tokens.mean(1, keepdim=True).expand(-1, self.front, -1), tokens], 1)
-        if self.last:
-            tokens = tokens.view(-1, *self.size, 6)
         out = self.norm(tokens).tanh()
         return self.head((out * torch.linspace(0.2, 1, 6)).pow(2).flatten(1, -2).mean(1))
 
@@ -226,19 +224,6 @@ def test_tokens_are_a_map_after_those_in_front(front, layout):
     for kind in HARDENED:
         explainer = kind(model, model.norm, reshape_transform=reshape, hardening=NOISY)
         assert explainer.attribute(x, target=1, interpolate_mode="bilinear").shape == (4, 1, 8, 8)
-
-
-@pytest.mark.parametrize("layout", ["auto", "function"])
-def test_channels_may_come_last(layout):
-    model, x = Tokens(front=0, channels_last=True).eval(), images()
-
-    def move(features):
-        return features.permute(0, 3, 1, 2)
-
-    expected = slow_cam(model, x, 1, move)
-    reshape = move if layout == "function" else layout
-    found = GradCAM(model, model.norm, reshape_transform=reshape).attribute(x, target=1)
-    torch.testing.assert_close(found, expected)
 
 
 def test_a_layer_without_places_has_no_grad_cam_plus_plus():

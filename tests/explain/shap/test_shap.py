@@ -159,10 +159,6 @@ def test_an_explanation_holds_values_names_and_a_copy_of_the_rows_asked_about(pl
     assert np.array_equal(explanation.data, ASKED)
     assert not np.shares_memory(explanation.data, ASKED)
     assert explanation.feature_names == list("abcde")
-    others = {k: v for k, v in vars(explanation).items() if isinstance(v, np.ndarray | float)}
-    assert others == {}
-    for name in ("values", "feature_names"):
-        assert getattr(explanation[0], name) is not None
     held = {k for k in dir(explanation) if not k.startswith("_") and isinstance(getattr(explanation, k), np.ndarray)}
     assert held == {"values", "data"}
     again = pickle.loads(pickle.dumps(explanation))
