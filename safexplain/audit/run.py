@@ -43,7 +43,7 @@ from safexplain.native_maps import Watch, collecting
 from safexplain.outputs import Probability
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, MODEL_DIGEST
 from safexplain.verdict.guarantee import Implied
-from safexplain.verdict.release import as_written, in_words
+from safexplain.verdict.words import as_written, in_words
 
 __all__ = ["AuditOptions", "AuditRun", "Question", "audit"]
 

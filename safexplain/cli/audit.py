@@ -157,8 +157,7 @@ def sign_command(
 ) -> int:
     """Check a certificate and sign it (DSSE envelope)."""
     from safexplain.verdict.certificate.read import load_any
-    from safexplain.verdict.certificate.sign import sign_certificate
-    from safexplain.verdict.certificate.write import write_json
+    from safexplain.verdict.certificate.write import sign_certificate, write_json
 
     found = load_any(certificate)
     if found.signature != "none":

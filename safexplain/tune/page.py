@@ -14,8 +14,8 @@ from safexplain.audit.report.figures import INK, LABEL, LIMIT, MUTED, STRONG, he
 from safexplain.audit.report.outcome import page_templates
 from safexplain.tune.result import Examples, Point, Study
 from safexplain.verdict import words
-from safexplain.verdict.release import as_written, in_words
 from safexplain.verdict.result import AuditResult
+from safexplain.verdict.words import as_written, in_words
 
 SIZE, PLACE = (5.2, 4.2), (0.12, 0.13, 0.855, 0.85)  # size of the plot, in inches, and place of its axes
 MARKERS = ("D", "s", "^", "v")  # markers of points for comparison; the chosen one has a star

@@ -9,7 +9,7 @@ import pytest
 from safexplain import GaussianNoise, Hardening, NormClip, RangeClip, RankNorm, Relative, ThresholdMask, UnitNorm
 from safexplain.hardening.clips import Levels, TopKMask, TopKSet
 from safexplain.hardening.hardening import SLOTS
-from safexplain.verdict.release import as_written, in_words, utility_in_words
+from safexplain.verdict.words import as_written, in_words, utility_in_words
 
 NOISE = GaussianNoise(0.02)
 EXAMPLES = {

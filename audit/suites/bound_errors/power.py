@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from safexplain._privacy_loss import Adjacency, Steps, noise_multiplier
 from safexplain.verdict.canaries.result import CanaryResult, Claim, Scores, judge
 from safexplain.verdict.stats import clopper_pearson
-from safexplain.verdict.stats.detectable import OFTEN
-from safexplain.verdict.stats.lower_bounds import BoundMethod
+from safexplain.verdict.stats.lower_bounds import OFTEN, BoundMethod
 
 from ...shared.run import Progress, Run, finish
 

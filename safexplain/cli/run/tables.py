@@ -15,9 +15,8 @@ from rich.table import Table
 from safexplain.verdict import words
 from safexplain.verdict.certificate.write import SUBJECT_DATA
 from safexplain.verdict.judgement import Evidence, Verdict
-from safexplain.verdict.release import utility_in_words
 from safexplain.verdict.result import AuditResult
-from safexplain.verdict.words import Figure, percent
+from safexplain.verdict.words import Figure, percent, utility_in_words
 
 if TYPE_CHECKING:
     from safexplain.audit.report.outcome import AuditRun

@@ -23,7 +23,7 @@ from safexplain.loading.data import load_records
 from safexplain.tune import Tuned
 from safexplain.tune.page import as_python, chosen_words, table_rows
 from safexplain.tune.study import plan_tune, searched
-from safexplain.verdict.release import in_words
+from safexplain.verdict.words import in_words
 
 SHOWN = 8  # points of the front in the printed table
 PUBLIC_MODELS = 3  # models trained on public examples

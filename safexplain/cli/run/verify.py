@@ -17,7 +17,7 @@ from safexplain.hardening.hardening import Hardening
 from safexplain.verdict import words
 from safexplain.verdict.certificate.read import Certificate, GuaranteeCertificate, load_any
 from safexplain.verdict.certificate.write import ANSWERS_DIGEST, SUBJECT_DATA
-from safexplain.verdict.release import as_written, in_words, utility_in_words
+from safexplain.verdict.words import as_written, in_words, utility_in_words
 
 SIGNATURES = {
     "valid": "signed with the private key of this public key",

@@ -30,8 +30,7 @@ from safexplain.errors import ConfigurationError, InputError
 from safexplain.verdict import strict_json
 from safexplain.verdict.privacy_statement import PrivacyStatement
 from safexplain.verdict.stats import bound_epsilon, epsilon_from_errors
-from safexplain.verdict.stats.detectable import detectable, promise_of
-from safexplain.verdict.stats.lower_bounds import BoundMethod, ErrorCounts, choose_score
+from safexplain.verdict.stats.lower_bounds import BoundMethod, ErrorCounts, choose_score, detectable, promise_of
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from safexplain._versions import versions
 from safexplain.verdict.certificate.read import load_certificate
-from safexplain.verdict.certificate.sign import sign_certificate
-from safexplain.verdict.certificate.write import statement, write_json
+from safexplain.verdict.certificate.write import sign_certificate, statement, write_json
 
 __all__ = ["load_certificate", "sign_certificate", "statement", "versions", "write_json"]

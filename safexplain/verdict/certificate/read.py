@@ -16,7 +16,6 @@ from safexplain._versions import VERSION
 from safexplain.errors import CertificateError, InputError, SafexplainError
 from safexplain.verdict import strict_json, words
 from safexplain.verdict.canaries.result import Finding, finding_of
-from safexplain.verdict.certificate.sign import Key, payload_of, verify_envelope
 from safexplain.verdict.certificate.write import (
     ANSWERS_DIGEST,
     CONFIGURATION,
@@ -25,8 +24,11 @@ from safexplain.verdict.certificate.write import (
     STATEMENT_TYPE,
     SUBJECT_DATA,
     VERSIONS,
+    Key,
     checksum,
     configuration_digest,
+    payload_of,
+    verify_envelope,
 )
 from safexplain.verdict.guarantee import Guarantee, Measured
 from safexplain.verdict.judgement import Judgement, Verdict

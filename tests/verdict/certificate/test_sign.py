@@ -14,8 +14,14 @@ from certificates import CERTIFIED, made, sealed
 from safexplain._versions import VERSION
 from safexplain.errors import CertificateError, InputError, MissingExtraError
 from safexplain.verdict.certificate.read import load_any, load_certificate, load_guarantee
-from safexplain.verdict.certificate.sign import PAYLOAD_TYPE, sign_certificate, verify_envelope
-from safexplain.verdict.certificate.write import as_json, guarantee_statement, write_json
+from safexplain.verdict.certificate.write import (
+    PAYLOAD_TYPE,
+    as_json,
+    guarantee_statement,
+    sign_certificate,
+    verify_envelope,
+    write_json,
+)
 from safexplain.verdict.guarantee import Guarantee
 
 pytest.importorskip("securesystemslib")

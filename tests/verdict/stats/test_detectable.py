@@ -10,8 +10,7 @@ import pytest
 
 from safexplain._privacy_loss import Steps
 from safexplain.verdict.canaries.result import Claim
-from safexplain.verdict.stats.detectable import _CanarySums, _refuted, detectable, promise_of
-from safexplain.verdict.stats.lower_bounds import ErrorCounts, Family
+from safexplain.verdict.stats.lower_bounds import ErrorCounts, Family, _CanarySums, _refuted, detectable, promise_of
 
 DELTA = 1e-5
 FULL, SAMPLED = Steps(22.3557, 1.0, 500, "full-batch"), Steps(2.0, 0.25, 40)
