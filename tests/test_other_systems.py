@@ -73,7 +73,7 @@ def build(seed):
 for _ in range(2):
     train_shadows(population, Recipe(lr=0.1, epochs=1, batch_size=30), build=build, models=2, cache="cache")
 print("cached", len(os.listdir("cache")) > 0)
-from safexplain.audit.planning.plan import resident
+from safexplain.audit.planning import resident
 print("memory", resident() >= 0)
 """
 

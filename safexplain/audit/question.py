@@ -1,4 +1,4 @@
-"""The arguments of an audit in one frozen object, shared by the audit, its plan and the search for a release."""
+"""The arguments of an audit in one frozen object, also of its plan and of the search for a release."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ NARROW = 0.003  # amplitude of queries to a release with noise: the map hardly c
 
 
 HardeningLike = Any
-"""The changes to an explanation before its release, with what `safexplain.Hardening` has: `noise`, `is_none`, `none()`,
-`with_key(key)`, `without_noise()`, `to_dict()` and `to_json()`."""
+"""Changes an explanation before its release, as `safexplain.Hardening`: `noise`, `is_none`, `none()`, `with_key(key)`,
+`without_noise()`, `to_dict()` and `to_json()`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +222,12 @@ class Question:
         return model if self.device is None else model.to(self.device)
 
     @property
+    def cache_folder(self) -> Path | None:
+        """Folder of finished reference models."""
+        folder = self.cache.folder if isinstance(self.cache, ModelCache) else self.cache
+        return None if folder is None else Path(folder)
+
+    @property
     def endpoint(self) -> Endpoint | None:
         """The service that is audited, if there is one."""
         return self.target if isinstance(self.target, Endpoint) else None
@@ -238,12 +244,12 @@ class Question:
 
     @property
     def method(self) -> str:
-        """Name of the explainer, or of all released explainers, such as "IG+Saliency"."""
+        """Names of the explainers, such as "IG+Saliency"."""
         return "+".join(method.name for method in self.methods)
 
     @property
     def explains(self) -> bool:
-        """Whether explanations are released, and not predictions alone."""
+        """Whether explanations are released."""
         return self.policy.release != "prediction"
 
     @property
@@ -253,8 +259,8 @@ class Question:
 
     @property
     def releases(self) -> dict[str, HardeningLike]:
-        """Name -> hardening of all attacked releases: native explanations and hardened ones ("recommended" or
-        "custom"), which are judged; or the answers of an endpoint alone."""
+        """Name -> hardening of all attacked releases, the judged one last: native explanations and hardened ones
+        ("recommended" or "custom"), or an endpoint's answers alone."""
         if self.endpoint is not None:
             return {ENDPOINT: self.hardening}
         found: dict[str, HardeningLike] = {NATIVE: self.hardening.none()}
@@ -296,7 +302,7 @@ class Question:
         ]
 
     def at(self, look: Look) -> Question:
-        """With one look's policy, references and examples; from the second look on, progress names it."""
+        """With one look's policy, references and examples; progress names further looks."""
         options, progress = self.options, self.progress
         if look.policy.look > 1:
 
@@ -320,7 +326,7 @@ class Question:
         return np.arange(len(self.population)) if all_scored else self.population.sample(self.member, number)
 
     def puts_softmax(self, like: nn.Module | None) -> bool:
-        """Whether a softmax is explained, as models like `like` return logits; None: they do."""
+        """Whether a softmax is explained, as models like `like` return logits (None: they do)."""
         if self.output == "logit":
             return False
         return like is None or not gives_probabilities(like, self.population.x[:TESTED_OUTPUTS])
@@ -330,11 +336,11 @@ class Question:
         return Release(self.methods, hardening, softmax, not self.hardening.is_none)
 
     def map_numbers(self, answers: int) -> int:
-        """Numbers in the maps of so many answers (models times examples) at one level of patience."""
+        """Numbers in the maps of so many answers (models times examples) at one level."""
         return answers * self.population.x[0].numel() * len(self.methods) * self.explains
 
     def map_bytes(self, answers: int) -> int:
-        """Bytes of all maps: native ones, if compared, and released ones at each level of patience."""
+        """Bytes of all maps: native ones, if compared, and released ones at each level."""
         return 4 * self.map_numbers(answers) * (len(self.policy.patience) + self.compares)
 
     def keyed(self, whose: str) -> HardeningLike:
@@ -343,14 +349,14 @@ class Question:
 
 
 class Look(NamedTuple):
-    """One look of an audit: the policy, which counts all looks, and numbers of reference models and scored examples."""
+    """One look of an audit: policy, which counts all looks, and numbers of reference models and scored examples."""
 
     policy: Policy
     references: int
     scored: int
 
     def times(self, before: Look) -> float:
-        """Approximate duration relative to an earlier look, as more models answer about more examples."""
+        """Approximate duration relative to an earlier look."""
         return (1 + self.references) / (1 + before.references) * self.scored / before.scored
 
 
@@ -367,13 +373,13 @@ class Method(NamedTuple):
         return self.ask(self.made(forward, hardening), x, target)
 
     def made(self, forward: Any, hardening: HardeningLike) -> Any:
-        """The explainer of a model; it also names prohibited columns, so that they can be counted."""
+        """The explainer of a model, which also names prohibited columns, to count them."""
         naming_all = getattr(hardening, "naming_all", lambda: hardening)
         with self.errors():
             return self.make(forward, hardening=naming_all())
 
     def ask(self, made: Any, x: Tensor, target: Tensor) -> Tensor:
-        """The released maps of an explainer from `made`."""
+        """The same by an explainer from `made`."""
         with self.errors():
             maps: Tensor = made.attribute(x, target=target, **self.arguments)
         return maps
@@ -417,7 +423,7 @@ def methods_of(
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """An `Explain` function that gives the released maps of a batch; it can be pickled if the explainers can."""
+    """An `Explain` function, for released maps; it can be pickled if the explainers can."""
 
     methods: tuple[Method, ...]  # released together, each hardened by itself
     hardening: HardeningLike
@@ -438,14 +444,14 @@ class Release:
         return len(self.methods) == 1 and getattr(self._made(model)[0], "hardens_again", False)
 
     def of_native(self, model: nn.Module, x: Tensor, target: Tensor, native: Tensor) -> Tensor:
-        """The released maps of a batch from its native maps."""
+        """The maps of a batch from its native maps."""
         ((method, made),) = zip(self.methods, self._made(model), strict=True)
         with method.errors():
             released: Tensor = made.of_native(native, x, **method.arguments)
         return released
 
     def _made(self, model: nn.Module) -> list[Any]:
-        """The explainers of a model, made once for all its batches, as some read every tree first."""
+        """The explainers of a model, made once for all its batches."""
         last = _MADE.get(self)
         if last is None or last[0] is not model:
             forward = Probability(model) if self.softmax else model
@@ -454,22 +460,19 @@ class Release:
 
 
 _MADE: WeakKeyDictionary[Release, tuple[nn.Module, list[Any]]] = WeakKeyDictionary()
-"""The last model of each release, and its explainers; outside the release, which is pickled and has a digest."""
+"""The last model of each release, and its explainers; elsewhere, as the release is pickled and has a digest."""
 
 
 def gives_probabilities(model: nn.Module, x: Tensor) -> bool:
-    """Whether a model's outputs are probabilities; False for a single example, which does not show it."""
+    """Whether a model's outputs are probabilities; False for a single example."""
     with torch.no_grad():
         out = model(x.to(device_of(model)))
     return len(out) > 1 and are_probabilities(out)
 
 
 def _check_endpoint(options: AuditOptions, methods: Sequence[Method]) -> None:
-    """Raise InputError for options that an endpoint does not support."""
     if options.privacy is not None:
-        raise InputError(
-            "a privacy statement is about a model's weights, which an endpoint does not show: leave it out"
-        )
+        raise InputError("expected no privacy statement, which is about a model's weights, for an endpoint")
     if options.labels == "foreign":
         raise InputError("expected data of the last training stage for an endpoint, got pre-training data")
     if options.classes or len(methods) > 1:

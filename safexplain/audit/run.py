@@ -1,7 +1,5 @@
-"""All steps of an audit, from a model to a verdict and its files, for Python and the command line.
-
-question --train--> models (target, references) --ask--> answers, native and released --attack--> results --> files
-"""
+"""All steps of an audit, for Python and the command line:
+question --train--> models (target, references) --ask--> answers, native and released --attack--> results --> files"""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +27,7 @@ from safexplain.audit.endpoint.target import Endpoint
 from safexplain.audit.queries import Population, device_of, levels_of, with_channels_last
 from safexplain.audit.question import ENOUGH_REFERENCES, AuditOptions, HardeningLike, Method, Question
 from safexplain.audit.references.recipe import Recipe, Train
-from safexplain.audit.references.shadows import ModelCache, Repeated, Shadows, train_shadows
+from safexplain.audit.references.shadows import Repeated, Shadows, train_shadows
 from safexplain.audit.report.outcome import AuditRun, environment, pictures
 from safexplain.audit.report.root_cause import Ablation, root_cause, sample
 from safexplain.audit.report.root_cause import sentence as cause_sentence
@@ -78,9 +75,8 @@ def audit(
 
 def answered(question: Question) -> AuditRun:
     """`audit` of a question, with further looks while it is undecided and there is time."""
-    cache, options = question.cache, question.options
-    folder = cache.folder if isinstance(cache, ModelCache) else cache
-    store = Store.of(options.store or (None if folder is None else Path(folder) / "explained"))
+    options, folder = question.options, question.cache_folder
+    store = Store.of(options.store or (None if folder is None else folder / "explained"))
     question = replace(question, options=replace(options, store=store))
     began, looks = time.monotonic(), question.looks
     for number, look in enumerate(looks, 1):
@@ -100,7 +96,7 @@ def answered(question: Question) -> AuditRun:
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """The examples that are scored, and the models over them."""
+    """The scored examples, and the models over them."""
 
     population: Population  # the n scored examples
     shadows: Shadows  # m models and membership; model 0 is the target
@@ -128,7 +124,6 @@ class Models:
         classes: Sequence[int] = (),
         **meta: Any,
     ) -> Signals:
-        """The membership, and the answers of all models."""
         return signals_of(
             self.queried, self.population, predictions, explanations, targets=[0], null=self.null, classes=classes,
             slices=self.slices, meta=meta,
@@ -194,7 +189,6 @@ def trained(question: Question) -> Models:
 
 
 def _begin(question: Question, endpoint: Endpoint, scored: Population, member: NDArray[np.bool_]) -> None:
-    """Ask an endpoint the plain questions, once everything else has been checked."""
     endpoint.plan(len(scored), question.policy.patience)
     given, shape = () if question.shadows is None else question.shadows.models, None
     like = given[0] if given else None if question.build is None else question.build(question.seed)
@@ -209,7 +203,7 @@ def _begin(question: Question, endpoint: Endpoint, scored: Population, member: N
 
 
 def judge(question: Question, models: Models) -> AuditRun:
-    """Query all models, attack their answers, and judge the release; InputError if an explanation fails."""
+    """Query all models, attack their answers, and judge the release."""
     policy, options, endpoint = question.policy, question.options, question.endpoint
     population, target = models.population, question.target
     implied, notes = _implied(question, population)
@@ -263,7 +257,7 @@ def judge(question: Question, models: Models) -> AuditRun:
 
 
 def _room_for_maps(question: Question, models: Models) -> tuple[bool, bool, list[str]]:
-    """Whether whole maps of all models go to disk, whether they are kept at all, and notes about this."""
+    """Whether whole maps go to disk, whether they are kept at all, and notes about this."""
     size = question.map_bytes(models.queried.membership.size)
     if size <= LARGEST_MAPS:
         return False, True, []
@@ -281,7 +275,7 @@ def _room_for_maps(question: Question, models: Models) -> tuple[bool, bool, list
 
 @dataclass(frozen=True, eq=False)
 class _Releases:
-    """Queries all models for one release after the other, and writes the answers as signals."""
+    """Queries all models, one release after the other."""
 
     question: Question
     models: Models
@@ -297,7 +291,7 @@ class _Releases:
         return self.question.puts_softmax(like)
 
     def sample(self) -> tuple[Sample, tuple[NativeFinding, ...]]:
-        """A sample of examples with the target's maps, native and released, and findings about these."""
+        """Some examples with the target's maps, native and released, and findings about these."""
         question, model, population = self.question, self.models.shadows.models[0], self.models.population
         options, plain = question.options, question.hardening.none()
         number = min(len(population), max(1, SAMPLED // (32 if options.quick else 1)))
@@ -392,7 +386,6 @@ class _Releases:
 
     @cached_property
     def _accuracy(self) -> dict[str, Any]:
-        """Accuracy of the models on their non-members, and further signs of wrong data."""
         membership, population = self.models.shadows.membership, self.models.population
         options = self.question.options
         return measured(
@@ -414,7 +407,7 @@ def _configuration(
     sampled: Sample | None,
     implied: Implied | None,
 ) -> Configuration:
-    """One release with its result and utility; one that is shown for comparison is not counted as a use."""
+    """One release with its result and utility; a compared one is not counted as a use."""
     policy, options, endpoint = question.policy, question.options, question.endpoint
     compared = name == NATIVE and question.compares
     result = certify(
@@ -482,7 +475,6 @@ def _stated(question: Question, title: str, softmax: bool) -> dict[str, Any]:
 
 
 def _identity(target: nn.Module) -> dict[str, str]:
-    """Digest of the model, or of an endpoint's answers."""
     if isinstance(target, Endpoint):
         return {ANSWERS_DIGEST: target.digest}
     return {MODEL_DIGEST: model_digest(target).hex()}
@@ -524,7 +516,7 @@ def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
 
 
 def _implied(question: Question, population: Population) -> tuple[Implied | None, list[str]]:
-    """What the stated guarantee implies for the scored examples, or a note why it implies nothing."""
+    """What the stated guarantee implies, or a note why it implies nothing."""
     policy, options = question.policy, question.options
     if (stated := options.privacy) is None:
         return None, []
@@ -541,7 +533,6 @@ def _implied(question: Question, population: Population) -> tuple[Implied | None
 
 
 def _group_notes(population: Population, member: NDArray[np.bool_]) -> list[str]:
-    """A note if the target trained on parts of groups."""
     if population.groups is None:
         return []
     _, group = np.unique(population.groups, return_inverse=True)
@@ -558,27 +549,24 @@ def _group_notes(population: Population, member: NDArray[np.bool_]) -> list[str]
 def _fit_notes(
     target: nn.Module, population: Population, member: NDArray[np.bool_], options: AuditOptions
 ) -> list[str]:
-    """Notes about accuracy on members and non-members, and about wrong data; foreign labels have no accuracy."""
+    """Notes about accuracy, and about wrong data."""
     if options.labels == "foreign":
         return [
             f"{int(member.sum()):,} of {len(member):,} examples of the pre-training data are members. Their labels"
             f" ({len(torch.unique(population.y)):,} classes) belong to another task than the model's, so there is no"
             " accuracy and no loss."
         ]
-    batch_size, device, hits = options.batch_size, device_of(target), []
+    device, batches = device_of(target), torch.split(population.x, options.batch_size)
     with torch.no_grad():
-        for start in range(0, len(population), batch_size):
-            part = slice(start, start + batch_size)
-            predicted = target(population.x[part].to(device)).argmax(1).cpu()
-            hits.append((predicted == population.y[part]).numpy())
-    hit = np.concatenate(hits)
+        predicted = torch.cat([target(part.to(device)).argmax(1).cpu() for part in batches])
+    hit = (predicted == population.y).numpy()
     inside, outside = float(hit[member].mean()), float(hit[~member].mean())
     notes = [f"Accuracy of the model: {inside:.1%} on members, {outside:.1%} on non-members."]
     if hardly_better_than_guessing(inside, len(torch.unique(population.y))):
         notes.append("It is hardly better than guessing on its members: check the labels and the scaling of x.")
     groups = None if population.groups is None else np.asarray(population.groups)
     wrong = [below_stated(Hits.of(hit, member, groups), options.accuracy)]
-    statistics = _statistics(target, population, member, batch_size)
+    statistics = _statistics(target, population, member, options.batch_size)
     if statistics is not None and (statistics.divergence > UNUSUAL or statistics.impossible):
         wrong.append(str(statistics))
     if reasons := "; ".join(filter(None, wrong)):
@@ -591,7 +579,6 @@ def _fit_notes(
 def _statistics(
     target: nn.Module, population: Population, member: NDArray[np.bool_], batch_size: int
 ) -> Statistics | None:
-    """Statistics of the target's first batch normalisation, on some of its members."""
     some = np.flatnonzero(member)[:LOOKED_AT_MEMBERS]
     return Statistics.of(target, population.x[torch.from_numpy(some)], batch_size)
 

@@ -38,7 +38,7 @@ def audit_command(
 ) -> int:
     """Attack the explanations of a model (native and hardened) or of a running service, and give a verdict."""
     from safexplain.audit.endpoint.payload import Payload
-    from safexplain.audit.planning.plan import planned
+    from safexplain.audit.planning import planned
     from safexplain.audit.run import answered
     from safexplain.cli.run.preview import PLANNING, announce, quick_changes, show_plan, show_quick
     from safexplain.cli.run.question import Request, Service, parse_hardening, prepared_run

@@ -23,7 +23,7 @@ from safexplain._progress import as_stage
 from safexplain._validate import check_whole
 from safexplain.audit.answers import predict
 from safexplain.audit.controls.splits import Splits, copies_together
-from safexplain.audit.planning.plan import BUDGET, Clock, Plan, Stage, planned
+from safexplain.audit.planning import BUDGET, Clock, Plan, Stage, planned
 from safexplain.audit.queries import Population
 from safexplain.audit.question import Question
 from safexplain.audit.references.recipe import Recipe, Train

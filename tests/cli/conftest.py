@@ -14,9 +14,9 @@ from safexplain.cli import _run
 @pytest.fixture(autouse=True)
 def brief_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans measure their rates in half a second."""
-    from safexplain.audit.planning import plan
+    from safexplain.audit import planning
 
-    monkeypatch.setattr(plan, "planned", partial(plan.planned, budget=0.5))
+    monkeypatch.setattr(planning, "planned", partial(planning.planned, budget=0.5))
 
 
 @pytest.fixture

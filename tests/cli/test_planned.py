@@ -14,8 +14,7 @@ from cases import write_case
 from torch import nn
 
 from safexplain.audit import AuditOptions, Policy, Recipe
-from safexplain.audit.planning import Plan, Stage
-from safexplain.audit.planning.plan import Rates
+from safexplain.audit.planning import Plan, Rates, Stage
 from safexplain.cli.run import preview
 from safexplain.cli.run.preview import FEWEST, quick_changes
 

@@ -12,9 +12,8 @@ from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 from safexplain import HardenedOcclusion, HardenedSaliency, Hardening, NormClip
-from safexplain.audit import AuditOptions, FineTune, Policy, Population, Recipe, audit, train_shadows
+from safexplain.audit import AuditOptions, FineTune, Policy, Population, Recipe, audit, planning, train_shadows
 from safexplain.audit.endpoint.target import Endpoint
-from safexplain.audit.planning import plan as planning
 from safexplain.audit.planning import plan_audit
 from safexplain.verdict.power import best_certifiable
 
@@ -59,6 +58,10 @@ def arguments(case):
     }
 
 
+def stage_of(plan, name):
+    return next(stage for stage in plan.stages if stage.name == name)
+
+
 def planned(given, **changes):
     return plan_audit(**{**given, "budget": 0.5, **changes})
 
@@ -89,7 +92,7 @@ def test_a_plan_counts_what_the_audit_does(arguments, changes):
 
 @pytest.mark.parametrize(("make", "compiled"), [(convolutional, True), (build, False)])
 def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, make, compiled):
-    stage = planned(arguments, build=make, recipe=replace(RECIPE, compile=compiled)).stage(TRAINING)
+    stage = stage_of(planned(arguments, build=make, recipe=replace(RECIPE, compile=compiled)), TRAINING)
     assert stage.seconds > 0
     assert stage.says.startswith(f"{RECIPE.steps_per_epoch(N // 2) * RECIPE.epochs} steps each")
     assert ("not compiled" in stage.says) == compiled
@@ -97,18 +100,18 @@ def test_steps_of_batched_groups_and_of_single_models_are_planned(arguments, mak
 
 def test_finished_models_are_not_counted_and_nothing_is_written(arguments, tmp_path):
     cache = tmp_path / "models"
-    assert planned(arguments, cache=cache).stage(TRAINING).seconds > 0
+    assert stage_of(planned(arguments, cache=cache), TRAINING).seconds > 0
     assert not cache.exists()
     train_shadows(arguments["population"], RECIPE, build=build, models=REFERENCES, seed=0, cache=cache)
     kept = sorted(cache.iterdir())
     before = {path: path.read_bytes() for path in kept}
     kept[0].unlink()
-    half = planned(arguments, cache=cache).stage(TRAINING)
+    half = stage_of(planned(arguments, cache=cache), TRAINING)
     assert f"{REFERENCES - 1} are finished" in half.says
     assert half.seconds > 0
     assert sorted(cache.iterdir()) == kept[1:]
     kept[0].write_bytes(before[kept[0]])
-    assert planned(arguments, cache=cache).stage(TRAINING).seconds == 0
+    assert stage_of(planned(arguments, cache=cache), TRAINING).seconds == 0
 
 
 def test_estimators_are_planned_by_whole_fits(arguments):
@@ -117,7 +120,7 @@ def test_estimators_are_planned_by_whole_fits(arguments):
     fitted = tree.fit(population.x.numpy()[member], population.y.numpy()[member])
     plan = planned(arguments, model=fitted, recipe=tree, build=None, explainer=HardenedOcclusion,
                    hardening=Hardening.none(), arguments={"sliding_window_shapes": (2,)})  # fmt: skip
-    assert "by a fit of 45 of 45 examples" in plan.stage(TRAINING).says
+    assert "by a fit of 45 of 45 examples" in stage_of(plan, TRAINING).says
     assert plan.seconds > 0
 
 
@@ -134,7 +137,7 @@ def test_both_stages_of_a_fine_tuned_model_are_planned(arguments):
 def test_an_endpoint_is_asked_nothing(arguments):
     endpoint = Endpoint("http://127.0.0.1:9/nobody", "json", classes=3)
     plan = planned(arguments, model=endpoint)
-    asks = plan.stage("asking the endpoint")
+    asks = stage_of(plan, "asking the endpoint")
     assert asks.count == endpoint.plan(N, POLICY.patience).questions
     assert asks.seconds == endpoint.plan(N, POLICY.patience).seconds
     alone = planned(arguments, model=endpoint, references=0, recipe=None, build=None)

@@ -13,7 +13,7 @@ from safexplain import HardenedSaliency, Hardening
 from safexplain._privacy_loss import Steps
 from safexplain.audit import Policy, Population, Question, Recipe, train_shadows
 from safexplain.audit.canaries import CanaryProbe, Claim, Setting, run_canaries
-from safexplain.audit.planning.plan import plan_audit, plan_canaries, plan_probes
+from safexplain.audit.planning import plan_audit, plan_canaries, plan_probes
 from safexplain.dp.heads import HeadRecipe
 from safexplain.dp.sgd.clipping import FlatClipping
 from safexplain.errors import InputError

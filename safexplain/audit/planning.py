@@ -1,7 +1,5 @@
-"""The plan of an audit: how long it takes here, what it needs, and what it can decide at best.
-
-It counts calls and times one of each kind: a training step (or a small fit), a forward pass, an explanation. Nothing is
-written, and no answer on which a verdict would rest is read."""
+"""The plan of an audit, from counted calls and measured times: what it costs here, and what it can decide at best.
+Nothing is written, and no answer on which a verdict would rest is read."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +28,6 @@ from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.audit.references.parallel import parallel
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import (
-    ModelCache,
     Repeated,
     Shadows,
     groups_by_steps,
@@ -55,8 +51,8 @@ except ImportError:  # not on Windows
 BUDGET = 6.0  # approximate seconds of measuring
 
 ATTACK_START, ATTACK_NUMBER, ATTACK_MAP = 1.0, 3e-5, 2e-7
-"""Seconds of all attacks and controls on one release: fixed; per level, model and example; and per number of the maps.
-Measured by `audit.benchmarks.audit_cost` on one core of 2024."""
+"""Seconds of all attacks and controls on one release, by `audit.benchmarks.audit_cost` on one core of 2024: fixed; per
+level, model and example; and per number of the maps."""
 
 CAUSE_NUMBER = 4e-7  # seconds of the root cause per number of the native maps, likewise
 FEWEST_TO_FIT = 64  # examples on which an estimator is fitted first
@@ -67,7 +63,7 @@ STEEPEST = 3.0  # the time of a fit grows with at most this power of the number 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of an audit: its name in progress, seconds, `count` units of work, and how it was estimated (`says`)."""
+    """A part of an audit, by its name in progress: `count` units of work, and how it was estimated (`says`)."""
 
     name: str
     seconds: float
@@ -83,8 +79,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds on this machine under its current load: `training` a reference model, a query's `label`, a `native` and a
-    `released` explanation (of the hardening alone if native maps are hardened again), and `attacking` one release."""
+    """Seconds on this machine now: `training` a reference model, a query's `label`, a `native` and a `released`
+    explanation (of the hardening alone if native maps are hardened again), and `attacking` one release."""
 
     training: float = 0.0
     label: float = 0.0
@@ -142,15 +138,10 @@ class Plan:
 
     @property
     def reachable(self) -> bool:
-        """Whether the policy's limit could be certified if nothing leaks; for canaries, whether the runs could prove a
-        bound as large as the claim."""
+        """Whether the policy's limit could be certified if nothing leaks; for canaries, the claim be refuted."""
         if self.claim == "epsilon":
             return self.best_certifiable >= self.limit
         return self.best_certifiable <= self.limit and not self.obstacles
-
-    def stage(self, name: str) -> Stage:
-        """The stage of this name, or KeyError."""
-        return {stage.name: stage for stage in reversed(self.stages)}[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -186,7 +177,7 @@ def plan_audit(
         recipe: see `audit`.
         then: how reference models are fine-tuned after their training, for an audit of pre-training data.
         budget: approximate seconds of measuring. One step, fit or explanation may take longer.
-        question: as in `audit`. Models in `cache` count as finished models of this audit.
+        question: as in `audit`. Models in `cache` count as finished.
 
     Raises:
         InputError, ConfigurationError: as `audit`.
@@ -214,7 +205,9 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
     with torch.random.fork_rng([place] if place.type == "cuda" else []):
         question.progress("planning", 0, 3, "training")
         if trained is None and number:
-            finished = min(_finished(question.cache), number)
+            kept = () if (folder := question.cache_folder) is None else folder.glob("*")
+            done = sum(p.suffix in (".pt", ".model") and not p.name.endswith(".partial.pt") for p in kept)
+            finished = min(done, number)
             seconds, says = (0.0, "all trained") if finished == number else _training_seconds(clock, question, number)
             rates = replace(rates, training=seconds / number)
             says += f"; {finished} are finished" if finished else ""
@@ -293,7 +286,7 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
 
 @dataclass(eq=False)
 class Clock:
-    """Times calls on a device, whose queue is emptied before and after; `budget` is seconds for all measuring."""
+    """Seconds of calls on a device, whose queue is emptied before and after; `budget` is for all measuring."""
 
     device: torch.device
     budget: float
@@ -309,7 +302,7 @@ class Clock:
 
     @property
     def spent(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds so far."""
         return time.perf_counter() - self.began
 
     def share(self, of: float) -> float:
@@ -369,7 +362,7 @@ def _training_seconds(clock: Clock, question: Question, number: int) -> tuple[fl
 
 
 def _fit_seconds(clock: Clock, fit: Any, full: int, seconds: float, number: int) -> tuple[float, str]:
-    """The same by whole fits of growing samples, up to all members if that is short, and a power law beyond."""
+    """The same by fits of growing samples, up to all members if that is short, and a power law beyond."""
     rows, fits = min(full, FEWEST_TO_FIT), list[tuple[int, float]]()
     fit(rows)
     while not fits or (fits[-1][0] < full and fits[-1][1] < seconds / 3):
@@ -381,7 +374,6 @@ def _fit_seconds(clock: Clock, fit: Any, full: int, seconds: float, number: int)
 
 
 def _tuning_seconds(clock: Clock, how: FineTune, like: nn.Module, seed: int) -> float:
-    """Seconds of one fine-tuning, by a few epochs."""
     start = Shadows((like,), np.ones((1, 2), dtype=bool))
 
     def work(epochs: int) -> None:
@@ -445,18 +437,10 @@ def _mixed_rows(population: Population, seed: int) -> NDArray[np.int64]:
 
 
 def _seconds(look: Look, before: Look, first: Look, stages: Sequence[Stage]) -> float:
-    """Seconds of a later look: new models are trained, and all models answer about all its examples."""
+    """Of a later look: new models are trained, and all models answer about all its examples."""
     training = sum(s.seconds for s in stages if s.name.startswith("training"))
     new = (look.references - before.references) / first.references
     return (sum(s.seconds for s in stages) - training) * look.times(first) + training * new
-
-
-def _finished(cache: ModelCache | str | Path | None) -> int:
-    """Number of models in a cache."""
-    if cache is None:
-        return 0
-    folder = cache.folder if isinstance(cache, ModelCache) else Path(cache)
-    return sum(p.suffix in (".pt", ".model") and not p.name.endswith(".partial.pt") for p in folder.glob("*"))
 
 
 def _units(
@@ -473,7 +457,6 @@ def _units(
 
 
 def _obstacles(question: Question, references: int) -> tuple[str, ...]:
-    """Why nothing can be certified."""
     policy, options, found = question.policy, question.options, []
     if references < policy.references:
         many = f"{references or 'no'} reference model{'' if references == 1 else 's'}"
@@ -553,7 +536,6 @@ def _best_of(probe: CanaryProbe, runs: int, shares: int) -> CanaryResult:
 
 
 def _run_seconds(setting: Setting, runs: int) -> float:
-    """Seconds per run, if so many are trained together."""
     taken = {}
     for steps in (WARM, TIMED):
         short = replace(setting, recipe=replace(setting.recipe, steps=steps), claim=setting.claim.after(steps))
@@ -567,7 +549,7 @@ def _run_seconds(setting: Setting, runs: int) -> float:
 def _best(
     claim: Claim, name: ScenarioName, runs: int, method: BoundMethod, fixed: bool, confidence: float
 ) -> CanaryResult:
-    """The result if runs are told apart without error, at a threshold that is fixed or chosen on some of them."""
+    """The result without errors, at a threshold that is fixed or chosen on some of the runs."""
     d, d_prime = (n if fixed else n - max(1, round(CHOOSING * n)) for n in (runs - runs // 2, runs // 2))
     steps = 1 if claim.mechanism is None else claim.mechanism.steps
     return CanaryResult(name, claim, method, confidence, (Errors(steps, 0.0, 0, d_prime, 0, d),), runs, 0.0)
@@ -577,7 +559,7 @@ def _plan(stages: Sequence[Stage], best: CanaryResult, began: float) -> Plan:
     limit, at = best.claim.substitute or 0.0, best.errors[-1]
     shortfall = (
         f"even without errors, so many runs prove at most epsilon {best.ceiling:.2f}, less than the claim of"
-        f" {limit:.2f}: only a claim that is broken by far can be refuted; give more --runs"
+        f" {limit:.2f}: give more --runs"
     )
     return Plan(
         tuple(stages),
