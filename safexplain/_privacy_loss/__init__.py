@@ -236,13 +236,13 @@ def group_privacy_epsilon(
     loss = _loss((phase,), "add_remove")
 
     def excess(epsilon: float) -> float:
-        return float(loss.delta(epsilon)) * (1 + math.exp(min(epsilon, 700))) - delta
+        return float(loss.delta(epsilon)) * (1 + math.exp(epsilon)) - delta
 
     top = 1.0
     while excess(top) > 0:
-        if top > 600:
-            return math.inf
         top *= 2
+        if top > 2 * VACUOUS:
+            return math.inf
     return 2 * float(brentq(excess, 0.0, top, xtol=1e-6)) if excess(0.0) > 0 else 0.0
 
 
@@ -289,10 +289,8 @@ def one_step(phase: Steps, adjacency: Adjacency, width: float) -> PrivacyLoss:
 
 
 def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, *, error: float = ERROR) -> PrivacyLoss:
-    """The losses of all steps of phases with noise; `error` is the approximate increase of epsilon by discretisation.
-
-    A phase that needs a finer grid than the total is composed on its own grid first and then moved to the common one.
-    """
+    """The losses of all steps of phases with noise; a phase that needs a finer grid than the total is composed on its
+    own grid first and then moved to the common one."""
     kinds = _merged(phases)
     common, widths = grid_widths(kinds, error)
     parts: list[tuple[tuple[Losses, ...], int]] = []
@@ -312,10 +310,8 @@ def privacy_loss(phases: Sequence[Steps], adjacency: Adjacency, *, error: float 
 
 
 def _merged(phases: Sequence[Steps]) -> list[tuple[Steps, int]]:
-    """At most `MAX_KINDS` kinds of steps with their numbers, and all full batches as one Gaussian step.
-
-    Similar kinds are merged with their smallest noise and highest rate.
-    """
+    """At most `MAX_KINDS` kinds of steps with their numbers, similar ones with their smallest noise and highest rate,
+    and all full batches as one Gaussian step."""
     kinds: Counter[Steps] = Counter()
     precision = 0.0
     for p in phases:

@@ -76,11 +76,10 @@ class Pair:
         return float(self.loss(np.array(-TAIL)))
 
     def renyi(self, order: float, adjacency: str) -> float:
-        """The Renyi divergence of the pair at an order above 1, in the larger direction, by quadrature.
+        """The Renyi divergence at an order above 1, in the larger direction, by quadrature.
 
-        With a fixed size under substitution, the pair has a privacy profile H in both directions, and
-        E_Q (P / Q)^a = 1 + a (a - 1) int_0^inf (e^((a - 1) e) + e^(-a e)) H(e) de. The moment of the pair of removal
-        lacks only a part of the reverse direction, which is added.
+        With a fixed size under substitution, the profile H holds in both directions, and E_Q (P / Q)^a =
+        1 + a (a - 1) int_0^inf (e^((a - 1) e) + e^(-a e)) H(e) de: a part is added to the moment of removal.
         """
         top = self.distance
         bound = order * (top * (1 if self.fixed_size or adjacency == "add_remove" else 2)) ** 2 / 2
@@ -314,10 +313,8 @@ class Losses:
 
 
 def compose(parts: Sequence[tuple[Losses, int]], cells: int = CELLS) -> Losses:
-    """The distribution of the sum of independent losses, each so many times and all on one grid, by Fourier transforms.
-
-    The grid becomes coarser if it needs more than `cells` points.
-    """
+    """The distribution of the sum of independent losses, each so many times and all on one grid, by Fourier transforms;
+    the grid becomes coarser if it needs more than `cells` points."""
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     width = parts[0][0].width

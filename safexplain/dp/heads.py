@@ -52,21 +52,20 @@ HeadOptimizer = Literal["sgd", "adam"]
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """Training of a linear head by DP-SGD; ConfigurationError: a value is out of range.
+    """Training of a linear head by DP-SGD; ConfigurationError: a value out of range.
 
     Args:
         classes: their public number, not read off the labels.
         steps: of the optimizer.
-        sample_rate: probability that a row of the training data is in a batch; 1 for full batches.
-        expected_batch_size: public constant that the noisy sum of gradients is divided by; normally sample_rate times
-            the number of rows that a head trains on.
+        sample_rate: probability that a row is in a batch; 1 for full batches.
+        expected_batch_size: public constant that the noisy sum of gradients is divided by.
         clipping: `FlatClipping` or `AutoSClipping`; None only for training without noise.
         lr: learning rate.
         optimizer: as in `torch.optim`.
         momentum: of SGD.
         l2: weight decay, also of the bias.
         bias: whether the head has a bias.
-        one_logit: for two classes, use one vector of weights (logistic regression) instead of two.
+        one_logit: whether two classes have one vector of weights, as in logistic regression.
     """
 
     classes: int
@@ -106,7 +105,7 @@ class HeadRecipe:
         return 1 if self.one_logit else self.classes
 
     def make_update(self, theta: Tensor) -> Callable[[Tensor], None]:
-        """The optimizer's step on theta, in place; the classes of `torch.optim` are far slower than its functions."""
+        """The optimizer's step on theta, in place, far faster than by the classes of `torch.optim`."""
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.l2, "maximize": False, "foreach": False}
         if self.optimizer == "sgd":
             buffers: list[Tensor | None] = [None]
@@ -140,8 +139,8 @@ class Rows:
 def clipped_sum(theta: Tensor, batch: Rows, weight: Tensor | None, clipping: Clipping | None) -> Tensor:
     """Sum over the batch of the clipped gradients of each example's cross-entropy, like theta (runs, outputs, columns).
 
-    `weight` as in `Batch`. One example's gradient is the outer product of p - y and (x, 1), so its norm is the product
-    of their norms (Goodfellow 2015, arXiv 1510.01799, section 4): no gradient of a single example is needed.
+    One example's gradient is the outer product of p - y and (x, 1), so its norm is the product of their norms
+    (Goodfellow 2015, arXiv 1510.01799, section 4). `weight` as in `Batch`.
     """
     runs, outputs, columns = theta.shape
     common = batch.x.dim() == 2
@@ -170,7 +169,7 @@ def logit_gradient(logits: Tensor, labels: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class Heads:
     """Linear heads: weight (runs, outputs, d), with one output for each class or a logit for class 1 of two; and bias
-    (runs, outputs), zeros for heads without one."""
+    (runs, outputs), perhaps zeros."""
 
     weight: Tensor
     bias: Tensor
@@ -214,8 +213,8 @@ def train_heads(
             for all runs or one for each; 0 for no noise, which is not private.
         runs: number of heads.
         membership: (runs, n) bool, the rows that each run trains on; None for all.
-        shared_batches: draw one sequence of batches for all runs. Each run keeps its guarantee, but runs are
-            independent of each other only given the batches.
+        shared_batches: draw one sequence of batches for all runs; each keeps its guarantee, but they are independent
+            only given the batches.
         initial: starting weights, one head for all runs or one for each; None for zeros.
         generator: of sampling and noise, torch's on the device of `features`; None for a cryptographic one. With a list
             of one for each run, a run's result does not depend on the other runs, up to rounding.
@@ -262,7 +261,7 @@ def train_heads(
 
 
 def add_noise(total: Tensor, noise: Tensor, index: Tensor | None, weight: Tensor | None, n: int) -> Tensor:
-    """The sum (runs, outputs, columns) plus noise; with one run, an observer also gets the batch out of n rows."""
+    """The sum plus noise; an observer of a single run also gets the batch out of n rows."""
     observer = STEP_OBSERVER.get()
     if observer is None or len(total) > 1:
         return total.add_(noise)
@@ -327,7 +326,7 @@ def _check_data(x: Tensor, labels: Tensor, classes: int, runs: int, membership: 
 
 
 def separate_batches(sample_rate: float, members: Tensor, steps: int, generator: Generators) -> Iterator[Batch]:
-    """Batches of members (runs, n) drawn separately for each run; a rate of 1 takes all and draws no random numbers."""
+    """Batches of members (runs, n) drawn separately for each run; a rate of 1 draws no random numbers."""
     runs, n = members.shape
     if sample_rate >= 1:
         weight = None if bool(members.all()) else members
@@ -347,7 +346,7 @@ def separate_batches(sample_rate: float, members: Tensor, steps: int, generator:
 
 
 def _gathered(drawn: Tensor) -> Iterator[Batch]:
-    """The batch of each step from (steps, runs, n) bool, padded to the largest among its runs."""
+    """The batch of each step from (steps, runs, n) bool, padded to the largest of its runs."""
     steps, runs, n = drawn.shape
     sizes = drawn.sum(2)
     ends = sizes.flatten().cumsum(0)
@@ -418,7 +417,7 @@ def linear_head(model: nn.Module, head_name: str) -> nn.Linear:
 
 
 def head_input(model: nn.Module, head_name: str, x: Tensor) -> Tensor:
-    """The head's input (n, d) for inputs `x`, with gradients; InputError: another shape, or not exactly one call."""
+    """The head's input (n, d) for inputs `x`, with gradients; InputError: another shape, or not one call."""
     caught: list[Tensor] = []
     hook = linear_head(model, head_name).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     try:
@@ -449,22 +448,22 @@ def features(
     """The input of the head for every row, in eval mode; an interrupted call continues where it stopped.
 
     A head trained on features has the guarantee of DP-SGD only if a row's features depend on that row and on weights
-    from public data alone; a few rows show whether they depend on others. The cache identifies a backbone by names,
-    classes and weights of its modules, not by their code.
+    from public data alone, which is tried on a few rows. The cache identifies a backbone by names, classes and weights
+    of its modules, not by their code.
 
     Args:
         model: backbone and head; its mode is restored afterwards.
         head_name: of an `nn.Linear` in `model.named_modules()`.
         x: (n, ...) inputs, preprocessed.
         batch_size: rows at a time.
-        cache: folder for the array or, until it is complete, its parts, created if missing; None for no cache.
+        cache: folder for the array and, until it is complete, its parts; None for no cache.
         progress: called after every batch.
 
     Returns:
         (n, d) on the CPU, in the precision of the head's input.
 
     Raises:
-        InputError: there is no such head, its input is not (n, d), or features are not finite, are random or depend on
+        InputError: no such head, an input that is not (n, d), or features that are not finite, random or dependent on
             other rows.
     """
     linear_head(model, head_name)

@@ -6,14 +6,13 @@ change within `constraints` at a `cost`. Every answer (`result`) has a `guarante
 
 from safexplain.recourse.constraints import Constraints, Rule
 from safexplain.recourse.cost import L1, L2, MAD
-from safexplain.recourse.guarantee import Guarantee
 from safexplain.recourse.mechanisms.dp_model import DPModelRecourse
 from safexplain.recourse.mechanisms.laplace_score import LaplaceScore
 from safexplain.recourse.mechanisms.metered import MeteredRecourse
 from safexplain.recourse.networks.search import SearchOptions
 from safexplain.recourse.plausibility import Plausibility
 from safexplain.recourse.preprocessing import Preprocessing
-from safexplain.recourse.result import Recourse
+from safexplain.recourse.result import Guarantee, Recourse
 
 __all__ = [
     "L1",

@@ -1,7 +1,6 @@
-"""Constraints on recommended changes.
+"""Public constraints on recommended changes, from the meaning of the features (ages do not fall).
 
-They are public, from the meaning of the features (ages do not fall). Limits at the minimum and maximum of the training
-data would publish two of its records.
+Limits at the minimum and maximum of the training data would publish two of its records.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Constraints:
         whole: (d,) bool, integer features outside one-hot groups.
         grid: (d,) size of a step, 1 for `integer` alone; 0: none, also in one-hot groups.
         largest: (d,) largest changes.
-        groups: one (k,) array of columns for each one-hot group.
+        groups: (k,) columns of each one-hot group.
         grouped: (d,) bool, columns in a one-hot group.
         feature: (d,) first column of the one-hot group of each column, or the column itself.
         linked: columns (when, then) of each rule.
@@ -193,7 +192,6 @@ class Constraints:
         """Refuse constraints that no row can satisfy, or under which nothing can change."""
 
         def refuse(bad: Mask, message: str, *numbers: Floats) -> None:
-            """{} in the message stand for the name and numbers of the first bad column."""
             if bad.any():
                 column = int(bad.argmax())
                 raise ConfigurationError(message.format(self.label(column), *(each[column] for each in numbers)))
@@ -238,7 +236,7 @@ class Constraints:
 
     def check(self, x: Floats, frozen: Mask | None = None) -> None:
         """Raise InputError for queries (n, d) that break the constraints, without tolerance; `frozen` values (n, d) may
-        lie outside the limits, which apply to changes."""
+        lie outside the limits."""
         if x.ndim != 2 or x.shape[1] != self.width:
             raise InputError(f"x: expected shape (n, {self.width}), as for the constraints, got {x.shape}")
         for group in self.groups:
@@ -269,9 +267,8 @@ class Constraints:
             )
 
     def bounds(self, x: Floats, frozen: Mask | None = None) -> tuple[Floats, Floats]:
-        """Lower and upper limits, (n, d) each, of counterfactuals of queries x (n, d), at multiples of steps; lower >
-        upper where nothing is allowed. `frozen` (n, d): further values that must not change, with their one-hot
-        group."""
+        """Lower and upper limits (n, d) of counterfactuals of queries x (n, d), at multiples of steps; lower > upper
+        where nothing is allowed. `frozen` (n, d): further values that must not change, with their one-hot group."""
         fixed = np.broadcast_to(self._fixed | (self.largest == 0), x.shape)
         if frozen is not None:
             fixed = fixed | frozen
@@ -297,9 +294,9 @@ class Constraints:
         return np.asarray((upper[:, group] >= 1) & (others == 0))
 
     def project(self, x: Floats, candidate: Floats, frozen: Mask | None = None) -> Floats:
-        """The candidates (n, d) for queries x (n, d) moved within limits and steps, with the largest allowed category
-        of each one-hot group (in a tie the query's own); then rules are repaired. `most_changes` is not enforced, and
-        some rows may stay infeasible: check them with `satisfied`."""
+        """The candidates (n, d) for queries x (n, d) moved within limits, steps and rules, with the largest allowed
+        category of each one-hot group (in a tie the query's own). `most_changes` is not enforced, and some rows may
+        stay infeasible: check them with `satisfied`."""
         lower, upper = self.bounds(x, frozen)
         allowed = np.clip(self._on_grid(x, candidate), lower, upper)
         for group in self.groups:
@@ -351,8 +348,8 @@ class Constraints:
         return moved
 
     def _repair_rules(self, x: Floats, moved: Floats, lower: Floats, upper: Floats) -> Floats:
-        """Rows (n, d) within limits, changed to satisfy the rules as far as a few rounds can: `then` rises as required
-        if its limits allow it; otherwise `when` goes back until they do."""
+        """Rows (n, d) changed to satisfy the rules as far as a few rounds can: `then` rises as required, or `when` goes
+        back as far as its limits demand."""
         moved = moved.copy()
         for _ in range(2 * len(self.rules) + 1):
             if self.keeps_rules(x, moved).all():
@@ -383,7 +380,6 @@ class Constraints:
         return moved
 
     def _group_of(self, column: int) -> NDArray[np.intp]:
-        """The columns of its feature."""
         return np.flatnonzero(self.feature == self.feature[column])
 
     def _names(self, group: NDArray[np.intp]) -> str:
@@ -391,7 +387,6 @@ class Constraints:
 
 
 def _labels_by_feature(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """`reachable` as hashable pairs."""
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         found = tuple((str(name), tuple(labels)) for name, labels in pairs)
@@ -409,7 +404,6 @@ def check_constraints(constraints: Any) -> None:
 
 
 def _members(features: Features, groups: tuple[NDArray[np.intp], ...]) -> Mask:
-    """(d,) bool, columns in a one-hot group."""
     count = np.zeros(width_of(features), dtype=int)
     for group in groups:
         if len(group) < 2:

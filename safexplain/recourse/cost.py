@@ -24,7 +24,6 @@ SIDES = ("scale", "rise", "fall")
 
 
 def _checked(given: Any, what: str, zero: str) -> Any:
-    """Positive finite numbers: one, a tuple, or pairs (feature, number); hashable."""
     if is_mapping(given):
         return tuple(zip(given.keys(), _checked(list(given.values()), what, zero), strict=True))
     values = real_numbers(given, what, ConfigurationError)
@@ -47,8 +46,6 @@ def by_name(given: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A cost of columns in public units, upwards and downwards."""
-
     power: ClassVar[int]
     """1: costs of columns add up to the distance; 2: to its square."""
     zero: ClassVar[str] = "a change of that column would cost infinitely much"
@@ -79,7 +76,6 @@ class _Scaled:
         return np.asarray(np.abs(self._scaled(delta)) ** self.power)
 
     def _scaled(self, delta: Floats) -> Floats:
-        """(..., d) changes times their cost per unit."""
         rise, fall = self.units(delta.shape[-1])
         return np.asarray(delta * np.where(delta > 0, rise, fall))
 

@@ -1,5 +1,4 @@
-"""Features of a person, their columns in the table, and frames of people, which have one column for each feature;
-neither pandas nor polars is imported here."""
+"""Features of a person, their columns in the table, and frames of people; imports neither pandas nor polars."""
 
 from __future__ import annotations
 
@@ -28,12 +27,9 @@ Label = str | int | float | bool
 
 @dataclass(frozen=True)
 class Feature:
-    """A person's feature and its columns in the table.
-
-    A numeric or ordinal feature has one column for its value, a category one 0/1 column for each label; then follows
-    one 0/1 column for each state (special or missing value). For a row in a state, the value column holds `middle`.
-    `low` and `high` are its ends in the table, 0 and k - 1 for k levels.
-    """
+    """A person's feature and its columns in the table: one for the value of a numeric or ordinal feature (`middle` for
+    a row in a state), a 0/1 column for each label of a category, then one for each state (special or missing value).
+    `low` and `high` are its ends in the table, 0 and k - 1 for k levels."""
 
     name: str
     kind: Kind
@@ -95,15 +91,13 @@ class Feature:
 
     @property
     def middle(self) -> float:
-        """Content of the value column of a row in a state: the middle of the range, rounded down to a whole number if
-        the range is wide or both ends are whole."""
+        """The middle of the range, rounded down to a whole number if the range is wide or both ends are whole."""
         middle = self.low + (self.high - self.low) / 2
         whole = self.high - self.low >= 2 or (self.low == int(self.low) and self.high == int(self.high))
         return float(math.floor(middle)) if whole else middle
 
     def read(self, column: Any, *, clip: bool = False) -> Floats:
-        """(n, k) its columns of the table from n values of a frame; `clip` moves numbers outside the public range to
-        its ends."""
+        """(n, k) columns of the table from n values of a frame; `clip` moves numbers into the public range."""
         value, state = self._read_numbers(column, clip) if self.kind == "numeric" else self._read_labels(column)
         if self.kind == "category":
             regular = (value[:, None] == np.arange(len(self.labels))) & (state < 0)[:, None]
@@ -138,7 +132,7 @@ class Feature:
             raise InputError(f"x: {self.name} needs a whole level in {rows_where(between)} of the table")
 
     def _read_numbers(self, column: Any, clip: bool) -> tuple[Floats, NDArray[np.intp]]:
-        """(n,) regular values, and the position of each row's state; -1: none."""
+        """(n,) regular values, and the position of each row's state, or -1."""
         values, narrow = numbers_of(column, self.name)
         special = [float(state) for state in self.states if state is not None]
         if narrow:  # float32 lacks .1: its nearest number is meant
@@ -281,7 +275,7 @@ def limits(features: Features, given: Limit, what: str, missing: float) -> NDArr
 
 
 def hashable(given: Limit, found: Floats) -> Any:
-    """Limits as None, one number, or d numbers, from what was given and found (d,)."""
+    """Limits as None, one number, or d numbers, as they were given."""
     if given is None:
         return None
     shape: Any = getattr(given, "shape", ())
@@ -320,7 +314,7 @@ def training_columns(model: Any) -> tuple[str, ...] | None:
 
 def check_columns(features: Features | None, x: Any, select: str = "x[list(constraints.features)]") -> None:
     """Raise InputError for a table, a row or a list of these whose columns have other names, or another order, than the
-    features. Only names are compared; `select` says what to pass instead."""
+    features; `select` says what to pass instead."""
     if not isinstance(features, tuple):
         return
     for part in x if isinstance(x, (list, tuple)) else (x,):
@@ -402,7 +396,7 @@ def is_missing(value: Any) -> bool:
 
 
 def suggestion(value: Any, known: Iterable[Any]) -> str:
-    """A hint such as "; did you mean 'clerk'?" if a known label is spelled similarly or has another type, else ""."""
+    """A hint such as "; did you mean 'clerk'?" if a known label is spelled similarly or has another type."""
     alike = [label for label in known if str(label).strip().lower() == str(value).strip().lower()]
     if not alike and isinstance(value, str):
         texts = [label for label in known if isinstance(label, str)]
@@ -414,8 +408,8 @@ def write_frame(
     columns: Mapping[str, Any], like: Any, came: Mapping[str, Any], labels: Mapping[str, Sequence[Any]]
 ) -> Any:
     """Columns (name -> n values, None for missing) as a frame of the kind of `like`, with its order of columns, its
-    types if they hold the values exactly, and its index if the number of rows is the same. `came` are its own columns;
-    a column that is the same object there is kept. `labels`: all labels of each feature."""
+    types if they hold the values exactly, and its index if the number of rows is the same. `came` are its own columns,
+    `labels` all labels of each feature."""
     kind, n = frame_kind(like), len(next(iter(columns.values())))
     if kind in ("pandas", "polars"):
         index = {"index": like.index if len(like) == n else None} if kind == "pandas" else {}
@@ -472,7 +466,6 @@ def _typed_series(values: list[Any], own: Any, labels: Sequence[Any], index: Map
 
 
 def _as_integers(values: list[Any], came: Any) -> list[Any]:
-    """Values as integers, if all original values were integers and all of these are whole."""
     before, after = ([value for value in column if not is_missing(value)] for column in (values_of(came), values))
     if any(type(value) is not int for value in before):
         return values

@@ -42,11 +42,8 @@ TOGETHER = "Your application would have been approved with all of these changes 
 
 @dataclass(frozen=True)
 class Change:
-    """One feature that a person would have to change.
-
-    `description` is its name in sentences ("": none was declared), `after` the required number, rounded, or label,
-    `share` its share of the cost (0 to 1), and `further` whether a larger change keeps the decision.
-    """
+    """One feature that a person would have to change: `description` is its name in sentences, if any, `after` a label
+    or a rounded number, `share` its share of the cost, and `further` whether a larger change keeps the decision."""
 
     feature: str
     description: str
@@ -66,7 +63,6 @@ def changes_of(answer: Any) -> list[tuple[Change, ...]]:
 
 
 def _row_changes(answer: Any, row: int, counterfactual: Floats, rounded: Floats) -> tuple[Change, ...]:
-    """Changes from one query to a row (n, d), with rounded numbers."""
     x, exact, to, share = answer.x[row], counterfactual[row], rounded[row], answer.advice.share[row]
     total, found = float(share.sum()) or 1.0, []
     before: Any
@@ -96,7 +92,7 @@ def _features(answer: Any) -> Sequence[Feature]:
 
 
 def number_text(value: float, digits: int | None = None) -> str:
-    """A number with thousands separators and all of its digits, or at most so many decimals.
+    """A number with thousands separators and all digits, or at most so many decimals.
 
     >>> number_text(4000.0), number_text(1234.567, 2)
     ('4,000', '1,234.57')
@@ -210,7 +206,6 @@ def _privacy_sentence(guarantee: Any) -> str:
 
 
 def _rounded_up(value: float) -> str:
-    """A number rounded up to three digits."""
     if value <= 0:
         return "0"
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -237,17 +232,11 @@ SMALL = 2e-3
 """A change below this share of the number is rounded as if it had this share: 23,300.61 becomes 23,301."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
 class Advice:
-    """What sentences need besides the answer.
-
-    Args:
-        rounded: (n, d) the counterfactual in numbers of few digits, never nearer to x, and equally valid.
-        further: (n, d) bool, where a larger change in the same direction keeps the decision.
-        share: (n, d) cost of each column.
-        unlimited: (n, d) for queries without recourse, the cheapest accepted row if only public ranges and the
-            directions of numbers limited it; x for all others. None: unknown.
-    """
+    """What sentences need besides the answer: (n, d) the counterfactual in numbers of few digits, never nearer to x and
+    equally valid; where a larger change keeps the decision; the cost of each column; and (`unlimited`), for queries
+    without recourse, the cheapest accepted row if only public ranges and the directions of numbers limited it."""
 
     rounded: Floats
     further: Mask
@@ -267,11 +256,8 @@ def advise(
     frozen: Mask | None,
     accepts: Callable[[Floats, NDArray[np.intp]], Mask],
 ) -> Advice:
-    """Advice about answers, rounded outwards as far as the model still accepts them.
-
-    `weights` (D,) and `bias`, one number or (n,), are those of a linear score; None: the score is a network's.
-    `accepts`: (k, D) rows and positions of their queries (k,) -> (k,) bool, whether the decision is favourable.
-    """
+    """Advice about answers, rounded outwards as far as the model still accepts them, by `accepts`: (k, D) rows and
+    positions of their queries (k,) -> (k,) bool. `weights` (D,) and `bias`: of a linear score, if it is one."""
     rows, exact, change = found.x, found.counterfactual, found.change
     d = rows.shape[1]
     rules = constraints or Constraints(d)

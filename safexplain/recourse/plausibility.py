@@ -28,10 +28,9 @@ SHARE = 0.02
 class Plausibility:
     """Judges whether rows are plausible among public rows.
 
-    Outlier scores depend on the units of columns, so that the worst score in four units counts: public ranges (of a
-    preprocessing), standard deviations and ranges of the public rows, except for columns of 0 and 1, and the columns'
-    own units. In each, scores are scaled such that 2 % of the public rows exceed 1.5, or those that do so anyway if
-    they are fewer.
+    The worst score in four units counts: public ranges (of a preprocessing), standard deviations and ranges of the
+    public rows, except for columns of 0 and 1, and the columns' own units. In each, scores are scaled such that at most
+    2 % of the public rows exceed 1.5.
 
     Args:
         public: (m, d) PUBLIC rows, never training rows: a table, or a frame with a `preprocessing`. Repeated rows count
@@ -105,7 +104,6 @@ class Plausibility:
         return np.asarray(self.scores(rows) > self.limit)
 
     def _table(self, rows: Recourse | ArrayLike) -> Floats:
-        """(n, d) rows in the columns of the public ones."""
         if isinstance(rows, Recourse):
             if rows.table != self.preprocessing:
                 raise ConfigurationError(
@@ -119,7 +117,7 @@ class Plausibility:
 
 
 class _Density:
-    """Local outlier factors among public rows in one choice of units, scaled; 1 stays 1."""
+    """Scaled local outlier factors among public rows, in one choice of units."""
 
     def __init__(self, rows: Floats, unit: Floats, neighbours: int) -> None:
         self.unit = unit
@@ -129,5 +127,4 @@ class _Density:
         self.of_public: Floats = 1 + self.slope * (factor - 1)
 
     def scores(self, table: Floats) -> Floats:
-        """(n,) scaled outlier scores of rows (n, d)."""
         return np.asarray(1 + self.slope * (-self.found.score_samples(table / self.unit) - 1))

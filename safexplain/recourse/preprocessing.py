@@ -50,13 +50,12 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Public knowledge about features; a scikit-learn transformer to the scaled table that learns nothing.
 
     The *table*, float64 (n, D), is for solvers: numbers in their units, levels as 0 to k - 1, and one 0/1 column for
-    each category and for each special or missing value of a feature. The *scaled table* is for training: numbers
-    and levels mapped from their public range to [-1, 1], and 0/1 columns.
+    each category and for each special or missing value of a feature. In the *scaled table*, for training, numbers and
+    levels are mapped from their public range to [-1, 1].
 
-    Each record is mapped on its own, so that neighbouring frames become neighbouring tables, and a mechanism that is
-    private for rows of the table is private for rows of the frame. In training, numbers outside their public range
-    count as its ends. Undeclared labels and missing values are refused; every guarantee assumes that such a failure is
-    hidden from recipients of answers.
+    Each record is mapped on its own, so that a mechanism that is private for rows of the table is private for rows of
+    the frame. In training, numbers outside their public range count as its ends. Undeclared labels and missing values
+    are refused; every guarantee assumes that such a failure is hidden from recipients of answers.
 
     Answers stay in the public ranges, and special and missing values never change. A special value is special inside
     the range too; at an end of the range, the regular values begin next to it.
@@ -65,8 +64,8 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         numeric: name -> (least, greatest) value in the feature's unit.
         categories: name -> all labels (str, int, float or bool).
         ordinal: name -> all levels in their order; each change by one level costs the same.
-        special: name -> codes that are not numbers or labels of the feature, such as [-7, -8, -9]; None or NaN among
-            them is the same as naming the feature under `missing`.
+        special: name -> codes that are not numbers or labels of the feature, such as [-7, -8, -9]; None or NaN: the
+            feature may be missing.
         missing: names of the features that may be missing (None, NaN, NA).
         units: name -> unit of a numeric feature, for messages and sentences.
         describe: name -> name of a feature in sentences and letters ("revolving balance").
@@ -137,14 +136,14 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         content = ["safexplain preprocessing 1", declared, self.offset.tolist(), self.scale.tolist()]
         return sha256(json.dumps(content, separators=(",", ":"), sort_keys=True))
 
-    # from the frame to the table, from the table to the scaled one, and back to a frame
+    # tables and frames
 
     def table(self, frame: Any, *, clip: bool = False) -> Floats:
         """The rows of a frame in the columns of the table.
 
         Args:
-            frame: n persons with the features in any order: a pandas or polars DataFrame, a list of dicts, a dict of
-                lists; one person as a dict or a pandas Series. An array is read as rows of the table.
+            frame: n persons: a pandas or polars DataFrame, a list of dicts, a dict of lists; one person as a dict or a
+                pandas Series. An array is read as rows of the table.
             clip: move numbers outside their public range to its ends, instead of refusing them.
 
         Returns:
@@ -188,14 +187,14 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return write_frame(found, like, came, {part.name: part.labels for part in self.parts})
 
     def held(self, table: Floats) -> NDArray[np.bool_]:
-        """(n, D) bool, columns of features that are special or missing in a row, which must not change."""
+        """(n, D) bool, columns of features that are special or missing in a row."""
         found = np.zeros(table.shape, dtype=bool)
         for part in self.parts:
             found[:, part.columns] = (table[:, part.state_columns] != 0).any(axis=1, keepdims=True)
         return found
 
     def misread(self, table: Floats) -> NDArray[np.bool_]:
-        """(n,) bool, rows with a regular number that a frame would show as a special value, as it lies in the range."""
+        """(n,) bool, rows with a regular number that a frame would show as a special value."""
         found = np.zeros(len(table), dtype=bool)
         for part in self.parts:
             if part.kind == "numeric":
@@ -210,7 +209,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Constraints of features as constraints of the table's columns, within the public ranges.
 
         Args:
-            constraints: names are features (all or some of them, in any order), or columns of the table, such as
+            constraints: names are features (all or some, in any order), or columns of the table, such as
                 upper={"job=clerk": 0} to exclude a category. None: the public ranges only.
 
         Raises:
@@ -284,7 +283,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def vector(self, given: Any, what: str) -> Floats:
         """(D,) finite numbers, not all 0, for the columns of the table, from D numbers, or a mapping from features (not
-        categories) and columns, 0 for missing ones. ConfigurationError: anything else, called `what`."""
+        categories) and columns; ConfigurationError: anything else, called `what`."""
         columns = self.columns
         if isinstance(given, Mapping):
             check_known(given, self._known, what)
@@ -305,7 +304,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def _apply_limits(self, names: Sequence[str], given: Constraints, numbers: dict[str, dict[str, float]]) -> None:
-        """Apply limits and sizes of changes in place; one number for all does not apply to categories."""
+        """Apply limits in place; one number for all does not apply to categories."""
         categories = {part.name for part in self.parts if part.kind == "category"}
         steps = given.grid * (given.grid != given.whole)  # whole numbers come from `integer`
         for what, sizes, nearer in (
@@ -345,11 +344,9 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _known(self) -> list[str]:
-        """Names of features and of columns."""
         return list(dict.fromkeys([*self.features, *self.columns]))
 
     def _columns_of(self, name: str, what: str) -> Sequence[str]:
-        """Columns of the table named by a feature or by a column; `what` names the argument in messages."""
         part = next((part for part in self.parts if part.name == name), None)
         if part is None or part.kind != "category":
             return [name]
@@ -381,7 +378,6 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     # immutability and equality
 
     def _declared(self) -> dict[str, Any]:
-        """Arguments of the constructor, in plain types and in order."""
         return {name: self.missing if name == "missing" else dict(getattr(self, name)) for name in _DECLARED}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -434,8 +430,7 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, checked and in one form: finite floats, tuples of plain labels, and None among special values as a
-    name under `missing`."""
+    """The arguments, checked and in one form, with None among special values as a name under `missing`."""
     lost = (given["missing"],) if isinstance(given["missing"], str) else tuple(given["missing"] or ())
     given = {name: lost if name == "missing" else _mapping(name, value) for name, value in given.items()}
     names = [*given["numeric"], *given["categories"], *given["ordinal"]]
@@ -492,7 +487,6 @@ def _range(name: str, ends: Any) -> Range:
 
 
 def _labels(name: str, what: str, given: Any, least: int = 0) -> tuple[Label | None, ...]:
-    """Distinct labels, None for missing among special values, of which a single one need not be in a list."""
     if what == "special" and (isinstance(given, str) or not hasattr(given, "__iter__")):
         given = [given]
     if isinstance(given, str | bytes | Mapping | Set) or not hasattr(given, "__iter__"):

@@ -38,14 +38,17 @@ def plain_lof(public, rows, k):
 
 def test_scores_are_the_local_outlier_factor():
     public, rows = ridge(120), ridge(15, seed=1) + np.random.default_rng(2).normal(0, 8, (15, 3))
-    found = Plausibility(public, neighbours=7).scores(rows)
-    slow = []
+    plausible = Plausibility(public, neighbours=7)
+    found = plausible.scores(rows)
+    slow, of_public = [], []
     for unit in (np.ptp(public, axis=0), public.std(axis=0), 1.0):
         known = LocalOutlierFactor(n_neighbors=7).fit(public / unit).negative_outlier_factor_
         beyond = max(1.5, np.quantile(-known, 0.98))
         slow.append(1 + (plain_lof(public / unit, rows / unit, 7) - 1) * 0.5 / (beyond - 1))
+        of_public.append(1 + (-known - 1) * 0.5 / (beyond - 1))
     np.testing.assert_allclose(found, np.max(slow, axis=0), rtol=1e-9)
-    assert Plausibility(public).scores(rows[:0]).shape == (0,)
+    assert plausible.limit == pytest.approx(np.quantile(np.max(of_public, axis=0), 0.98))
+    assert plausible.limit > 1.5
 
 
 def test_planted_outliers_are_found_and_other_people_are_not():

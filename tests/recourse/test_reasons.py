@@ -267,6 +267,16 @@ def test_a_letter_has_the_reasons_what_would_have_helped_and_no_internal_numbers
     )
 
 
+def test_a_number_at_an_end_of_its_public_range_is_not_called_too_low_or_high():
+    public = Preprocessing(
+        numeric={"use": (0, 100)}, ordinal={"children": [0, 1, 2]}, describe={"use": "use", "children": "children"}
+    )
+    (high,) = answer({"use": 100.0, "children": 0}, {"use": 20.0, "children": 1}, public).letters(most_reasons=1)
+    (low,) = answer({"use": 0.0, "children": 0}, {"use": 80.0, "children": 1}, public).letters()
+    assert "1. Use: 100.\n\nYour" in high
+    assert "1. Use: 0.\n2. Children: 0 (too low).\n" in low
+
+
 def test_letters_go_to_those_who_were_turned_down_only():
     assert answer(PERSON, PERSON, ALL_WORDS, favourable=True).letters() == []
     (letter,) = answer(PERSON, PERSON, ALL_WORDS, valid=False).letters()

@@ -8,7 +8,7 @@ from torch import nn
 from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.recourse import L1, L2, Constraints, DPModelRecourse, Preprocessing
-from safexplain.recourse.robustness import measured_shift
+from safexplain.recourse.mechanisms.dp_model import measured_shift
 from safexplain.recourse.solution import Solution
 
 

@@ -1,7 +1,6 @@
 """Logistic regression with differential privacy, as a scikit-learn classifier, and its three mechanisms.
 
-In two of them, u_i = label (+1 or -1) times features, |u_i| <= 1 including the constant column; every weight is
-regularised, also the intercept's. docs/api/dp.md has the proofs, whose letters are used here.
+docs/api/dp.md has the proofs, whose letters are used here: u_i is a label (+1 or -1) times features, |u_i| <= 1.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     also in each round of a cross-validation. Standardising the data by their own mean and standard deviation is not
     covered: scale by public constants.
 
-    In `fit` only, a row x is shortened to `norm_bound` if it is longer, and becomes (x / norm_bound, intercept_scaling)
-    / sqrt(1 + intercept_scaling^2), of norm at most 1. `coef_` and `intercept_` are for the original x.
+    In `fit` only, a row x is shortened to `norm_bound`, and becomes (x / norm_bound, intercept_scaling) / sqrt(1 +
+    intercept_scaling^2), of norm at most 1. `coef_` and `intercept_` are for the original x.
 
     - `mechanism="noisy-gd"`: (epsilon, delta) by noisy full-batch gradient descent on the softmax loss. The best choice
       from about twenty features on.
@@ -275,7 +274,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
 
 def _noised_count(records: int, epsilon: float, rng: Randomness) -> int:
-    """The number of records plus noise z of probability proportional to exp(-|z| / ceil(1 / epsilon)); exact for 0."""
+    """The number of records plus noise z of probability proportional to exp(-|z| / ceil(1 / epsilon))."""
     if epsilon == 0:
         return records
     scale = math.ceil(1 / Fraction(epsilon))
@@ -325,7 +324,7 @@ def check_classes(classes: Any) -> NDArray[Any]:
 
 
 def positions(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
-    """(n,) positions of the labels in the list of classes; InputError if a label is not in it."""
+    """(n,) positions of the labels among the classes; InputError: a label that is not."""
     place = {label: i for i, label in enumerate(classes.tolist())}
     found = [place.get(label, -1) for label in labels.tolist()]
     if -1 in found:
@@ -355,10 +354,8 @@ def noise_generator(random_state: Any) -> Randomness:
 
 
 def on_grid(weights: Array, noise: float) -> Array:
-    """Noised weights rounded to multiples of a public power of two, about 1e-8 of the noise on a logit.
-
-    Without that, 0 plus noise can take floating-point values that .1 plus noise never takes.
-    """
+    """Noised weights on a public grid, about 1e-8 of the noise on a logit; in float64, 0 plus noise takes values that
+    .1 plus noise never takes."""
     grid = 2.0 ** max(math.floor(math.log2(noise)) - 27, -1000)
     return np.asarray(np.round(weights / grid) * grid)
 
@@ -398,8 +395,8 @@ def stability(regularization: float, adjacency: Adjacency) -> float:
 def stable_minimiser(signed: Array, regularization: float, gradient_error: float = GRADIENT_ERROR) -> Array:
     """v: the minimiser (p,) of J for `signed` (n, p), certified to be within tau; must be hidden by noise.
 
-    A refusal for lack of precision depends only on the shape of `signed` and on L. That of `minimise` must not be shown
-    to anyone whom the guarantee protects against: that 500 iterations suffice is not proven (some tens always did).
+    A refusal for lack of precision depends only on the shape of `signed` and on L. That of `minimise` must be hidden
+    too: that 500 iterations suffice is not proven (some tens always did).
     """
     records, p = signed.shape
     longest = largest_weight(records, regularization) + gradient_error / regularization
@@ -421,10 +418,10 @@ def largest_weight(records: int, regularization: float) -> float:
 @dataclass(frozen=True)
 class PerturbedOutput:
     """Output perturbation (Chaudhuri, Monteleoni and Sarwate 2011, arXiv 0912.0071, algorithm 1; with Gaussian noise as
-    in Wu et al. 2017, arXiv 1606.04722); the parameters are functions of public numbers other than n.
+    in Wu et al. 2017, arXiv 1606.04722); parameters do not depend on n.
 
     Args:
-        regularization: L, of the sum (not the mean) of losses.
+        regularization: L, of the sum of losses.
         noise_rate: alpha, one over the scale of |h|; None for Gaussian noise.
         noise_multiplier: sigma, the standard deviation of h over S_1; None for radial noise.
     """
@@ -441,11 +438,8 @@ class PerturbedOutput:
     def radial(
         cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
     ) -> PerturbedOutput:
-        """The mechanism with radial noise for an epsilon; `dimension` counts the weights, including the intercept.
-
-        L is chosen so that h has the standard deviation `logit_noise` on each coordinate, sqrt(dimension + 1) / alpha,
-        and thus on the logit of a record with features of norm 1.
-        """
+        """The mechanism with radial noise for an epsilon; L is such that h has the standard deviation `logit_noise`,
+        sqrt(dimension + 1) / alpha, on each coordinate, and so on the logit of a record of norm 1."""
         rate = math.sqrt(dimension + 1) / logit_noise
         regularization = stability(1.0, adjacency) * rate / epsilon * (1 + 1e-12)  # rounding never spends more
         return cls(regularization, noise_rate=rate)
@@ -457,13 +451,8 @@ class PerturbedOutput:
 
 
 def perturbed_output(signed: Array, mechanism: PerturbedOutput, rng: Randomness, runs: int = 1) -> Array:
-    """(runs, p) weights released by output perturbation in independent runs, each of which spends the whole budget.
-
-    `signed` (n, p) is features of norm at most 1, including the constant column, times the labels +1 and -1.
-
-    Raises:
-        RefusedError: the solver cannot certify its result; nothing is released.
-    """
+    """(runs, p) weights released by output perturbation in independent runs, each of which spends the whole budget;
+    `signed` (n, p) holds u_i. RefusedError: the solver cannot certify its result; nothing is released."""
     minimiser, shape = stable_minimiser(signed, mechanism.regularization), (runs, signed.shape[1])
     if mechanism.noise_rate is not None:
         return minimiser + radial_noise(mechanism.noise_rate, shape, rng)
@@ -474,11 +463,11 @@ def perturbed_output(signed: Array, mechanism: PerturbedOutput, rng: Randomness,
 @dataclass(frozen=True)
 class PerturbedObjective:
     """Objective perturbation, for pure epsilon (Chaudhuri, Monteleoni and Sarwate 2011, algorithm 2; exact conditions:
-    Kifer, Smith and Thakurta 2012); the parameters are functions of public numbers other than n.
+    Kifer, Smith and Thakurta 2012); parameters do not depend on n.
 
     Args:
         noise_rate: beta, one over the scale of |b|.
-        regularization: L, of the sum (not the mean) of losses.
+        regularization: L, of the sum of losses.
         cover_rate: alpha, one over the scale of |h|.
         solver_error: tau, largest distance of the solver's result from the minimiser.
     """
@@ -497,11 +486,8 @@ class PerturbedObjective:
     def calibrated(
         cls, epsilon: float, dimension: int, adjacency: Adjacency = "substitute", *, logit_noise: float = 1.0
     ) -> PerturbedObjective:
-        """The mechanism with the least noise for an epsilon; arguments as for `PerturbedOutput.radial`.
-
-        If the records carry no information, the minimiser is -b/L. L is chosen so that its standard deviation on each
-        coordinate, about sqrt(dimension) / (beta L), is `logit_noise`.
-        """
+        """The mechanism with the least noise for an epsilon; L is such that -b/L, the minimiser if the records carry no
+        information, has the standard deviation `logit_noise`, about sqrt(dimension) / (beta L), on each coordinate."""
         scale = math.sqrt(dimension) / logit_noise
         budget, k = (1 - SOLVER_SHARE) * epsilon, _changed_gradients(adjacency)
 
@@ -538,15 +524,12 @@ def _changed_gradients(adjacency: Adjacency) -> int:
 
 
 def minimise(signed: Array, linear: Array, regularization: float, solver_error: float) -> Array:
-    """Minimisers of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2 + <b, w> for several b, certified.
+    """(runs, p) minimisers of J(w) = sum_i log(1 + exp(-<w, u_i>)) + L/2 |w|^2 + <b, w>, certified to `solver_error`,
+    for rows u_i of `signed` (n, p) and b of `linear` (runs, p); RefusedError: no certificate after 500 iterations.
 
-    From `signed` (n, p) rows u_i of norm at most 1 and `linear` (runs, p) rows b to (runs, p), at most `solver_error`
-    away from the minimisers. The fraction log(1 + d) / d of a Newton step of length d converges from any start, as the
-    third derivative of the logistic loss is at most its second (Sun and Tran-Dinh 2019, arXiv 1703.04599, nu = 2); the
-    whole step is taken if it gains at least half of what the quadratic model predicts.
-
-    Raises:
-        RefusedError: no certificate after 500 iterations, or too many rows for float64 to certify it.
+    The fraction log(1 + d) / d of a Newton step of length d converges from any start, as the third derivative of the
+    logistic loss is at most its second (Sun and Tran-Dinh 2019, arXiv 1703.04599, nu = 2); the whole step is taken if
+    it gains at least half of what the quadratic model predicts.
     """
     weights = np.zeros_like(linear)
     for _ in range(MAX_ITERATIONS):
@@ -586,7 +569,7 @@ def rounding_bound(records: int, weights: Array, linear: Array, regularization: 
 
     By |fl(sum) - sum| <= m u sum |terms| for m additions (Higham, Accuracy and Stability of Numerical Algorithms,
     section 4.2), doubled for higher orders. Margins are sums of p terms below |w|, and change the logistic function by
-    a quarter of their error. Then blocks of rows of norm at most 1 are summed, then the blocks.
+    a quarter of their error.
     """
     unit = np.finfo(np.float64).eps / 2
     length = np.linalg.norm(weights, axis=1)
@@ -596,8 +579,8 @@ def rounding_bound(records: int, weights: Array, linear: Array, regularization: 
 
 
 def _newton_steps(signed: Array, curvature: Array, regularization: float, gradient: Array) -> Array:
-    """(runs, p) about H^-1 gradient for the Hessian H = sum_i curvature_i u_i u_i' + L I of each run, without storing
-    it, by conjugate gradients (Hestenes and Stiefel 1952)."""
+    """(runs, p) about H^-1 gradient for the Hessian H = sum_i curvature_i u_i u_i' + L I of each run, by conjugate
+    gradients (Hestenes and Stiefel 1952)."""
     out, residual, direction = np.zeros_like(gradient), gradient, gradient
     size = (gradient**2).sum(axis=1, keepdims=True)
     enough = STEP_ERROR**2 * size
@@ -632,9 +615,8 @@ class NoisyGradientDescent:
     with `centred` the sum of the features, each of norm at most 1; rows minus that mean are functions of one record and
     of the release. All else is post-processing.
 
-    The learning rate follows from the noise: ignoring gradients, the noise of all steps together has the standard
-    deviation `logit_noise` on each weight, and thus on the logit of a record whose features have norm 1. A small
-    `max_grad_norm` (C) makes the loss of misclassified records linear: probabilities become slightly overconfident.
+    The learning rate follows from the noise: ignoring gradients, all steps together add noise of standard deviation
+    `logit_noise` to each weight, and thus to the logit of a record whose features have norm 1.
     """
 
     noise_multiplier: float
@@ -668,12 +650,9 @@ def noisy_gradient_descent(
     rng: Randomness,
     runs: int = 1,
 ) -> tuple[Array, Array]:
-    """Weights of a softmax regression in independent runs, each of which spends the whole budget.
-
-    Rows of `features` (n, p) have norm at most 1, including a constant column for an intercept; `labels` (n,) are
-    positions in a public list of `classes` classes. Returns (runs, classes, p) weights, the mean of the second half of
-    the iterates; and (runs,) the number of records to publish: exact, or with `private_count` noised and at least 1.
-    """
+    """(runs, classes, p) weights of a softmax regression in independent runs, each of which spends the whole budget:
+    the mean of the second half of the iterates; and (runs,) the number of records to publish. Rows of `features` (n, p)
+    have norm at most 1, including a constant column; `labels` (n,) are positions among the classes."""
     sigma, bound = descent.noise_multiplier, descent.max_grad_norm
     records = np.full(runs, float(len(features)))
     if descent.private_count:
@@ -707,7 +686,7 @@ def _noised_mean(rows: Array, records: Array, sigma: float, rng: Randomness) -> 
 
 
 def clipped_gradient_sum(features: Array, labels: NDArray[np.int64], weights: Array, bound: float) -> Array:
-    """Sum over the records of the cross-entropy gradient, each clipped to 2-norm `bound`: features (n, p) or (runs, n,
-    p), labels (n,) and weights (runs, classes, p) give sums like the weights."""
+    """Sum of the records' cross-entropy gradients, each clipped to 2-norm `bound`, like the weights (runs, classes, p);
+    features (n, p) or (runs, n, p)."""
     rows = Rows.of(torch.from_numpy(features), torch.from_numpy(labels), bias=False)
     return clipped_sum(torch.from_numpy(weights), rows, None, FlatClipping(bound)).numpy()

@@ -70,8 +70,8 @@ def bare_parameters(model: nn.Module) -> list[str]:
     """Names of the parameters that a composite module holds directly: class tokens, position embeddings, tables of
     relative positions, layer scales of a block, parts of a `nn.ParameterList`.
 
-    Their per-sample gradients need `torch.func.vmap` through the module that holds them, often the whole model: slower,
-    and in mode "ghost" with the gradients of all parameters in memory. "all" leaves them frozen.
+    Their per-sample gradients need `torch.func.vmap` through the module that holds them, often the whole model. "all"
+    leaves them frozen.
     """
     return [name for name, owner in _owners(model).items() if _is_container(owner)]
 
@@ -105,9 +105,9 @@ def head_modules(model: nn.Module) -> list[str]:
 def blocks(model: nn.Module, head: str) -> list[str]:
     """Names of the blocks below the head, in the order of the model.
 
-    With several stacks of like modules, these are the stages (`layer1` to `layer4` of a ResNet, which arXiv 2306.01181
-    calls layers); with one stack, as in a vision transformer, its modules; otherwise the children with parameters, or
-    those of an only child. A normalisation belongs to the block before it.
+    With several stacks of like modules, these are the stages (`layer1` to `layer4` of a ResNet); with one stack, as in
+    a vision transformer, its modules; otherwise the children with parameters, or those of an only child. A
+    normalisation belongs to the block before it.
     """
     types = {n: [type(b) for b in m.children() if _has_parameters(*b.children())] for n, m in _containers(model)}
     like = {kind for found in types.values() for kind in found if found.count(kind) > 1}
@@ -124,7 +124,7 @@ def _containers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _outermost(names: Iterable[str]) -> list[str]:
-    """The names that are not inside another one; an outer name comes first."""
+    """The names that are not inside an earlier one."""
     found: list[str] = []
     for name in names:
         if not any(not outer or name.startswith(outer + ".") for outer in found):
@@ -140,7 +140,7 @@ _NORMALISATIONS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instanceno
 
 
 def _children(model: nn.Module, prefix: str, head: str) -> list[str]:
-    """Names of the children with parameters; a child that holds the head, or an only child, is replaced by its own."""
+    """The children with parameters; one that holds the head, or an only child, is replaced by its own."""
     dotted = f"{prefix}." if prefix else ""
     names = [
         f"{dotted}{name}"
@@ -156,7 +156,7 @@ def _children(model: nn.Module, prefix: str, head: str) -> list[str]:
 
 
 def _owners(model: nn.Module) -> dict[str, nn.Module]:
-    """Name of each parameter, as in `named_parameters` -> the module that holds it."""
+    """Name of each parameter -> the module that holds it."""
     return {name: model.get_submodule(name.rpartition(".")[0]) for name, _ in model.named_parameters()}
 
 
@@ -177,7 +177,7 @@ def _head(model: nn.Module) -> list[str]:
 
 
 def _last_block(model: nn.Module) -> list[str]:
-    """The last child of the last stack (with stages of blocks, of the last stage), and what is registered after it."""
+    """The last child of the last stack (of the last stage), and what is registered after it."""
     block = ""
     while stacks := _outermost(name for name, m in _containers(model.get_submodule(block)) if _is_stack(m)):
         stack = f"{block}.{stacks[-1]}".strip(".")

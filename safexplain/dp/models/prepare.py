@@ -1,7 +1,6 @@
 """Preparation of a model for training with differential privacy, and refusal of models and losses that do not fit.
 
-A guarantee needs each sample's gradient to depend on that sample alone, and Opacus' hooks to see all of it: `prepare`
-reads the modules, and `check_rows` runs the model on a few rows.
+A guarantee needs each sample's gradient to depend on that sample alone, and Opacus' hooks to see all of it.
 """
 
 from __future__ import annotations
@@ -116,8 +115,8 @@ Mode = Literal["hooks", "functorch", "ghost"]
 
 
 def hooked_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of everything that Opacus puts hooks on: modules with trainable parameters of their own, except
-    inside one without a rule, which goes through `torch.func.vmap` as a whole."""
+    """Name and module of all that Opacus puts hooks on: modules with trainable parameters of their own, except inside
+    one without a rule, which goes through `torch.func.vmap` as a whole."""
 
     def walk(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if is_trainable(module):
@@ -221,7 +220,6 @@ _RULES: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
 
 
 def _has_unruled(module: nn.Module) -> bool:
-    """Whether it holds parameters that Opacus' rule for its type does not handle."""
     names = {name for name, _ in module.named_parameters(recurse=False)}
     return not _has_children(module) and not names <= {"weight", "bias"}
 
@@ -237,11 +235,8 @@ _BUFFER = "the forward pass updates this buffer from private data without noise;
 
 
 def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
-    """Check the per-sample gradients of a prepared model on 2 or 3 rows of noise or public data.
-
-    Raises:
-        InputError: samples are mixed, or per-sample gradients are missing or wrong; one line for each problem.
-    """
+    """Raise InputError, with one line for each problem, if samples are mixed or per-sample gradients of a prepared
+    model are missing or wrong on 2 or 3 rows of noise or public data."""
     x, model = _first_rows(x), train_mode(_copy_without_zeros(model))
     problems = []
     if mixes_samples(model, x):
@@ -256,12 +251,8 @@ def check_rows(model: nn.Module, x: Inputs, *, mode: Mode = "hooks") -> None:
 
 
 def mixes_samples(model: nn.Module, x: Inputs) -> bool:
-    """Whether the output for a row depends on other rows, as with batch statistics. The model is not changed.
-
-    In training mode, with the same random numbers: the gradient of the first row's output with respect to the other
-    rows must be exactly 0, and the output must not change when the others are replaced, which also works under
-    `no_grad` and for integers.
-    """
+    """Whether the output for a row depends on other rows: its gradient with respect to them is not exactly 0, or it
+    changes when they are replaced, in training mode with the same random numbers."""
     model, x = train_mode(_copy_without_zeros(model)), _first_rows(x)
     inputs = tuple(t.detach().clone().requires_grad_(t.is_floating_point()) for t in x)
     first = _outputs_of_first_row(_float_outputs(model, inputs), len(x[0]))
@@ -323,11 +314,8 @@ def _hook_problems(model: nn.Module, x: tuple[Tensor, ...], mode: Mode) -> list[
 
 
 def wrong_gradients(model: nn.Module, x: Inputs, *, force_functorch: bool = False) -> dict[str, float]:
-    """Parameters whose per-sample gradients by Opacus' hooks differ from those of one row at a time by more than 1 % of
-    the row's whole gradient, in 2-norms and without dropout.
-
-    Returns name -> the largest difference over rows; infinite if there is no per-sample gradient.
-    """
+    """Name -> largest difference of the per-sample gradients by Opacus' hooks from those of one row at a time, where
+    above 1 % of the row's whole gradient, in 2-norms and without dropout; infinite if there is none."""
     x = _first_rows(x)
     plain = _copy_without_zeros(model).eval()
     for _, module in hooked_modules(plain):
@@ -381,10 +369,8 @@ def check_classes(outputs: object, y: Tensor) -> None:
 
 
 def check_loss(loss: Loss, outputs: object, targets: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Raise ConfigurationError unless the loss of each of two or more rows depends on its output and target alone.
-
-    Outputs that are not a single tensor are not checked.
-    """
+    """Raise ConfigurationError unless the loss of each of two or more rows depends on its output and target alone, if
+    outputs are one tensor."""
     if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or len(outputs) != len(targets):
         return
     given = outputs.detach().requires_grad_()
@@ -416,7 +402,6 @@ def check_loss_shape(losses: Tensor, count: int) -> None:
 
 
 def _first_rows(x: Inputs) -> tuple[Tensor, ...]:
-    """At most three rows; InputError unless there are two."""
     rows = x if isinstance(x, tuple) else (x,)
     if not rows or len({len(t) for t in rows}) != 1 or len(rows[0]) < 2:
         raise InputError(f"expected at least 2 rows on the first axis, got shapes {[tuple(t.shape) for t in rows]}")
@@ -424,7 +409,7 @@ def _first_rows(x: Inputs) -> tuple[Tensor, ...]:
 
 
 def _copy_without_zeros(model: nn.Module) -> nn.Module:
-    """A copy in which no parameter is all zero: a new head is often zero, and would hide every error before it."""
+    """A copy in which no parameter is all zero, as those of a new head often are, which would hide errors."""
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -461,7 +446,6 @@ def _outputs_of_first_row(outputs: list[Tensor], rows: int) -> list[Tensor]:
 
 
 def _weighted_sum(outputs: list[Tensor]) -> Tensor:
-    """A sum over rows of a function in which every output has a different weight."""
     flat = [o.reshape(len(o), -1) for o in outputs]
     return torch.stack([(o * torch.arange(1, o.shape[1] + 1, device=o.device).cos()).sum() for o in flat]).sum()
 

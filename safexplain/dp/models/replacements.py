@@ -100,7 +100,7 @@ class PerSampleAttention(nn.Module):
         return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
-        """The sum of both masks, to be added to scores (batch, heads, queries, keys); -inf for boolean True."""
+        """The sum of both masks, to be added to scores (batch, heads, queries, keys)."""
         masks = []
         if attn_mask is not None:
             per_head = len(q), self.num_heads, *attn_mask.shape[1:]
@@ -153,19 +153,16 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
 
 
 def group_count(features: int, dimensions: int) -> int:
-    """Groups for GroupNorm: at most 32 (arXiv 1803.08494, section 4.1), of at least two channels; one for BatchNorm1d,
-    whose groups of one channel would be single numbers."""
+    """Groups for GroupNorm: at most 32 (arXiv 1803.08494, section 4.1), of at least two channels; one for
+    BatchNorm1d."""
     groups = 1 if dimensions == 1 else math.gcd(32, features)
     return groups if groups < features else max(1, groups // 2)
 
 
 def replace_batch_norm(model: nn.Module, *, freeze: bool = False) -> tuple[nn.Module, list[str]]:
-    """Replace each BatchNorm that would use batch statistics by a GroupNorm with the same weight, bias and eps.
-
-    These are layers that train, that keep no running statistics, or that have neither parameters nor statistics that
-    were ever updated. `freeze` freezes those with statistics instead. Returns the model, changed in place, and the
-    names of the replaced layers.
-    """
+    """Replace each BatchNorm that would use batch statistics by a GroupNorm with the same weight, bias and eps: layers
+    that train, that keep no running statistics, or without parameters whose statistics were never updated. `freeze`
+    freezes those with statistics instead. Returns the model, changed in place, and the names of the replaced layers."""
     replaced = []
     for name, old in list(model.named_modules()):
         if not isinstance(old, _BatchNorm) or not _is_standard(old):
@@ -187,10 +184,8 @@ def replace_batch_norm(model: nn.Module, *, freeze: bool = False) -> tuple[nn.Mo
 
 
 def replace_composites(model: nn.Module, *, frozen_too: bool = False) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """Replace attention and recurrent layers by versions with per-sample gradients, the same weights and output.
-
-    Returns the model, changed in place, and name -> original layer.
-    """
+    """Replace attention and recurrent layers by versions with per-sample gradients, the same weights and output; the
+    model, changed in place, and name -> original layer."""
     originals: dict[str, nn.Module] = {}
     for name, old in list(model.named_modules()):
         if not (frozen_too or is_trainable(old, recurse=True)):
@@ -210,10 +205,8 @@ def replace_composites(model: nn.Module, *, frozen_too: bool = False) -> tuple[n
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Convert a trained model back to torch's own layers, in place, and merge adapters; returns the model.
-
-    Its `state_dict` then loads into the original architecture, unless BatchNorm was replaced.
-    """
+    """The trained model converted back to torch's own layers, in place, with adapters merged: its `state_dict` loads
+    into the original architecture, unless BatchNorm was replaced."""
     model = merge_lora(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, PerSampleAttention):
@@ -244,10 +237,8 @@ def _convert_recurrent(old: nn.Module, kind: type[nn.Module]) -> nn.Module:
 
 
 def use_plain_types(model: nn.Module) -> None:
-    """Change trainable timm layers that compute the same as torch's to torch's type, in place.
-
-    A GroupNorm then returns a copy of its output, because networks often continue with `out += x`.
-    """
+    """Change trainable timm layers that compute the same as torch's to torch's type, in place; a GroupNorm then returns
+    a copy of its output, because networks often continue with `out += x`."""
     for module in model.modules():
         if type(module) is nn.GroupNorm and is_trainable(module):
             module.__class__ = FreshGroupNorm
@@ -340,10 +331,7 @@ class LoRALinear(nn.Linear):
 
 def add_lora(model: nn.Module, rank: int = 8, alpha: float = 16.0, targets: Sequence[str] = TARGETS) -> None:
     """Add adapters to linear layers, in place; `targets` are last parts of names, or glob patterns of full names.
-
-    Raises:
-        InputError: no linear layer matches, or one is inside an `nn.MultiheadAttention`, which would bypass it.
-    """
+    InputError: none matches, or one is inside an `nn.MultiheadAttention`."""
     if rank < 1:
         raise InputError(f"rank: expected at least 1, got {rank}")
     found: list[tuple[str, nn.Module, nn.Linear]] = []
@@ -391,11 +379,10 @@ def _uninitialised(like: Tensor, in_features: int, out_features: int, *, bias: b
 def linear_norms(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Tensor, Tensor]:
     """Norms (batch,) of a linear layer's per-example gradients, for each parameter that trains.
 
-    `activations` holds the input (batch, ..., in), `backprops` is the gradient with respect to the output (batch, ...,
-    out). The gradient for one example with t positions is G^T A, from inputs A (t, in) and gradients G (t, out); its
-    squared norm is the sum of (A A^T) * (G G^T) (Li et al. 2022, arXiv 2110.05679, section 4), t^2 numbers instead of
-    in * out. The smaller of the two is computed (Bu et al. 2022, arXiv 2205.10683), and gradients where these products
-    nearly cancel, as rounding could make the norm too small.
+    The gradient for one example with t positions is G^T A, from inputs A (t, in) and gradients G (t, out); its squared
+    norm is the sum of (A A^T) * (G G^T) (Li et al. 2022, arXiv 2110.05679, section 4), t^2 numbers instead of in * out.
+    The smaller of the two is computed (Bu et al. 2022, arXiv 2205.10683), and the gradients where rounding could make
+    the norm too small.
     """
     gradients = backprops.flatten(1, -2) if backprops.dim() > 2 else backprops[:, None]
     inputs = activations[0].to(gradients.dtype).reshape(*gradients.shape[:2], -1)
@@ -433,7 +420,7 @@ class GhostHooks(GradSampleHooksFastGradientClipping):  # type: ignore[misc]
 
 
 class _FreshOutput(nn.Module):
-    """Returns a copy, which the network may change in place; Opacus' hooks forbid it for a layer's own output."""
+    """Returns a copy, which the network may change in place, despite Opacus' hooks."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs).clone()
@@ -454,10 +441,8 @@ class FreshLinear(_FreshOutput, nn.Linear):
 def convolution_gradients(
     layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
-    """Per-sample gradients (batch, *shape) of a convolution's parameters; arguments as for `linear_norms`.
-
-    Opacus' rule assumes contiguous images (channels_last are not) and always pads with zeros.
-    """
+    """Per-sample gradients (batch, *shape) of a convolution's parameters; Opacus' rule assumes contiguous images
+    (channels_last are not) and always pads with zeros."""
     inputs = activations[0].contiguous()
     if layer.padding_mode != "zeros":
         inputs = functional.pad(inputs, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)

@@ -530,7 +530,7 @@ def is_output_layer(model: nn.Module, name: str, like: Tensor) -> bool:
     return len(outputs) == 1 and isinstance(output, Tensor) and torch.equal(output, outputs[0])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
 class HeadProblem:
     """A training of a head alone, from its inputs x (n, d)."""
 
@@ -549,7 +549,7 @@ def head_problem(
     cache: Path | None,
     computed: dict[str, Tensor] | None = None,
 ) -> HeadProblem:
-    """Compute the features of the records, to train the head on; `computed` keeps them for another training."""
+    """The training of the head on the features of the records; `computed` keeps them for another one."""
     head_name = trainable_linear(model) or ""
     head = linear_head(model, head_name)
     device = head.weight.device
@@ -600,10 +600,9 @@ def train_head(
 def typical_norm(x: Tensor, recipe: HeadRecipe, noise_multiplier: float, source: Source) -> float:
     """The geometric mean of the norms of rows, measured privately at the price of one step of DP-SGD.
 
-    The right learning rate of Adam is inversely proportional to that norm (1 for most text embeddings, 50 for a
-    MobileNet). As in any step, each example of a Poisson batch adds a vector of norm at most C, the clipping bound, and
-    the sum gets noise of noise_multiplier times C; here all numbers of that vector are 0 but one: C log2(norm) / 16,
-    cut to [-C, C]. The rest is post-processing. The result is in [2^-16, 2^16].
+    The right learning rate of Adam is inversely proportional to it. As in any step, each example of a Poisson batch
+    adds a vector of norm at most C, the clipping bound, and the sum gets noise of noise_multiplier times C; all numbers
+    of that vector are 0 but one: C log2(norm) / 16, cut to [-C, C]. The result is in [2^-16, 2^16].
     """
     bound = 1.0 if recipe.clipping is None else recipe.clipping.bound
     everyone = torch.ones(1, len(x), dtype=torch.bool, device=x.device)

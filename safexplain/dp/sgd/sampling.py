@@ -32,11 +32,8 @@ Piece = tuple[Inputs, Tensor]
 
 
 def records_of(data: Any, workers: int = 0) -> Records:
-    """The records of a pair (x, y) of tensors or arrays, or of a map-style `torch.utils.data.Dataset` of (x, y).
-
-    Raises:
-        InputError: another type, no records, or x and y of different length.
-    """
+    """The records of a pair (x, y) of tensors or arrays, or of a map-style `torch.utils.data.Dataset` of (x, y);
+    InputError: another type, no records, or x and y of different length."""
     if isinstance(data, TensorDataset):
         data = data.tensors if len(data.tensors) == 2 else (tuple(data.tensors[:-1]), data.tensors[-1])
     if isinstance(data, tuple | list) and len(data) == 2:
@@ -132,9 +129,6 @@ class Persons:
     once. One person therefore changes the sum by at most C (2C if all their rows are replaced), and every formula for
     records holds for persons: user-level differential privacy, McMahan et al. 2018, arXiv 1710.06963, by the
     "user-level sampling" of Charles et al. 2024, arXiv 2407.07737. Each step draws at most `max_rows` of their rows.
-
-    Raises:
-        InputError: there is not one id per row, or ids are neither whole numbers nor texts.
     """
 
     def __init__(self, groups: Any, rows: int, max_rows: int) -> None:
@@ -209,10 +203,10 @@ _CHUNK = {"cpu": 1 << 14, "cuda": 1 << 22}
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """The Poisson batches of a training; each is a function of a key and the number of its step.
+    """The Poisson batches of a training; each is a function of a key and its step, the same in all processes.
 
-    All processes of a distributed training can therefore draw the same batches. Copies and pickles get a new key, as it
-    tells every batch. With a `seed`, for experiments and tests, batches come from NumPy's Philox instead.
+    Copies and pickles get a new key, as it tells every batch. With a `seed`, for experiments and tests, batches come
+    from NumPy's Philox instead.
     """
 
     seed: int | None = None
@@ -280,7 +274,6 @@ def gaussian(like: Tensor, std: float, source: Source, *, float_safe: bool = Tru
 
 
 def _secure_normal(like: Tensor, std: float, source: SecureGenerator, terms: int) -> Tensor:
-    """Noise like `like`, each number a sum of `terms`; computed in float64 for float64, else in float32."""
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
     flat, chunk = out.view(-1), _CHUNK.get(like.device.type, _CHUNK["cuda"])
     wide = like.dtype == torch.float64
@@ -296,11 +289,8 @@ def _secure_normal(like: Tensor, std: float, source: SecureGenerator, terms: int
 
 
 def box_muller(radii: Tensor, angles: Tensor) -> Tensor:
-    """(2, half) sums of `terms` standard normal numbers each, from random bits.
-
-    The two numbers of one radius and angle go into different sums, so the terms of each sum are independent. `radii`
-    (terms, half) are int64, and overwritten; `angles` (terms, half) int64 for sums in float64, int32 for float32.
-    """
+    """(2, half) sums of `terms` independent standard normal numbers each, from random bits: `radii` (terms, half)
+    int64, overwritten, and `angles` (terms, half) int64 for sums in float64, int32 for float32."""
     dtype, bits = (torch.float64, 63) if angles.dtype == torch.int64 else (torch.float32, 31)
     radius = radii.bitwise_and_(2**63 - 1).to(dtype).add_(0.5).mul_(2.0**-63).log_().mul_(-2).sqrt_()
     angle = angles.to(dtype).mul_(math.pi * 2.0**-bits)

@@ -73,12 +73,8 @@ class PerSampleStep(ABC):
         and not private.
 
         With `owners`, (batch,) the person of each example from 0 without gaps, the mean gradient of each person is
-        clipped, and all their examples must be in this call.
-
-        Raises:
-            ConfigurationError: the loss is not one number for each example, a trainable part of the model is in
-                evaluation mode, or batch normalisation mixes the examples.
-            RefusedError: a parameter got a gradient that cannot be split by example.
+        clipped, and all their examples must be in this call. ConfigurationError: the loss or mode does not fit;
+        RefusedError: a parameter got a gradient that cannot be split by example.
         """
         if len(y) == 0:
             return torch.empty(0, device=y.device)
@@ -122,7 +118,7 @@ class PerSampleStep(ABC):
         return losses
 
     def _run_hooks(self, losses: Tensor, *, retain_graph: bool = False) -> None:
-        """Run the backward pass only for its hooks, without computing gradients of large parameters."""
+        """Run the backward pass for its hooks alone."""
         gradients = torch.autograd.grad(losses.sum(), self._smallest, retain_graph=retain_graph, allow_unused=True)
         for module, gradient in zip(self._hooked, gradients, strict=True):
             if gradient is not None and any(self._is_missed(p) for p in _direct_parameters(module)):
@@ -224,12 +220,8 @@ def make_step(
 ) -> PerSampleStep:
     """Prepare a model in training mode for steps of DP-SGD; `close` the result to restore the model.
 
-    Exactly the parameters to train must require gradients. For `mode` see the table of this module; other arguments are
-    as for `ClippedOptimizer`. With `distributed`, the logical batch is spread over the processes of torch.distributed,
-    and the parameters of the first process are sent to all.
-
-    Raises:
-        ConfigurationError: options contradict each other, or the optimizer holds other parameters than the model's.
+    Exactly the parameters to train must require gradients, and be the optimizer's. With `distributed`, the logical
+    batch is spread over the processes of torch.distributed, and the parameters of the first process are sent to all.
     """
     if mode not in get_args(Mode):
         raise ConfigurationError(f"mode: expected one of {', '.join(get_args(Mode))}, got {mode!r}")
@@ -283,9 +275,8 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
     """Clips each example's gradient, sums, adds Gaussian noise of std noise_multiplier * bound, and updates; also for
     empty batches.
 
-    The noisy sum is divided by the expected size of a logical batch over all processes, never by that of the batch
-    drawn, which is private. Examples without a finite gradient contribute nothing; no guarantee covers their number,
-    `skipped`.
+    The noisy sum is divided by the expected size of a logical batch, never by that of the batch drawn, which is
+    private. Examples without a finite gradient contribute nothing; no guarantee covers their number, `skipped`.
     """
 
     def __init__(
@@ -374,10 +365,8 @@ class ClippedOptimizer(DPOptimizer):  # type: ignore[misc]
 
 
 class DistributedClippedOptimizer(DistributedDPOptimizer, ClippedOptimizer):  # type: ignore[misc]
-    """`ClippedOptimizer` over the processes of torch.distributed, each with its own part of the logical batch.
-
-    The sums of all are added up, with noise from the first one only. Every process must take every step.
-    """
+    """`ClippedOptimizer` over the processes of torch.distributed, each with its own part of the logical batch; the
+    noise comes from the first one."""
 
     def __init__(self, optimizer: Optimizer, *, clipping: Clipping, **options: Any) -> None:
         super().__init__(optimizer, clipping=clipping, **(options | {"max_grad_norm": clipping.bound}))

@@ -105,12 +105,8 @@ class TrainingPlan:
 def plan_training(
     budget: TrainingBudget, records: int, batch_size: float, *, epochs: float | None = None, steps: int | None = None
 ) -> TrainingPlan:
-    """Steps and noise for a budget; arguments as for `DPFineTuner`, and the number of `records` in the training data.
-
-    Raises:
-        ConfigurationError: batches larger than the data, both or neither of epochs and steps, or a budget that does not
-            allow a single step.
-    """
+    """Steps and noise for a budget; arguments as for `DPFineTuner`. ConfigurationError: batches larger than the data,
+    both or neither of epochs and steps, or a budget that does not allow a single step."""
     check_number("batch_size", batch_size)
     for name, value in (("epochs", epochs), ("steps", steps)):
         if value is not None:
@@ -225,11 +221,7 @@ def train_network(
     """Train in place, continuing from a checkpoint of the same purpose; returns the number of gradients left out.
 
     Under torch.distributed, each process takes its share of every batch, and the first one saves. With `persons`,
-    batches and `plan` are of persons. Progress reports contain the mean loss of the last batch, which no guarantee
-    covers.
-
-    Raises:
-        InputError: the weights became NaN or infinite, or the checkpoint is of another training.
+    batches and `plan` are of persons. No guarantee covers the mean loss in progress reports.
     """
     device = next(model.parameters()).device
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -310,7 +302,7 @@ def _to(x: Inputs, device: torch.device) -> Inputs:
 
 
 def _reseed(generator: torch.Generator, seed: int, step: int) -> None:
-    """Seed noise and dropout for a step; `torch.manual_seed` would record a traceback for a GPU that is not in use."""
+    """Seed noise and dropout for a step; `torch.manual_seed` would record a traceback for an unused GPU."""
     generator.manual_seed(step_seed(seed, step))
     torch.default_generator.manual_seed(step_seed(seed + 1, step))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -343,10 +335,10 @@ FORMAT = 1
 
 
 class Saver:
-    """Saves and resumes a training with an equal `purpose`; InputError: the file cannot be written.
+    """Saves and resumes a training with an equal `purpose`.
 
     A checkpoint holds no key or generator: batches and noise of later steps are drawn anew. It is as private as the
-    final model, but two trainings continued from one checkpoint are two releases and spend twice.
+    final model, but two trainings continued from it spend twice.
     """
 
     def __init__(self, path: str | Path | None, purpose: dict[str, Any], seconds: float) -> None:

@@ -1,9 +1,9 @@
 """Cheapest recourse of one query as a mixed-integer program, with a proof or the bound left by a time limit.
 
-The cost of a column's change is bounded from below by straight lines, which are exact where it is linear. A square is
-bounded by tangents, and by secants between neighbouring steps, which are added at each solution until the gap closes
-(outer approximation: Duran and Grossmann 1986). Where the number of changes is limited, a line's value at no change is
-multiplied by a binary for whether the feature changes (perspective cuts: Frangioni and Gentile 2006).
+The cost of a change is bounded from below by straight lines. A square is bounded by tangents, and by secants between
+neighbouring steps, added at each solution until the gap closes (outer approximation: Duran and Grossmann 1986). Where
+the number of changes is limited, a line's value at no change is multiplied by a binary for whether the feature changes
+(perspective cuts: Frangioni and Gentile 2006).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from scipy.sparse import csr_array
 
 from safexplain.recourse.constraints import Constraints, Mask, Rule
 from safexplain.recourse.cost import Cost
-from safexplain.recourse.linear.choices import Slack
 from safexplain.recourse.solution import Floats
 
 GAP = 1e-8
@@ -73,7 +72,7 @@ def _silent() -> Iterator[None]:
             os.close(output)
 
 
-@dataclass(eq=False)
+@dataclass
 class Program:
     """min cost.v, lower <= A v <= upper, low <= v <= high, some of v whole; grows by variables and rows.
 
@@ -114,8 +113,8 @@ class Program:
         return len(self.lower) - 1
 
     def solve(self, time_limit: float) -> tuple[Floats | None, float]:
-        """The variables (n,) of the best solution found in so many seconds, if any, and a lower bound on the cost,
-        infinite if there is certainly no solution; nothing is printed."""
+        """The best solution (n,) found in so many seconds, if any, and a lower bound on the cost, infinite if there is
+        certainly none; nothing is printed."""
         columns = np.concatenate([np.asarray(row, dtype=np.int32) for row in self._columns])
         starts = np.cumsum([0, *map(len, self._columns)], dtype=np.int32)
         shape = len(self.lower), len(self.cost)
@@ -135,10 +134,10 @@ class Program:
         return found.x, -np.inf if bound is None or np.isnan(bound) else float(bound)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
 class Query:
-    """One query (d,) with limits `low` <= x <= `high`, which may be infinite, and the cost of its change; `groups`:
-    columns (k,) of each one-hot group, and bool (k,) of allowed categories."""
+    """One query (d,) with limits, which may be infinite; `groups`: columns (k,) of each one-hot group, and bool (k,) of
+    allowed categories."""
 
     x: Floats
     low: Floats
@@ -150,8 +149,7 @@ class Query:
 
     @classmethod
     def of(cls, x: Floats, w: Floats, cost: Cost, rules: Constraints, frozen: Mask) -> Query:
-        """One query (d,) whose columns may only change so that w.x rises, or as a rule requires: the cheapest answer
-        has no other changes."""
+        """One query (d,) whose columns may only change so that w.x rises, or as a rule requires."""
         low, high = (side[0] for side in rules.bounds(x[None], frozen[None]))
         groups = tuple((group, rules.admissible(group, low[None], high[None])[0]) for group in rules.groups)
         follows = rules.grouped | np.isin(np.arange(len(x)), [then for _, then in rules.linked])
@@ -185,7 +183,7 @@ class Query:
         return replace(self, low=np.maximum(self.low, self.x - down), high=np.minimum(self.high, self.x + up))
 
 
-@dataclass(eq=False)
+@dataclass
 class Change:
     """A program with the variables of a query's change, whose limits are finite; an answer costs at most the radius."""
 
@@ -237,7 +235,6 @@ class Change:
         self.program.row(self._variable[group][~open_], np.ones((~open_).sum()), 0.0, 0.0)
 
     def _limit_changes(self, most: int) -> None:
-        """Limit the number of changed features; a one-hot group is one feature."""
         query, counted, entries = self.query, [], []
         for column in np.flatnonzero(~query.rules.grouped & (self._variable >= 0)).tolist():
             at, changes = int(self._variable[column]), self.program.binary()
@@ -297,7 +294,6 @@ class Change:
             self._line(column, slope, cost(left) - slope * left)
 
     def _link(self, rule: Rule, when: int, then: int) -> None:
-        """Require `then` to rise by a rule where `when` rises."""
         query, program = self.query, self.program
         rise = float(query.high[when] - query.x[when])
         if rise <= 0 or (query.rules.grouped[when] and query.x[when]):
@@ -353,10 +349,9 @@ class Change:
         return len(self.program.lower) > before
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
 class Answer:
-    """The cheapest row (d,) found, if any, its cost (infinite without a row), and a lower bound on the cost of all
-    rows, both to the power."""
+    """The cheapest row (d,) found, if any, its cost (else infinite), and a lower bound on all costs, to the power."""
 
     row: Floats | None
     paid: float
@@ -379,9 +374,8 @@ def cheapest(
     least: float,
     time_limit: float,
 ) -> Answer:
-    """The cheapest row found that brings w.x + bias of one unfavourable query (d,) to the target; `least` is a known
-    lower bound on the cost, to the power. Programs search within a radius of costs, which grows until an answer is
-    found."""
+    """The cheapest row found that brings w.x + bias of one unfavourable query (d,) to the target, by programs within a
+    growing radius of costs; `least` is a known lower bound on the cost, to the power."""
     query, deadline = Query.of(x, w, cost, rules, frozen), time.monotonic() + time_limit
     search = _Search(w, bias, target, query, deadline)
     guess = max(least, search.unlimited())
@@ -400,10 +394,8 @@ def cheapest(
             radius = max(radius, answer.paid * (1 + CLOSE))
 
 
-@dataclass(eq=False)
+@dataclass
 class _Search:
-    """The programs of one query."""
-
     w: Floats
     bias: float
     target: float
@@ -429,7 +421,6 @@ class _Search:
             return self.need**2 / float((1 / self.rate).sum())
 
     def within(self, query: Query, radius: float) -> Answer:
-        """The cheapest row of a query with finite limits."""
         best, paid, bound, margin = None, np.inf, -np.inf, 0.0
         change, size = Change(query, radius), max(self.need, self.slack)
         if not change.program.cost:
@@ -488,3 +479,49 @@ class _Search:
         terms = row * self.w
         sums = (row @ self.w, (row[None] @ self.w)[0], terms.sum(), terms[::-1].sum())
         return all(bool(total + self.bias >= self.target) for total in sums) and bool(np.isfinite(row).all())
+
+
+# --- continuous columns ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Slack:
+    """Continuous columns of n queries, whose gains g_j add up to a goal at least cost: gains R_j (n, d) at their
+    limits, perhaps infinite, and costs (d,) of a unit of gain, to the power that adds up over columns.
+
+    Power 1: columns fill in order of their rate. Power 2: the cost is g_j^2 / s_j with speed s_j = 1 / rate, and by the
+    Karush-Kuhn-Tucker conditions g_j = min(level s_j, R_j) at one level (water filling: Boyd and Vandenberghe 2004,
+    example 5.2). Columns fill in order of R_j / s_j; between two such points the total is linear in the level.
+    """
+
+    room: Floats
+    rate: Floats
+    power: int
+
+    @property
+    def total(self) -> Floats:
+        """(n,) greatest gain."""
+        return np.asarray(self.room.sum(axis=1))
+
+    def cost(self, goal: Floats) -> Floats:
+        """(n,) least cost, to the power, of gains (n,); infinite where out of reach."""
+        paid = (self.rate * self.gains(goal) ** self.power).sum(axis=1)
+        return np.where(goal > self.total, np.inf, paid)
+
+    def gains(self, goal: Floats) -> Floats:
+        """(n, d) gain of each column for goals (n,); all are full if out of reach."""
+        goal = np.maximum(goal, 0.0)[:, None]
+        full_at = np.broadcast_to(self.rate, self.room.shape) if self.power == 1 else self.room * self.rate
+        order = np.argsort(full_at, axis=1, kind="stable")
+        rooms, rates = np.take_along_axis(self.room, order, axis=1), self.rate[order]
+        before = np.zeros_like(rooms)  # infinite only after an infinite room
+        np.cumsum(rooms[:, :-1], axis=1, out=before[:, 1:])
+        if self.power == 1 or not self.room.size:
+            taken = np.empty_like(rooms)
+            np.put_along_axis(taken, order, np.clip(goal - before, 0.0, rooms), axis=1)
+            return taken
+        slope = 1.0 / np.cumsum((1.0 / rates)[:, ::-1], axis=1)[:, ::-1]  # 1 / (speeds of this and the later columns)
+        short = before + rooms * rates / slope < goal
+        at = np.minimum(short.sum(axis=1, keepdims=True), rooms.shape[1] - 1)  # the column that is filling
+        level = (goal - np.take_along_axis(before, at, axis=1)) * np.take_along_axis(slope, at, axis=1)
+        return np.where(short.all(axis=1, keepdims=True), self.room, np.minimum(level / self.rate, self.room))

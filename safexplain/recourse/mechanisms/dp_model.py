@@ -1,5 +1,4 @@
-"""Recourse from a model trained with differential privacy, for any number of answers: by geometry if it is linear,
-otherwise by search."""
+"""Recourse from a model trained with differential privacy: by geometry if it is linear, otherwise by search."""
 
 from __future__ import annotations
 
@@ -20,15 +19,14 @@ from safexplain._validate import check_number, whole_number
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.sgd.finetune import DPFineTuned
 from safexplain.dp.sgd.steps import without_hooks
-from safexplain.errors import ConfigurationError, RefusedError
+from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.features import training_columns
-from safexplain.recourse.guarantee import VOUCHED, Guarantee, Per, assumptions
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import Accepts, Frozen, RecourseMechanism, favourable_label
-from safexplain.recourse.networks.boundary_search import scores_of
+from safexplain.recourse.networks.boundary_search import NetworkScore, evaluation_mode
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.preprocessing import Preprocessing
-from safexplain.recourse.robustness import lengths, measured_shift, robust_answers
+from safexplain.recourse.result import VOUCHED, Guarantee, Per, assumptions
 from safexplain.recourse.solution import Floats, Solution
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -98,7 +96,6 @@ class DPModelRecourse(RecourseMechanism):
             raise ConfigurationError("privacy: a statement needs a model; leave privacy= out, as fit() creates its own")
 
     def _use_model(self, found: PrivateModel) -> None:
-        """Use a given model, after a check of columns and constraints."""
         columns, people = training_columns(self.model), self.preprocessing
         if people is not None:
             found = on_table(found, people)
@@ -202,7 +199,6 @@ class DPModelRecourse(RecourseMechanism):
         return lambda frozen: self._answers(rows, frozen, float(self.shift))
 
     def _answers(self, rows: Floats, frozen: Frozen, shift: float) -> Solution:
-        """Cheapest rows that withstand a shift of the weights."""
         model: PrivateModel = self._get("model")
 
         def solve(at: NDArray[np.intp], margin: float | Floats = 0.0) -> Solution:
@@ -223,7 +219,6 @@ class DPModelRecourse(RecourseMechanism):
         return lengths(self._scaled(rows))
 
     def _checked(self, model: PrivateModel) -> PrivateModel:
-        """The model, checked to support `shift`."""
         if self.shift and model.weights is None:
             raise ConfigurationError(
                 "shift: expected a linear model with two classes; for a network, or more classes, require a margin on"
@@ -241,8 +236,8 @@ class DPModelRecourse(RecourseMechanism):
     def measured_shift(self, retrained: DPModelRecourse, x: ArrayLike, *, share: float = 0.95) -> float:
         """Measure on two trainings the `shift` that keeps answers valid after a retraining.
 
-        Train twice on samples of PUBLIC data with the parameters and number of records of production, or use two
-        released private models, which costs no further budget. Take the largest result of several pairs.
+        Train twice on samples of PUBLIC data with production's parameters and number of records, or use two released
+        private models, which costs no further budget. Take the largest result of several pairs.
 
         Args:
             retrained: a mechanism with the same columns, whose model must accept the answers of this one.
@@ -283,13 +278,11 @@ class DPModelRecourse(RecourseMechanism):
 # --- models with a privacy statement --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
 class PrivateModel:
-    """A given model, its statement, and the score of the favourable outcome.
-
-    The score is a linear logit with (d,) weights, a bias and labels (unfavourable, favourable), or comes from a column
-    of the output of a network, a copy. `vouched`: whether the statement is only the owner's word.
-    """
+    """A given model, its statement, and the score of the favourable outcome: a linear logit with (d,) weights, a bias
+    and labels (unfavourable, favourable), or a column of the output of a network, a copy. `vouched`: whether the
+    statement is only the owner's word."""
 
     model: Any
     statement: PrivacyStatement
@@ -303,8 +296,7 @@ class PrivateModel:
     search: SearchOptions = DEFAULT
 
     def solve(self, rows: Floats, margin: float | Floats, **options: Any) -> Solution:
-        """Cheapest rows, by geometry for a linear logit with (n,) margins beyond the target, otherwise by search;
-        options as for `linear_recourse`."""
+        """Cheapest rows, for a linear logit with (n,) margins beyond the target; options as for `linear_recourse`."""
         if self.weights is not None:
             return linear_recourse(self.weights, self.bias - margin, rows, **options)
         return network_recourse(self.network, rows, favourable=self.column, options=self.search, **options)
@@ -313,7 +305,9 @@ class PrivateModel:
         """(n,) score of the favourable outcome."""
         if self.weights is not None:
             return np.asarray(rows @ self.weights + self.bias)
-        return scores_of(self.network, rows, favourable=self.column, batch_size=self.search.batch_size)
+        score = NetworkScore(self.network, favourable=self.column, batch_size=self.search.batch_size)
+        with evaluation_mode(self.network):
+            return np.asarray(score.values(torch.from_numpy(rows).to(score.home)).cpu().numpy())
 
 
 def private_model(
@@ -368,7 +362,6 @@ def private_model(
 
 
 def _linear(found: PrivateModel, favourable: Any) -> PrivateModel:
-    """With the score of a linear model; of more than two classes, as a network."""
     model = found.model
     labels = np.asarray(getattr(model, "classes_", ())).tolist()
     dense = model.coef_.toarray() if hasattr(model.coef_, "toarray") else model.coef_
@@ -393,8 +386,7 @@ def _linear(found: PrivateModel, favourable: Any) -> PrivateModel:
 
 
 class _FromTable(nn.Module):
-    """A layer before a network that scales rows of the table, like `Preprocessing.transform`, and converts them to its
-    type."""
+    """Scales rows of the table, like `Preprocessing.transform`, and converts them to the type of a network."""
 
     def __init__(self, people: Preprocessing, like: torch.Tensor) -> None:
         super().__init__()
@@ -407,7 +399,7 @@ class _FromTable(nn.Module):
 
 
 def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:
-    """A model of scaled rows, turned into one of rows of the table with the same scores, up to rounding."""
+    """A model of scaled rows, turned into one of rows of the table with the same scores."""
     if people is None:
         return found
     if found.width not in (None, len(people.columns)):
@@ -421,3 +413,96 @@ def on_table(found: PrivateModel, people: Preprocessing | None) -> PrivateModel:
     like = next((p for p in found.network.parameters() if p.is_floating_point()), torch.zeros(()))
     layer = _FromTable(people, like.detach())
     return replace(found, width=len(people.columns), network=nn.Sequential(layer, found.network).eval())
+
+
+# --- answers that stay valid after a retraining -----------------------------------------------------------------------
+#
+# Let the weights w and the intercept b of a linear score, in the scaled columns z of training, move by at most `shift`
+# together, in the Euclidean norm. By Cauchy and Schwarz, the least score of a row is then w.z + b - shift |(z, 1)|.
+# Upadhyay, Joshi and Lakkaraju 2021 (ROAR, arXiv 2102.13620) search by gradients for answers that withstand the worst.
+
+_ROUNDS = 100
+"""Largest number of raises of the target; each is a contraction unless the shift is about as long as the weights."""
+
+_ROOM = 1e-9
+"""Share by which a target is raised further, for rounding."""
+
+_MOST = 1e6
+"""Largest margin, in gaps of the query, up to which the target is raised."""
+
+_HALVINGS = 12
+"""Bisections in `measured_shift`."""
+
+
+def lengths(scaled: Floats) -> Floats:
+    """(n,) |(z, 1)| of rows (n, d)."""
+    return np.asarray(np.hypot(1.0, np.linalg.norm(scaled, axis=1)))
+
+
+def robust_answers(
+    solve: Callable[[NDArray[np.intp], Floats], Solution],
+    score: Callable[[Floats], Floats],
+    length: Callable[[Floats], Floats],
+    rows: Floats,
+    shift: float,
+    target: float,
+) -> Solution:
+    """Verified answers to `rows` (n, d) whose score still reaches the target after the worst shift of the weights.
+    Favourable queries do not change, and may not withstand it.
+
+    `solve`: (k,) positions of queries and (k,) margins -> cheapest answers whose score is at least target + margin. The
+    margin rises to shift |(z, 1)| of the previous answer until the answer withstands the shift. A shorter row that does
+    may cost less, so that only results of the first round are `proven`.
+    """
+    margin = np.zeros(len(rows))
+    found = solve(np.arange(len(rows)), margin)
+    counterfactual, distance = found.counterfactual.copy(), found.distance.copy()
+    valid, proven = found.valid.copy(), found.proven.copy()
+    short = np.flatnonzero(valid & ~found.favourable)
+    most = _MOST * (target - found.score + shift * length(rows))
+    for _ in range(_ROUNDS):
+        need = shift * length(counterfactual[short])
+        missing = valid[short] & (score(counterfactual[short]) - target < need)
+        hopeless = missing & (margin[short] > most[short])
+        valid[short[hopeless]] = False
+        short, need = short[missing & ~hopeless], need[missing & ~hopeless]
+        if not len(short):
+            break
+        margin[short] = np.maximum(need, margin[short]) * (1 + _ROOM)
+        again = solve(short, margin[short])
+        counterfactual[short], distance[short], valid[short] = again.counterfactual, again.distance, again.valid
+        proven[short] = False
+    valid[short] = False
+    counterfactual[~valid], distance[~valid] = found.x[~valid], 0.0
+    return replace(found, counterfactual=counterfactual, distance=distance, valid=valid, proven=proven)
+
+
+def measured_shift(
+    answers: Callable[[float], Solution], accepts: Callable[[Floats], NDArray[np.bool_]], start: float, share: float
+) -> float:
+    """About the smallest shift for which this share of the `answers` (a function of the shift) stays valid under
+    another model, which `accepts` rows; by doubling of `start`, and bisection."""
+    if not 0 < check_number("share", share) <= 1:
+        raise ConfigurationError(f"share: expected a number in (0, 1], got {share!r}")
+
+    def share_valid(shift: float) -> float:
+        found = answers(shift)
+        declined = ~found.favourable
+        if not declined.any():
+            raise InputError("x: expected some unfavourable queries, but all are favourable; pass other queries")
+        if found.valid[declined].mean() < 0.5:
+            raise InputError(
+                f"x: at a shift of {shift:.3g} fewer than half of the queries have an answer, and at smaller shifts"
+                f" fewer than {share:.0%} of the answers stay valid; pass a smaller share, or loosen the constraints"
+            )
+        return float(accepts(found.counterfactual[declined & found.valid]).mean())
+
+    if share_valid(0.0) >= share:
+        return 0.0
+    low, high = 0.0, start
+    while share_valid(high) < share:
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share_valid(middle) < share else (low, middle)
+    return high

@@ -4,13 +4,13 @@ The weights v come from `safexplain.dp.linear.classifier`: on neighbouring data 
 included. A query x becomes u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1, as
 queries are not shortened. By Cauchy and Schwarz the score f(x) = <v, u> changes by at most |u| S.
 
-Computed in float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accuracy and Stability of Numerical
-Algorithms, section 3.1). `largest_weight` bounds |v| for any n records; `fit` refuses unless the error is at most 1e-7
-of |u| S, which depends on n, p and L only. `RELATIVE_SLACK` adds 1e-6 for it.
+In float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accuracy and Stability of Numerical Algorithms,
+section 3.1). `largest_weight` bounds |v|; `fit` refuses unless the error is at most 1e-7 of |u| S, which depends on n,
+p and L only. `RELATIVE_SLACK` adds 1e-6 for it.
 
 Laplace noise in float64 reaches some numbers from one value and never from its neighbour (Mironov 2012, On significance
-of the least significant bits for differential privacy), so that it is drawn on a grid g, a power of two, by integers. A
-value v in a public interval [low, high], which changes by at most s between neighbouring data sets, is released as
+of the least significant bits for differential privacy), so that it is drawn on a grid g, a power of two. A value v in a
+public interval [low, high], which changes by at most s between neighbouring data sets, is released as
 
 1. q = round(v / g). Rounding moves each value by at most 1/2, so neighbours' q differ by at most K = floor(s / g) + 1.
 2. q + Z, with P(Z = z) proportional to exp(-|z| / N) and N = ceil(K / epsilon) (Ghosh, Roughgarden and Sundararajan
@@ -18,8 +18,8 @@ value v in a public interval [low, high], which changes by at most s between nei
    of at most exp(K / N) <= exp(epsilon), for any g.
 3. (q + Z) g, exact in float64, clamped to [low, high]: post-processing.
 
-As v is computed in float64 and s bounds its exact value, s is enlarged by a relative 1e-6 and by 2^-40 of the interval:
-the computation may be off by half of that, on either data set.
+As v is computed in float64, s is enlarged by a relative 1e-6 and by 2^-40 of the interval: the computation may be off
+by half of that, on either data set.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ from safexplain.dp.linear.classifier import (
     stable_minimiser,
 )
 from safexplain.errors import ConfigurationError, InputError, RefusedError
-from safexplain.recourse.guarantee import (
+from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.mechanisms.dp_model import DPModelRecourse, on_table, private_model
+from safexplain.recourse.mechanisms.mechanism import Accepts, Frozen, RecourseMechanism
+from safexplain.recourse.result import (
     NOT_CHARGED,
     PRIVATE_GEOMETRY,
     PUBLIC_GEOMETRY,
@@ -55,9 +58,6 @@ from safexplain.recourse.guarantee import (
     Per,
     assumptions,
 )
-from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.mechanisms.dp_model import DPModelRecourse, on_table, private_model
-from safexplain.recourse.mechanisms.mechanism import Accepts, Frozen, RecourseMechanism
 from safexplain.recourse.solution import Floats, Solution
 from safexplain.verdict.privacy_statement import PrivacyStatement
 
@@ -71,9 +71,9 @@ LOGIT_NOISE = 0.1
 """Scale of the noise on the logit of a record of norm `norm_bound`, if no regularization is given."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
 class StableScore:
-    """A trained logit with private weights (d + 1,) v, which may not be released, and their `stability` S."""
+    """A trained logit with private weights (d + 1,) v, and their `stability` S."""
 
     weights: Floats
     norm_bound: float
@@ -97,7 +97,7 @@ class StableScore:
         return joined
 
     def sensitivity(self, lifted: Floats) -> Floats:
-        """(n,) sensitivity of the scores of lifted rows to one record; a tiny number for a row of zeros."""
+        """(n,) sensitivity of the scores of lifted rows to one record, above 0."""
         length: Floats = np.linalg.norm(lifted, axis=1)  # squares that underflow are far below the floor
         return np.maximum(length, 1e-12) * self.stability
 
@@ -122,19 +122,18 @@ class LaplaceScore(RecourseMechanism):
     Proof. Between neighbouring sets the logit changes by at most a known amount, to which the noise is scaled (see the
     module). Clipping to the public [-score_bound, score_bound] does not increase the change. Decision, flag and
     counterfactual are functions of the released number, of x and of public weights, constraints and costs:
-    post-processing (Dwork and Roth 2014, proposition 2.1). The trained weights and their norm are not used otherwise. n
-    answers compose to at most n epsilon, also for repeated queries.
+    post-processing (Dwork and Roth 2014, proposition 2.1). The trained weights are not used otherwise. n answers
+    compose to at most n epsilon, also for repeated queries.
 
-    The counterfactual moves along `public_weights` as far as the noised score requires, as if the units of both scores
-    were equal; `public_fit` gives weights on the scale of this mechanism's score. A `target` above 0 leaves room for
-    the noise.
+    The counterfactual moves along `public_weights` as far as the noised score requires, as if both scores had one unit;
+    `public_fit` gives such weights. A `target` above 0 leaves room for the noise.
 
     Args:
         epsilon: of each answer.
         public_weights: (d,) logits per unit of each feature, such as those of a model of public data; None: `score`
-            only. With a preprocessing, one number for each column of its table, or a mapping of features and columns
-            ("job=clerk"), 0 for missing ones. Or a linear model trained on the same records with differential privacy
-            (a `DPLogisticRegression`, a fitted `DPModelRecourse`), which `MeteredRecourse` charges once as well.
+            only. With a preprocessing, one for each column of its table, or a mapping of features and columns
+            ("job=clerk"). Or a linear model trained on the same records with differential privacy (a
+            `DPLogisticRegression`, a fitted `DPModelRecourse`), which `MeteredRecourse` charges once as well.
         score_bound: public bound on released logits.
         regularization: public L, for the sum (not the mean) of losses, intercept included, for rows in units of
             `norm_bound`. None: 10 k / epsilon, k = 2 under substitution and else 1, so that the noise on the logit of a
@@ -177,8 +176,7 @@ class LaplaceScore(RecourseMechanism):
             self._set(weights=_public_vector(given) if people is None else people.vector(given, "public_weights"))
 
     def _of_model(self, given: Any) -> tuple[Floats, PrivacyStatement, bool]:
-        """(D,) logits per unit of each column of a model trained with differential privacy, its statement, and whether
-        that is only its owner's word."""
+        """(D,) weights of a model trained with differential privacy, its statement, and whether it is vouched for."""
         if isinstance(given, DPModelRecourse):
             if given.preprocessing != self.preprocessing:
                 raise ConfigurationError("public_weights: expected a mechanism with the same preprocessing")
@@ -325,7 +323,6 @@ class LaplaceScore(RecourseMechanism):
         return weights, bias, lambda rows, at: rows @ weights + bias[at] >= self.target
 
     def _solver_of(self, rows: Floats, released: NoisyScores) -> Callable[[Frozen], Solution]:
-        """Answers from released scores, without further noise."""
         weights: Floats = self._get("weights")
         bias = released.score - rows @ weights
 
@@ -366,7 +363,6 @@ def _check_precision(records: int, p: int, penalty: float, spread: float) -> Non
 
 
 def _public_vector(given: ArrayLike) -> Floats:
-    """(d,) finite numbers that are not all 0."""
     found = real_numbers(given, "public_weights", ConfigurationError)
     if found.ndim != 1 or not np.isfinite(found).all() or not found.any():
         raise ConfigurationError(

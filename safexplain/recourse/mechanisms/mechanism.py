@@ -24,10 +24,9 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.features import check_columns, column_names, frame_kind
-from safexplain.recourse.guarantee import Guarantee, Per
 from safexplain.recourse.letters import advise
 from safexplain.recourse.preprocessing import Preprocessing
-from safexplain.recourse.result import Recourse
+from safexplain.recourse.result import Guarantee, Per, Recourse
 from safexplain.recourse.solution import NO_NUMBERS, Floats, Solution, as_rows
 
 Infeasible = Literal["raise", "mark"]
@@ -42,7 +41,6 @@ def check_infeasible(infeasible: Any) -> None:
 
 
 def _plain_classes(classes: Any) -> tuple[Any, ...]:
-    """The labels as plain Python values, for JSON, in their order."""
     try:
         labels = () if isinstance(classes, (str, bytes, Set)) else tuple(classes)  # a set has no order
         check_classes(labels)
@@ -186,7 +184,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _released(self, found: Solution) -> tuple[Floats | None, float | Floats, Accepts]:
-        """What was released of the score, for `advise`: weights and bias of a linear one, and which rows it accepts."""
+        """What was released of the score: weights and bias of a linear one, and which rows it accepts."""
 
     def explain(self, x: ArrayLike, *, infeasible: Infeasible = "raise") -> Recourse:
         """Cheapest changes with which the released score reaches the target.
@@ -236,8 +234,8 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return tuple(self._answer(one, x, guarantee) for one in results)
 
     def _largest_share(self, found: Solution) -> Mask:
-        """(n, d) bool, the column (or one of its group) with the largest share of each answer's cost; none where
-        nothing changed. One frozen column of a one-hot group freezes the group (`Constraints.bounds`)."""
+        """(n, d) bool, the column with the largest share of each answer's cost, if anything changed; one frozen column
+        freezes its one-hot group."""
         share = self.column_cost.parts(found.change)
         for group in self.column_constraints.groups if self.column_constraints else ():
             share[:, group] = share[:, group].sum(axis=1, keepdims=True)
@@ -255,19 +253,17 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
     @property
     def identity(self) -> str:
-        """A random name of this fit, new for each training, kept by copying and pickling; ConfigurationError: `fit` has
-        not been called."""
+        """A random name of this fit, kept by copying and pickling; ConfigurationError: `fit` has not been called."""
         _ = self.features
         return str(self._get("identity"))
 
     def release(self, x: ArrayLike) -> Floats:
-        """(n,) epsilon that the answer to each of (n, d) queries costs, 0 if the training has spent it; InputError:
-        invalid queries."""
+        """(n,) epsilon that the answer to each of (n, d) queries costs; InputError: invalid queries."""
         return np.full(len(self.rows(x)), float(self.epsilon) if self.per == "answer" else 0.0)
 
     def rows(self, x: ArrayLike) -> Floats:
-        """(n, D) queries for solvers from (n, d) or (d,) ones, with a preprocessing as rows of its table from a frame.
-        InputError: invalid queries, before anything is spent; ConfigurationError: `fit` was not called."""
+        """(n, D) queries for solvers from (n, d) or (d,) ones, or from a frame of a preprocessing. InputError: invalid
+        queries, before anything is spent; ConfigurationError: `fit` was not called."""
         width, allowed = self.features, self.column_constraints
         if self.preprocessing is not None:
             rows = self.preprocessing.table(x)
@@ -293,7 +289,7 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return found
 
     def _frozen_columns(self, rows: Floats) -> Frozen:
-        """(n, D) bool, special and missing values, which never change; None: there are none."""
+        """(n, D) bool, special and missing values, which never change, if any."""
         held = None if self.preprocessing is None else self.preprocessing.held(rows)
         return held if held is not None and held.any() else None
 
@@ -322,7 +318,6 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return Recourse(**vars(found), guarantee=guarantee or self.guarantee, advice=advice, table=people, like=x)
 
     def _scaled(self, rows: Floats) -> Floats:
-        """(n, D) rows as in training."""
         return rows if self.preprocessing is None else self.preprocessing.scaled(rows)
 
     def _training_data(self, X: Any, y: Any) -> tuple[Any, Any]:
@@ -341,7 +336,6 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         return rows, labels
 
     def _columns_of(self, X: Any) -> tuple[str, ...] | None:
-        """Names of the columns of a training table, which queries must share; None with a preprocessing."""
         return None if self.preprocessing is not None else column_names(X)
 
     def _check_width(self, width: int) -> None:
@@ -360,7 +354,6 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
             object.__setattr__(self, "_" + name, value)
 
     def _noise(self) -> Randomness:
-        """The cryptographic generator, which forked and restored processes never share, or the seeded one."""
         if self.random_state is None:
             return noise_generator(None)
         if self._get("generator") is None:

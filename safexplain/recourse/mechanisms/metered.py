@@ -11,10 +11,9 @@ from numpy.typing import ArrayLike
 from safexplain._validate import whole_number
 from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.ledger.releases import Pure
-from safexplain.recourse.guarantee import NOT_CHARGED, Guarantee
 from safexplain.recourse.mechanisms.laplace_score import LaplaceScore, NoisyScores
 from safexplain.recourse.mechanisms.mechanism import Infeasible, RecourseMechanism, check_infeasible
-from safexplain.recourse.result import Recourse
+from safexplain.recourse.result import NOT_CHARGED, Guarantee, Recourse
 from safexplain.recourse.solution import Solution
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class MeteredRecourse:
 
         Proof. Only the noised score depends on the private model; it is stored with its charge, and all answers are
         computed from it, the query, and public weights, costs and constraints: post-processing of one release (Dwork
-        and Roth 2014, proposition 2.1). With new noise for each, n answers would cost n epsilon.
+        and Roth 2014, proposition 2.1).
 
         Raises:
             ConfigurationError: fewer than one answer.
@@ -114,7 +113,6 @@ class MeteredRecourse:
         return (first, *mechanism._diverse_answers(solve, first.x, x, wanted, first.guarantee)[1:])
 
     def _charged_answer(self, x: ArrayLike, principal: str | None) -> Recourse:
-        """Answers that are charged and stored, or repeated; queries without recourse are marked."""
         mechanism = self.mechanism
         if mechanism.per == "answer" and principal is None:
             raise ConfigurationTypeError("principal: expected a name to charge each answer to, got None")

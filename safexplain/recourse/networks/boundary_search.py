@@ -1,10 +1,9 @@
 """Nearest point with a sufficient score, over continuous features within a box.
 
-Wachter, Mittelstadt and Russell 2017 (arXiv 1711.00399, eq. 2) minimise m * shortfall + cost over x' by Adam, with a
-multiplier m that grows until the shortfall is gone. Here the shortfall max(0, target - score) is linearised at each
-iterate, and the minimiser within a trust region is computed exactly for all rows at once (`linear_step`): the S-l1-QP
-method (Fletcher 1987, Practical Methods of Optimization, ch. 14.4). The first step from x is DeepFool's (arXiv
-1511.04599); exact steps within a box are those of FAB (arXiv 1907.02044). Finished rows leave the batch.
+The shortfall in m * max(0, target - score) + cost (Wachter, Mittelstadt and Russell 2017, arXiv 1711.00399, eq. 2) is
+linearised at each iterate, and the minimiser within a trust region computed exactly (`linear_step`): the S-l1-QP method
+(Fletcher 1987, Practical Methods of Optimization, ch. 14.4). The multiplier m grows until the shortfall is gone. The
+first step from x is DeepFool's (arXiv 1511.04599); exact steps within a box are those of FAB (arXiv 1907.02044).
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from safexplain.errors import InputError
-from safexplain.recourse.solution import Floats
 
 _GROW, _SHRINK = 2.0, 0.35
 """Factors of the trust region after a step that matched its prediction or did not."""
@@ -26,10 +23,10 @@ _HALVINGS = 16
 """Bisections of the segment between x and the best point."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
 class Price:
-    """The cost of changes, on tensors: (d,) costs of a change by 1 and by -1, and whether the distance is the Euclidean
-    norm (`squared`) or the sum."""
+    """The cost of changes: (d,) costs of a change by 1 and by -1; the distance is their Euclidean norm (`squared`) or
+    sum."""
 
     rise: Tensor
     fall: Tensor
@@ -55,9 +52,9 @@ class Price:
         return weighted.square().sum(dim=-1) / 2 if self.squared else weighted.abs().sum(dim=-1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
 class Boundary:
-    """The problem: the cheapest rows whose score reaches the target, in at most so many gradients (`steps`) each."""
+    """The problem: the cheapest rows whose score reaches the target, in at most `steps` gradients each."""
 
     score: NetworkScore
     target: float
@@ -99,8 +96,8 @@ class _ActiveRows:
 def nearest(
     task: Boundary, x: Tensor, aim: Tensor, start: Tensor, lower: Tensor, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(n, d) points nearest to x within the box (n, d) whose score reaches the target, found from `start` (n, d) by
-    aiming at scores `aim` (n,), and their (n,) distances; else the point of highest score, at infinite distance."""
+    """(n, d) points nearest to x in the box whose score reaches the target, found from `start` by aiming at scores
+    `aim` (n,), and their (n,) distances; else the point of highest score, at infinite distance."""
     at = torch.minimum(torch.maximum(start, lower), upper)
     value, slope = task.score.gradients(at)
     best, best_distance = at.clone(), task.price.distance(at - x)
@@ -163,8 +160,7 @@ def _advance(task: Boundary, rows: _ActiveRows) -> tuple[Tensor, Tensor, Tensor]
 
 
 def shorten(task: Boundary, x: Tensor, best: Tensor, distance: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """The points (n, d), of which those at a finite `distance` (n,) are moved towards x as far as they stay valid, by
-    bisection."""
+    """The points (n, d), those at a finite `distance` moved towards x as far as they stay valid, by bisection."""
     origin = torch.minimum(torch.maximum(x, lower), upper)
     rows = (distance.isfinite() & (distance > 0)).nonzero()[:, 0]
     kept = torch.ones(len(rows), dtype=x.dtype, device=x.device)
@@ -184,9 +180,9 @@ def linear_step(
     """Minimise the cost of z - x subject to slope . (z - at) >= rise (n,) and finite bounds (n, d): (n, d) points and
     (n,) multipliers; if the box holds no such point, its point of largest rise.
 
-    Exact. The Lagrangian at multiplier m separates into features: each stays at the end of its interval nearest to x
-    until m reaches the price of moving it, w / |slope| (sums) or w^2 |z - x| / |slope| (Euclidean), and then moves. The
-    rise is piecewise linear in m (or in the share of the last feature); its segments are sorted here.
+    The Lagrangian at multiplier m separates into features: each stays at the end of its interval nearest to x until m
+    reaches the price of moving it, w / |slope| (sums) or w^2 |z - x| / |slope| (Euclidean). The rise is piecewise
+    linear in m (or in the share of the last feature); its segments are sorted here.
     """
     start = torch.minimum(torch.maximum(x, lower), upper)
     end = torch.where(slope > 0, upper, lower)
@@ -240,7 +236,7 @@ NO_DERIVATIVE = (
 
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode, and restore its modes afterwards."""
+    """Put a network into evaluation mode, then restore its modes."""
     trained = [module for module in network.modules() if module.training]
     try:
         for module in trained:
@@ -252,8 +248,8 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
 
 
 class NetworkScore:
-    """Scores of rows by a network, in batches; network and `favourable` class as for `network_recourse`. Geometry uses
-    float64; rows are rounded to the network's type before scoring, as in production."""
+    """Scores of rows by a network, in batches; arguments as for `network_recourse`. Rows in float64 are rounded to the
+    network's type before scoring, as in production."""
 
     def __init__(self, network: nn.Module, *, favourable: int = 1, batch_size: int = 8192) -> None:
         parameters = [p for p in network.parameters() if p.is_floating_point()]
@@ -308,14 +304,6 @@ class NetworkScore:
             )
         lead: Tensor = out[:, wanted] - out[:, torch.arange(out.shape[1]) != wanted].amax(dim=1)
         return lead
-
-
-def scores_of(network: nn.Module, rows: Floats, *, favourable: int = 1, batch_size: int = 8192) -> Floats:
-    """(n,) scores of (n, d) rows, in evaluation mode."""
-    score = NetworkScore(network, favourable=favourable, batch_size=batch_size)
-    with evaluation_mode(network):
-        found = score.values(torch.from_numpy(rows).to(score.home))
-    return np.asarray(found.cpu().numpy(), dtype=np.float64)
 
 
 def _slope(outcome: Tensor, leaf: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from recourse_linear_oracle import all_counts, integer_program
 
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2
-from safexplain.recourse.linear import choices
+from safexplain.recourse.linear import solve
 from safexplain.recourse.linear.solve import linear_recourse
 
 LARGE, SMALL = (4, 23), (2, 4)
@@ -108,7 +108,7 @@ def test_lists_that_grow_too_long_are_left_to_the_integer_program(columns, cost,
         w, b, x, scale, rules = wide(seed, columns)
         monkeypatch.undo()
         listed = linear_recourse(w, b, x, cost=cost(scale), constraints=rules)
-        monkeypatch.setattr(choices, "STATES", 0)
+        monkeypatch.setattr(solve, "STATES", 0)
         programmed = linear_recourse(w, b, x, cost=cost(scale), constraints=rules)
         assert listed.proven[0]
         assert programmed.proven[0]

@@ -164,7 +164,8 @@ def test_nothing_is_printed(capfd):
 def test_what_others_print_meanwhile_is_kept(capfd):
     with program._silent():
         os.write(1, b"HighsMipSolverData::something\nhello\n")
-    assert capfd.readouterr().out == "hello\n"
+    os.write(1, b"later\n")
+    assert capfd.readouterr().out == "hello\nlater\n"
 
 
 UP_AND_DOWN = Constraints(3, step={1: 0.5}, rules=(Rule(0, 1),), lower=-50, upper=50)

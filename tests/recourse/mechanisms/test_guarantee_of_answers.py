@@ -34,7 +34,7 @@ from safexplain.recourse import (
     Preprocessing,
     Recourse,
 )
-from safexplain.recourse.guarantee import NOT_CHARGED, VOUCHED
+from safexplain.recourse.result import NOT_CHARGED, VOUCHED
 from safexplain.recourse.solution import Solution
 
 X, Y = two_gaussians(300, 3)

@@ -20,7 +20,7 @@ from safexplain.errors import (
 )
 from safexplain.ledger import Ledger
 from safexplain.recourse import Constraints, DPModelRecourse, LaplaceScore, MeteredRecourse
-from safexplain.recourse.guarantee import PRIVATE_GEOMETRY
+from safexplain.recourse.result import PRIVATE_GEOMETRY
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 2, 400)

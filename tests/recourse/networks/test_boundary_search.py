@@ -22,7 +22,7 @@ from safexplain.recourse.networks.boundary_search import (
     nearest,
     shorten,
 )
-from safexplain.recourse.networks.discrete_search import Moves
+from safexplain.recourse.networks.search import Moves
 
 WIDTH = 6
 
