@@ -8,7 +8,7 @@ One step of the deletion and insertion of Petsiuk et al. (arXiv 1806.07421), at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,11 +81,11 @@ def faithfulness(
     x, labels, maps = torch.as_tensor(x), torch.as_tensor(labels).long(), torch.as_tensor(maps)
     maps, filler = _aligned(x, labels, maps), _filler(x, baseline)
     generator = np.random.default_rng(check_whole("seed", seed, 0))
-    device = _device_of(model, x)
+    device = next((p.device for p in model.parameters()), x.device) if isinstance(model, nn.Module) else x.device
     probabilities: bool | None = None
     found = []
     with torch.no_grad():
-        for part in _batches(len(x), batch_size):
+        for part in (slice(start, start + batch_size) for start in range(0, len(x), batch_size)):
             named = named_features(maps[part], fraction, generator).to(device)
             batch, fill, targets = x[part].to(device), filler[part].to(device), labels[part].to(device)
             versions = (batch, torch.where(named, fill, batch), torch.where(named, batch, fill), fill.clone())
@@ -141,11 +141,3 @@ def _as_float64(out: Tensor, labels: Tensor) -> Tensor:
     if len(labels) and not 0 <= (least := int(labels.min())) <= (most := int(labels.max())) < out.shape[1]:
         raise InputError(f"labels must be outputs 0 .. {out.shape[1] - 1} of the model, got {least} .. {most}")
     return out.double()
-
-
-def _device_of(model: object, x: Tensor) -> torch.device:
-    return next((p.device for p in model.parameters()), x.device) if isinstance(model, nn.Module) else x.device
-
-
-def _batches(n: int, size: int) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, n, size))

@@ -27,7 +27,7 @@ from safexplain.explain.certified import Predict
 from safexplain.explain.hardened import PROBABILITY, Direction, explained_classes
 from safexplain.explain.libraries import load
 from safexplain.explain.query import round_as_hashed
-from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
+from safexplain.explain.tables import TableExplainer, TableExplainerFactory, dense, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key
 from safexplain.native_maps import watch
@@ -61,7 +61,7 @@ class HardenedProtoDash(TableExplainer):
     _no_options = frozenset({"self", "X", "Y"})
 
     def __init__(self, public: Any = None, *, hardening: Hardening | None = None) -> None:
-        self.hardening = hardening_or_default(hardening, Hardening.ranked)
+        self.hardening = hardening_or_default(hardening, Hardening.ranked())
         if public is None:
             raise ConfigurationTypeError(
                 "expected public rows to choose prototypes from, which are released: pass"
@@ -279,7 +279,7 @@ class _HardenedLime(TableExplainer):
         self._adopt(getattr(load(self._module), self._name)(*args, **kwargs), hardening, model_digest)
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        self.hardening = hardening_or_default(hardening, ordered=self._row is not None)
+        self.hardening = hardening_or_default(hardening, Hardening.recommended(ordered=self._row is not None))
         self._explainer = _private_copy(getattr(native, "explainer", native), None)  # AIX360 wraps LIME's
         self._native, self._model_digest = type(self._explainer), checked_digest(model_digest)
 
@@ -422,8 +422,7 @@ class HardenedLimeTabular(_HardenedLime):
         return np.array([weights.get(feature, 0.0) for feature in range(len(row))])
 
     def _inputs(self, instance: Any) -> Tensor:
-        row = instance.toarray().ravel() if hasattr(instance, "toarray") else np.asarray(instance)
-        return torch.from_numpy(row.astype(np.float64))[None]
+        return torch.from_numpy(np.asarray(dense(instance)).ravel().astype(np.float64))[None]
 
     def _blank(self, raw: Any, explainer: Any, instance: Any) -> Any:
         shown = raw.domain_mapper

@@ -33,7 +33,7 @@ from safexplain.explain.libraries import (
 )
 from safexplain.explain.query import round_as_hashed
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
-from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
+from safexplain.explain.tables import TableExplainer, TableExplainerFactory, dense, feature_names
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, TopKMask, UnitNorm
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import GaussianNoise
@@ -103,7 +103,7 @@ def query_tensor(value: Any) -> Tensor:
     """
     if isinstance(value, str):
         return torch.tensor([list(value.encode())], dtype=torch.uint8)
-    array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+    array = np.asarray(dense(value))
     if array.dtype.kind not in "biuf":
         try:
             array = array.astype(np.float64)
@@ -209,7 +209,7 @@ class HardenedAlibi(TableExplainer):
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         load("alibi")
         check_mode(vars(native))
-        self.hardening = hardening_or_default(hardening, ordered=True)
+        self.hardening = hardening_or_default(hardening, Hardening.recommended(ordered=True))
         self._explainer, self._model_digest = native, checked_digest(model_digest)
 
 
@@ -281,7 +281,7 @@ class HardenedAnchors(HardenedAlibi):
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         if not kind_of(native).startswith("Anchor"):
             raise ConfigurationTypeError(f"expected an anchor explainer, got {kind_of(native)}; use harden")
-        hardening = hardening_or_default(hardening, anchor_hardening)
+        hardening = hardening_or_default(hardening, anchor_hardening())
         for step in (hardening.clip, hardening.mask):
             if isinstance(step, RankNorm | UnitNorm | NormClip | TopKMask):
                 raise ConfigurationError(

@@ -55,8 +55,8 @@ class Predict:
 
 @dataclass(eq=False)
 class Pinned:
-    """The audited state that a certified explainer keeps: `digest` of the model when it was loaded, `options` as
-    `Row.options` takes them, and whether the model's outputs must be probabilities, which the first call checks."""
+    """The audited state of a certified explainer: `digest` of the model when it was loaded, `options` as `Row.options`
+    takes them, and whether outputs must be probabilities, which the first call checks."""
 
     method: str
     model: nn.Module
@@ -68,11 +68,9 @@ class Pinned:
     def complete(
         self, signature: inspect.Signature, given: Mapping[str, Any], free: frozenset[str] | None = None
     ) -> dict[str, Any]:
-        """The given arguments of a call of the native entry, completed by the audited options.
-
-        `free` are those that the client may choose; None: `CLIENT_ARGUMENTS`, for explainers of tensors. RefusedError:
-        an option differs from the audited one, or the model has changed. InputError: inputs that are not one tensor.
-        """
+        """The given arguments of a call of the native entry, completed by the audited options. `free` are those that
+        the client may choose; None: `CLIENT_ARGUMENTS`. RefusedError: another option, or the model has changed.
+        InputError: inputs that are not one tensor."""
         check_unchanged(self.model, self.digest)
         audited = self._of_inputs(given.get("inputs")) if free is None else self.options
         options = {k: v for k, v in given.items() if k not in (CLIENT_ARGUMENTS if free is None else free)}
@@ -126,8 +124,8 @@ def check_as_audited(given: Mapping[str, Any], audited: Mapping[str, Any]) -> No
 
 @dataclass(frozen=True, eq=False)
 class Audited:
-    """A certificate, the `rows` of its methods (several are released together: "IG+Saliency"), the model that it is
-    about, without a `Probability` that the audit added, and its hardening, with the service's key if it has noise."""
+    """A certificate, the `rows` of its methods, the model that it is about, without a `Probability` that the audit
+    added, and its hardening, with the service's key if it has noise."""
 
     path: str
     certificate: Certificate
@@ -225,8 +223,7 @@ def checked_model(model: Any) -> tuple[nn.Module, bytes]:
 
 
 def subject_of(digest: bytes, file: str | Path | None) -> dict[str, str]:
-    """How a certificate names a model with this digest, and its file: algorithm -> hexadecimal digest; InputError: the
-    file cannot be read."""
+    """How a certificate names a model and its file: algorithm -> digest; InputError: the file cannot be read."""
     from safexplain.verdict.certificate.write import MODEL_DIGEST
 
     try:
@@ -259,9 +256,8 @@ def check_subject(
 
 
 def with_service_key(hardening: Hardening, key: bytes | str | Path | None) -> Hardening:
-    """The hardening with the service's own key, if it has noise: as bytes, in a file, or if None in the environment
-    variable SAFEXPLAIN_NOISE_KEY; RefusedError: no key or one that can be guessed; InputError: the file cannot be
-    read."""
+    """The hardening with the service's own key, if it has noise; key as of `load_release`. RefusedError: no key or one
+    that can be guessed; InputError: its file cannot be read."""
     if hardening.noise is None:
         return hardening
     what = "the noise key"

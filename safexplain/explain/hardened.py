@@ -244,7 +244,7 @@ class Hardened(Attribution):  # type: ignore[misc]
 
     def _adopt(self, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
         table = is_estimator(getattr(self, "forward_func", None))
-        self.hardening = hardening_or_default(hardening, ordered=table)
+        self.hardening = hardening_or_default(hardening, Hardening.recommended(ordered=table))
         self._model_digest = checked_digest(model_digest)
         if hasattr(self, "is_delta_supported"):
             self.is_delta_supported = False

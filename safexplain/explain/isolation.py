@@ -53,8 +53,7 @@ _TOUCH: dict[type, Touch] = {Gradient: Touch.CALLS} | {
 
 
 def modules_in(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
-    """The modules that an explainer's attributes reach, outermost only, its model's first; not the surrogate models
-    that Captum fits."""
+    """The outermost modules that an explainer's attributes reach, its model's first, without surrogates of Captum."""
     some = [value for value in state.values() if not is_plain(value) and value is not compute_gradients]
     holders = [value for value in some if type(value) is not list or value]
     reached = modules_of(holders[0] if len(holders) == 1 else holders)
@@ -79,8 +78,8 @@ def lend(
     originals: tuple[nn.Module, ...] | None = None,
     trains: bool | None = None,
 ) -> Iterator[Attribution]:
-    """Lend an explainer of a native class with these attributes, private to this call; its modules are private too if
-    it touches them. `originals` (from `modules_in`) and `trains` (is one in training mode?) are found if None."""
+    """Lend an explainer of a native class with these attributes, private to this call, as are modules that it touches.
+    `originals` (from `modules_in`) and `trains` (is one in training mode?) are found if None."""
     originals = modules_in(state) if originals is None else originals
     trains = any(map(in_training_mode, originals)) if trains is None else trains
     touch = touch_of(native, state)
@@ -148,8 +147,7 @@ def one_at_a_time(modules: tuple[nn.Module, ...]) -> Iterator[None]:
 
 
 def fresh_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The same attributes, with new copies of whatever a call changes: lists (without the handles of removed hooks),
-    surrogate models that are fitted, and inner explainers."""
+    """The same attributes, with new copies of what a call changes: lists, fitted surrogates, inner explainers."""
     return {k: _fresh(v) if isinstance(v, _CHANGED) else v for k, v in state.items()}
 
 
@@ -172,8 +170,8 @@ def private_copy(
     share_parameters: bool,
     parameters: Mapping[int, nn.Parameter] | None = None,
 ) -> dict[str, Any] | None:
-    """A deep copy of `state` that reaches none of the `originals`, or None if that is impossible; parameters are
-    shared, copied, or taken from `parameters` by the identities of the original ones."""
+    """A deep copy of `state` that reaches none of the `originals`, or None; parameters are shared, copied, or taken
+    from `parameters` by the identities of the original ones."""
     parts = {id(part): part for module in originals for part in module.modules()}
     memo: dict[int, Any] = dict(parameters or {})
     try:
@@ -248,8 +246,8 @@ def gradients(
 def gradients_in_blocks(
     forward_fn: Callable[..., Any], inputs: Any, target_ind: Any = None, additional_forward_args: Any = None
 ) -> tuple[Tensor, ...]:
-    """The same in blocks of rows, for models whose outputs for a row depend on that row alone; all rows at once if it
-    is unclear which part of an argument belongs to which row, or if there are not as many outputs as rows."""
+    """The same in blocks of rows, for models whose outputs for a row depend on that row alone; all rows at once unless
+    arguments and outputs clearly belong to rows."""
     tensors = inputs if isinstance(inputs, tuple) else (inputs,)
     rows = len(tensors[0])
     fit = min(ROWS, max(_FEWER, _NUMBERS * rows // max(1, tensors[0].numel())))

@@ -1,6 +1,5 @@
 """Imports of alibi, AIX360, lime and shap on first use, the modules named after libraries, and isolation of alibi's
-calls: each gets a private copy of the explainer's state, and draws from its own generator in place of NumPy's global
-one."""
+calls: each has a private copy of the explainer's state, and its own generator."""
 
 from __future__ import annotations
 
@@ -216,8 +215,8 @@ def drop_in(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a module named after a library, so that users only change the import.
 
-    The error for a missing name lists the hardened ones. `from safexplain.alibi import CEM` would replace an
-    AttributeError by an empty error, so there it is `NotHardenedError`, an ImportError.
+    The error for a missing name lists the hardened ones; in `from safexplain.alibi import CEM` it is a
+    `NotHardenedError`, an ImportError, as Python would hide an AttributeError.
 
     Args:
         module: its name.

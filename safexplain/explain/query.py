@@ -70,12 +70,9 @@ def _round(value: Any) -> Any:
 
 
 def query_of(explainer: Attribution, inputs: Tensors, options: Mapping[str, Any], lend: Lend) -> dict[str, Any]:
-    """Arguments of `Hardening.__call__` for a call of a hardened explainer, with inputs (batch, ...) and options whose
-    numbers are rounded by `round_as_hashed`; RefusedError: baselines are a function.
-
-    They do not change with the shape of the inputs if the model ignores it, the sign or type of a target that names the
-    same output, truthy values, explicit defaults, or the order of a set of baselines.
-    """
+    """Arguments of `Hardening.__call__` for inputs (batch, ...) and options whose numbers are rounded; RefusedError:
+    baselines are a function. They do not change with the shape of the inputs if the model ignores it, the sign or type
+    of a target, truthy values, explicit defaults, or the order of a set of baselines."""
     explainers = (explainer, *explainers_in(vars(explainer)))
     digest = explained_digest(explainer.forward_func, getattr(explainer, "_model_digest", None))
     method, batch = _method(explainer), len(inputs[0])
@@ -232,8 +229,8 @@ class ModelShapes(NamedTuple):
     """What a probe found."""
 
     shapes: tuple[Shape, ...]
-    """For each input its axes, with neighbours merged as far as the model ignores it, without axes of size 1 and
-    without the first (which follows from the count of numbers); empty if the model flattens the input."""
+    """For each input its axes, with neighbours merged as far as the model ignores it, without axes of size 1 and the
+    first; empty if the model flattens the input."""
     outputs: Shape | None = None
     """Of one example's output; None if the model returns no tensor with a row for each example."""
     neurons: tuple[Shape | None, Shape | None] = (None, None)
@@ -245,7 +242,7 @@ _shapes: dict[Any, ModelShapes] = {}
 
 def probe(lend: Lend, digest: bytes, method: str, inputs: Tensors, extra: tuple[Any, ...]) -> ModelShapes:
     """Probe the model with this digest about inputs, (batch, ...) each, and additional forward arguments, once for each
-    shape and type; `lend` lends the native explainer, with a model that may be run and hooked."""
+    shape and type."""
     if digest == OPAQUE_DIGEST or any(x.dim() == 0 or len(x) == 0 for x in inputs):
         return ModelShapes(((),) * len(inputs))
     others = tuple((tuple(v.shape[1:]), v.dtype) if isinstance(v, Tensor) else type(v) for v in extra)

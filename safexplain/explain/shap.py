@@ -32,7 +32,7 @@ from safexplain.explain.catalog import CATALOG
 from safexplain.explain.certified import Predict
 from safexplain.explain.hardened import LOG_ODDS, PROBABILITY, Direction, explained_classes, oriented, orients_first
 from safexplain.explain.libraries import draw_from, load, seeded_generators
-from safexplain.explain.tables import TableExplainer, TableExplainerFactory, feature_names
+from safexplain.explain.tables import TableExplainer, TableExplainerFactory, dense, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed
 from safexplain.native_maps import watch
@@ -182,7 +182,7 @@ class HardenedShap(TableExplainer):
     """The class of each native output of a certified explainer."""
 
     def _adopt(self, native: Any, hardening: Hardening | None, model_digest: bytes | None = None) -> None:
-        self.hardening = hardening_or_default(hardening, ordered=True)
+        self.hardening = hardening_or_default(hardening, Hardening.recommended(ordered=True))
         self._model_digest = checked_digest(model_digest)
         self._explainer, self._explained = native, self._model_of(native)
         check_mode(self._explained)
@@ -268,7 +268,7 @@ class HardenedShap(TableExplainer):
     def __call__(self, X: Any, *, target: Any = None, direction: Direction | None = None, **options: Any) -> Any:
         """A `HardenedExplanation`; options as of `shap_values`."""
         known = getattr(self._explainer, "data_feature_names", getattr(self._explainer, "feature_names", None))
-        instances = X.toarray() if hasattr(X, "toarray") else np.array(X)
+        instances = np.array(dense(X))
         known = [f"Feature {i}" for i in range(instances.shape[-1])] if known is None else known
         names = getattr(X, "columns", known)
         values = self._values(X, options, target, direction)
@@ -376,7 +376,7 @@ class _OfModel(HardenedShap):
         if not isinstance(forward, EstimatorModule):
             raise InputError(f"{cls._name} explains classifiers of tables, got {type(forward).__name__}")
         encoded = Encoded(forward)
-        background = None if made.background is None else _dense(encoded.rows(made.background))
+        background = None if made.background is None else dense(encoded.rows(made.background))
         of, digest = cast("Any", cls), explained_digest(forward)
         explainer: Self = of(encoded.last, background, hardening=hardening, model_digest=digest, **made.made)
         explainer._encoded, explainer._places = encoded, forward.places().tolist()
@@ -464,7 +464,7 @@ class HardenedTreeExplainer(_OfModel):
         native = copy.copy(self._explainer)  # a call writes to its attributes
         ensemble = native.model
         if ensemble.model_type != "xgboost":  # which takes gaps of a sparse row as missing
-            rows = _dense(rows)
+            rows = dense(rows)
         if ensemble.model_type == "internal" and native.feature_perturbation == "tree_path_dependent":
             k, missing = ensemble.num_outputs, _missing_children(ensemble, self._fitted)
             if k > 1 and outputs is not None:
@@ -529,7 +529,7 @@ class HardenedLinearExplainer(_OfModel):
         return {"mean": _background_digest(self._explainer.mean)}
 
     def _native_values(self, rows: Any, options: Mapping[str, Any], outputs: Values | None) -> tuple[Values, Any]:
-        found = np.asarray(self._explainer.shap_values(_dense(rows)))
+        found = np.asarray(self._explainer.shap_values(dense(rows)))
         return _select_outputs(found, outputs), self._explainer.expected_value
 
 
@@ -639,10 +639,6 @@ def _width(model: Any) -> int | None:
     return None
 
 
-def _dense(rows: Any) -> Any:
-    return rows.toarray() if hasattr(rows, "toarray") else rows
-
-
 def _missing_children(ensemble: Any, model: Any) -> Values:
     """(trees, nodes) child of a missing number; shap does not read it from scikit-learn's forests."""
     found: Values = ensemble.children_default.copy()
@@ -655,8 +651,8 @@ def _missing_children(ensemble: Any, model: Any) -> Values:
 def _background_digest(*arrays: Any) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
-        dense = np.asarray(array.toarray() if hasattr(array, "toarray") else array)
-        plain = dense.astype(np.float64) if dense.dtype.kind in "biuf" else dense.astype(str)
+        rows = np.asarray(dense(array))
+        plain = rows.astype(np.float64) if rows.dtype.kind in "biuf" else rows.astype(str)
         digest.update(repr(plain.shape).encode() + plain.tobytes())
     return digest.hexdigest()
 

@@ -128,10 +128,9 @@ class TableExplainer:
     ) -> Self:
         """The explainer that a certificate is about, with the audited model, background, hardening and options.
 
-        A call chooses the row and, for methods that explain a class, the class; None is the predicted one, which was
-        audited. Other values of options are refused. `public` are the (n, d) rows of the background, in the order of
-        the audit; `made`, arguments of the constructor, may be left out. All others, and errors, are as of
-        `Hardened.from_certificate`.
+        A call chooses the row and the class; None is the predicted one, which was audited. Other values of options are
+        refused. `public` are the (n, d) rows of the background, in the order of the audit; `made`, arguments of the
+        constructor, may be left out. All others, and errors, are as of `Hardened.from_certificate`.
         """
         audited = load_audited(model, path, file=file, key=key_file, public_key=public_key, kind=cls)
         loaded: Self = load_pinned(cls, audited, public, **made)
@@ -150,8 +149,7 @@ class TableExplainer:
         return np.stack([self._numbers(row, target, options) for row, target in zip(rows, targets, strict=True)])
 
     def _explain_batch(self, x: Tensor, target: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """See `AuditExplainer.attribute`: (batch, k) float32 numbers of (batch, d) rows; options of the native entry;
-        InputError: x is no table, or has other columns than the background."""
+        """(batch, k) float32 numbers of (batch, d) rows; InputError: no table, or other columns than the background."""
         if x.dim() != 2:
             raise InputError(f"expected rows (batch, features) of a table, got {tuple(x.shape)}")
         rows = self._rows(x.detach().cpu().double().numpy())
@@ -167,9 +165,7 @@ class TableExplainer:
     def _rows(self, values: Any) -> Rows:
         """(n, d) float64 of one row or several, with the columns of the background; else InputError."""
         try:
-            rows = np.atleast_2d(
-                np.asarray(values.toarray() if hasattr(values, "toarray") else values, dtype=np.float64)
-            )
+            rows = np.atleast_2d(np.asarray(dense(values), dtype=np.float64))
         except (TypeError, ValueError):
             raise InputError(f"expected rows of numbers, got {type(values).__name__}") from None
         if rows.ndim != 2 or rows.shape[1] != (self._columns or rows.shape[1]):
@@ -251,6 +247,11 @@ def near_cutoff(rows: Any, scores: Any, cutoff: float, n: int = 100) -> Any:
         raise InputError(f"expected a score for each of {len(rows)} rows, and one of {cutoff:g} or more")
     passed = np.flatnonzero(scores >= cutoff)
     return rows[passed[np.argsort(scores[passed], kind="stable")[:n]]]
+
+
+def dense(rows: Any) -> Any:
+    """A sparse matrix as an array, and anything else as it is."""
+    return rows.toarray() if hasattr(rows, "toarray") else rows
 
 
 def feature_names(made: TableExplainerFactory) -> list[str]:

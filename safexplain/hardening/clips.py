@@ -1,6 +1,6 @@
-"""Clips, masks and formats of a `Hardening`, for (rows, d) tensors of finite numbers, one example a row; they never mix
-rows. Masks set features to zero, given the scale of the clip (None without one); formats take the place of the clip,
-and need no noise and no key."""
+"""Clips, masks and formats of a `Hardening`, for (rows, d) tensors of finite numbers, one example a row, which may
+change in place; they never mix rows. A clip's `scale(d)` is the size of one coordinate at its bound; a mask gets it,
+None without a clip. Formats take the place of the clip, and need no noise and no key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,17 +53,6 @@ def keep_amount(step: object, name: str) -> None:
     """Check that a field of a frozen dataclass is a finite number >= 0 or a `Relative`."""
     if not isinstance(getattr(step, name), Relative):
         keep_number(step, name, minimum=0.0)
-
-
-@runtime_checkable
-class Clip(Protocol):
-    """Bounds the size of an attribution."""
-
-    def scale(self, d: int) -> float:
-        """Size of one coordinate at the bound, for explanations of d features."""
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the clipped (rows, d) tensor; may work in place."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +181,6 @@ class RankNorm:
         return released.copysign_(rows).masked_fill_(rows == 0, 0.0)
 
 
-CLIPS = (RangeClip, NormClip, UnitNorm, RankNorm)
-
-
 @lru_cache(maxsize=8)
 def _totals(clip: RankNorm, d: int, balanced: bool, device: torch.device) -> Tensor:
     """(d + 1,) sums of the first 0, 1, ..., d magnitudes, or balanced values, in increasing order, float64."""
@@ -257,9 +243,6 @@ class TopKMask:
     def __call__(self, rows: Tensor, scale: float | None) -> Tensor:
         """Zero all but the largest coordinates."""
         return rows.mul_(largest(rows.abs(), max(1, round(self.fraction * rows.shape[1]))))
-
-
-MASKS = (ThresholdMask, TopKMask)
 
 
 def keep_fraction(step: Any) -> None:
@@ -417,3 +400,7 @@ def _steps(keys: Tensor, counts: Sequence[int]) -> Tensor:
     for i, count in enumerate(counts):
         out += largest(keys, count, cuts[:, i : i + 1]) & some
     return out
+
+
+Clip = RangeClip | NormClip | UnitNorm | RankNorm | TopKSet | Levels
+Mask = ThresholdMask | TopKMask

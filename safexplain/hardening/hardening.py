@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -20,15 +20,12 @@ from torch import Tensor
 from safexplain._validate import check_number, check_whole, from_table
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.hardening.clips import (
-    CLIPS,
-    MASKS,
     Clip,
-    Levels,
+    Mask,
     RangeClip,
     RankNorm,
     Relative,
     ThresholdMask,
-    TopKMask,
     TopKSet,
     UnitNorm,
     absolute,
@@ -36,7 +33,7 @@ from safexplain.hardening.clips import (
 from safexplain.hardening.features import Features
 from safexplain.hardening.noise import GaussianNoise, check_key, fill_zeros, keyed_normal, query_seeds, resolve_key
 
-SLOTS: dict[str, tuple[type, ...]] = {"clip": (*CLIPS, TopKSet, Levels), "mask": MASKS, "noise": (GaussianNoise,)}
+SLOTS: dict[str, tuple[type, ...]] = {"clip": get_args(Clip), "mask": get_args(Mask), "noise": (GaussianNoise,)}
 
 RECOMMENDED = TopKSet(k=4, fraction=0.1)
 """The four features that count most, or a tenth of them where that is more.
@@ -104,7 +101,7 @@ class Hardening:
     """
 
     clip: Clip | None = None
-    mask: ThresholdMask | TopKMask | None = None
+    mask: Mask | None = None
     noise: GaussianNoise | None = None
     grid: float | None = None
     features: Features | None = None
@@ -353,16 +350,12 @@ class Hardening:
         return rows
 
 
-def hardening_or_default(
-    hardening: object, default: Callable[[], Hardening] | None = None, *, ordered: bool = False
-) -> Hardening:
-    """The given hardening; for None the default, or `Hardening.recommended(ordered=...)`. ConfigurationTypeError: not a
-    hardening."""
-    if hardening is None:
-        return Hardening.recommended(ordered=ordered) if default is None else default()
-    if not isinstance(hardening, Hardening):
+def hardening_or_default(hardening: object, default: Hardening) -> Hardening:
+    """The given hardening, or the default for None; ConfigurationTypeError: not a hardening."""
+    found = default if hardening is None else hardening
+    if not isinstance(found, Hardening):
         raise ConfigurationTypeError(f"hardening must be a Hardening or None, got {type(hardening).__name__}")
-    return hardening
+    return found
 
 
 def plain_tensors(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

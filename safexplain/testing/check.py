@@ -110,8 +110,8 @@ def take(value: Any, index: list[int], batch: int) -> Any:
 def difference(
     a: Any, b: Any, atol: float = 0.0, *, path: str = "result", within: frozenset[int] = frozenset()
 ) -> str | None:
-    """The first difference of the expected result `a` and `b`, objects of any kind, as a sentence; None: there is none.
-    Numbers have an absolute tolerance, and NaN equals NaN; `within` are ids of the containing objects, to end cycles.
+    """The first difference of the expected result `a` and `b`, of any kind, as a sentence; None: there is none. Numbers
+    have an absolute tolerance, and NaN equals NaN; `within` are ids of the containing objects.
 
     >>> difference({"anchor": np.ones(3)}, {"anchor": np.ones(3)}), difference((1.0, "a"), [1.0, "a"])
     (None, 'result: expected tuple, got list')
@@ -141,11 +141,8 @@ def difference(
 
 @dataclass
 class Case:
-    """An explainer under test; the arguments are those of `check_explainer`.
-
-    `prepare` sets `plain` and `hardened`, the explainer without hardening and with `noisy`; `answer`, the latter's to
-    the full `query`; and `scale`, a power of two near the size of the native numbers, or 1.
-    """
+    """An explainer under test; arguments as of `check_explainer`. `prepare` sets `plain` and `hardened`, the explainer
+    without hardening and with `noisy`; its `answer`; and `scale`, a power of two near the native numbers, or 1."""
 
     factory: Callable[..., Any]
     model: Any
@@ -208,8 +205,7 @@ class Case:
         entry: Callable[..., Any] | None = None,
         **more: Any,
     ) -> Any:
-        """An explainer's answer. `seed` is that of the global generators (None: as they are, for threads, which share
-        them), and `entry` replaces the method that explains."""
+        """An explainer's answer, with this seed of the global generators (None: as they are)."""
         if seed is not None:
             with seeded(seed):
                 return self.ask(explainer, query, seed=None, entry=entry, **more)
@@ -276,8 +272,7 @@ class Case:
 
 
 class Snapshot:
-    """Attributes, hooks and mode of each submodule of a model at creation, and values, `requires_grad` and `.grad` of
-    its parameters and buffers, and of the tensors and arrays in other values."""
+    """Attributes, hooks and modes of a model, and its tensors and those in other values, with their gradients."""
 
     def __init__(self, model: object, values: Mapping[str, Any] | None = None) -> None:
         parts = [(f"{type(r).__name__}.{n}".rstrip("."), p) for r in modules_of(model) for n, p in r.named_modules()]
@@ -800,8 +795,8 @@ def check_explainer(
 ) -> ContractReport:
     """Check a hardened explainer against every clause of the contract; the report has the outcome of each.
 
-    It makes a few hundred calls, and temporarily changes the model (hooks, training mode, parameters), the native class
-    and the global generators, which nothing else should use meanwhile.
+    It makes a few hundred calls, and temporarily changes the model, the native class and the global generators, which
+    nothing else should use meanwhile.
 
     Args:
         explainer_factory: (model, hardening=...) -> explainer, like a hardened class; or (model, hardening); or

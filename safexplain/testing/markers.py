@@ -97,11 +97,9 @@ Plant = Callable[[Any, Any], Any]
 
 @contextmanager
 def planted(native: type, entry: str, transform: Plant) -> Iterator[SimpleNamespace]:
-    """A context in which results of the method `entry` of a class pass through `transform`, in all threads, also those
-    of its `__wrapped__` (as Captum's, which NoiseTunnel and the layer wrappers call).
-
-    It gives an object whose `calls` counts calls, without nested ones. ConfigurationError: there is no such method.
-    """
+    """A context in which results of the method `entry` of a class, and of its `__wrapped__`, pass through `transform`,
+    in all threads. It gives an object whose `calls` counts calls, without nested ones. ConfigurationError: there is no
+    such method."""
     method = getattr(native, entry, None)
     if not inspect.isfunction(method):
         raise ConfigurationError(f"expected the name of a method of {native.__name__}, got {entry!r}")
