@@ -4,8 +4,6 @@ import pytest
 import torch
 from captum.attr import FeatureAblation, LayerFeatureAblation, Occlusion, Saliency
 from explain_nets import KEY, NOISY, TwoInputs, image_net, images, quiet
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from safexplain import HardenedOcclusion
 from safexplain.errors import RefusedError
@@ -151,30 +149,6 @@ def covering_windows(shape, window, stride):
         over = [[s for s in found if s <= p < s + size] for p, found, size in zip(place, starts, window, strict=True)]
         covers[tuple(place)] = tuple(tuple(o) for o in over)
     return covers
-
-
-sizes = st.integers(1, 12).flatmap(
-    lambda length: st.integers(1, length).flatmap(
-        lambda window: st.integers(1, window).map(lambda stride: (length, window, stride))
-    )
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(sizes, min_size=1, max_size=2))
-def test_places_of_a_cell_are_covered_by_the_same_windows_and_there_are_few_cells(axes):
-    lengths, window, stride = zip(*axes, strict=True)
-    x = torch.zeros(1, *lengths)
-    groups = find_groups({"sliding_window_shapes": window, "strides": stride}, (x,)).canonical((x,))[0]
-    covers = covering_windows(lengths, window, stride)
-    by_place = [covers[place] for place in sorted(covers)]
-    for cell in range(int(groups.max()) + 1):
-        assert len({by_place[i] for i in (groups == cell).nonzero().flatten().tolist()}) == 1
-    counts = [-(-(n - w) // s) + 1 for n, w, s in axes]
-    most = 1
-    for count in counts:
-        most *= 2 * count
-    assert int(groups.max()) + 1 <= most
 
 
 def test_windows_written_in_another_way_are_the_same_question():
