@@ -1,10 +1,4 @@
-"""Hardened explainers and an audit that proves or refutes that their explanations leak the training set.
-
-`explain` has a hardened class in place of each native explainer (with Captum's own names in `captum`), and `hardening`
-hardens its attributions; `audit` attacks releases and `verdict` judges the results; `dp` trains with differential
-privacy, `recourse` answers with it, and `ledger` counts what was spent; `loading` reads users' files; `cli` is the
-command line.
-"""
+"""Hardened explainers and an audit that proves or refutes that their explanations leak the training set."""
 
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,4 @@
-"""`python -m safexplain`, the same as the command `safexplain`.
-
-It is there for environments whose scripts are not on the path, as on a cluster or under another interpreter.
-"""
+"""`python -m safexplain`, the same as the command `safexplain`."""
 
 from safexplain.cli import main
 

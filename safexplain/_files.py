@@ -215,7 +215,6 @@ class ArrayFile:
             file.read(1)
 
     def _checked(self, entries: list[ZipInfo]) -> dict[str, ZipInfo]:
-        """The arrays among the entries, by name."""
         entries = [entry for entry in entries if entry.filename.endswith(".npy")]
         end = 0  # of the entry before
         for entry in sorted(entries, key=lambda entry: entry.header_offset):
@@ -262,7 +261,6 @@ class ArrayFile:
 
     @contextmanager
     def _reasons(self, name: str = "") -> Iterator[None]:
-        """Turn errors of NumPy and zipfile on damaged files into one sentence."""
         try:
             yield
         except InputError:

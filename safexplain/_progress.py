@@ -108,7 +108,6 @@ class _Stage:
         return self.done / self.total if self.total else 1.0
 
     def left(self, now: float, planned: float | None) -> float | None:
-        """Seconds left, as measured, else as planned; None: unknown."""
         if self.share >= 1:
             return 0.0
         if self.done > self.first:
@@ -134,7 +133,6 @@ class _Lines(ProgressDisplay):
             self._write(stage, stage.updated)
 
     def repeat(self) -> None:
-        """Write the latest stage again if there has been no line for a minute."""
         now = time.monotonic()
         with self._lock:
             if now - self._written >= LINE_SECONDS:
@@ -142,7 +140,6 @@ class _Lines(ProgressDisplay):
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """Call `repeat` from a thread until the block ends."""
         over = threading.Event()
 
         def run() -> None:

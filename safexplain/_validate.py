@@ -155,7 +155,6 @@ _hints = cache(get_type_hints)  # slow, and a certificate has a table for each a
 
 
 def _converted(value: Any, hint: Any, what: str) -> Any:
-    """The value with lists as tuples and tables as dataclasses, as its type hint says."""
     for part in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
         if isinstance(value, Mapping) and isinstance(part, type) and is_dataclass(part):
             return from_table(part, value, what)
@@ -182,7 +181,6 @@ _TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "tru
 
 
 def _type_name(hint: Any) -> str:
-    """A type hint in plain words."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return " or ".join(map(_type_name, get_args(hint)))

@@ -1,10 +1,4 @@
-"""Alibi's own names, hardened: the same import from here, and the same code releases hardened explanations.
-
-    from alibi.explainers import AnchorTabular   # before
-    from safexplain.alibi import AnchorTabular   # after
-
-Every explainer of Alibi whose answers can be hardened, with its native interface.
-"""
+"""Alibi's own names, hardened, with its native interface: `from safexplain.alibi import AnchorTabular`."""
 
 from safexplain.explain.alibi import ALIBI, REFUSED
 from safexplain.explain.libraries import drop_in

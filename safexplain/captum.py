@@ -1,11 +1,7 @@
-"""Captum's own names, hardened: the same import from here, and the same code releases hardened attributions.
+"""Captum's own names, hardened: `from safexplain.captum import LayerGradCam`.
 
-    from captum.attr import LayerGradCam        # before
-    from safexplain.captum import LayerGradCam  # after
-
-Generated from the catalog: every class of `captum.attr` that has a row, layers and neurons included. Names in
-`safexplain` are the same classes: `safexplain.captum.IntegratedGradients` is `safexplain.HardenedIG`. In place of a
-NoiseTunnel, use `HardenedSmoothGrad`, `HardenedVarGrad` or `harden`.
+Every class of `captum.attr` with a row in the catalog; in place of a NoiseTunnel, use `HardenedSmoothGrad`,
+`HardenedVarGrad` or `harden`.
 """
 
 from safexplain.explain.catalog import CATALOG, REFUSED

@@ -206,7 +206,6 @@ def _numbers(values: Any) -> NDArray[np.float64]:
 
 
 def _texts(values: Any, name: str) -> list[str | None]:
-    """None if missing; InputError for other values."""
     empty = values.isna().to_numpy()
     found = [None if gone else value for gone, value in zip(empty, values.tolist(), strict=True)]
     other = next((value for value in found if value is not None and not isinstance(value, str | bool)), None)

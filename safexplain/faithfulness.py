@@ -1,8 +1,5 @@
 """Faithfulness: whether the features that a map names carry the prediction, measured on the model itself.
 
-    deletion   how far the probability falls when the named features are set to a baseline
-    insertion  how far it rises, from the baseline alone, when only they are kept
-
 One step of the deletion and insertion of Petsiuk et al. (arXiv 1806.07421), at a fixed share of the features.
 """
 

@@ -1,10 +1,4 @@
-"""The names of lime, hardened: the same import from here, and the same code releases hardened weights.
-
-    from lime.lime_tabular import LimeTabularExplainer  # before
-    from safexplain.lime import LimeTabularExplainer    # after
-
-`lime.lime_tabular.LimeTabularExplainer` works as well, after `from safexplain import lime`.
-"""
+"""The names of lime, hardened: `from safexplain.lime import LimeTabularExplainer`, or with `lime.lime_tabular`."""
 
 from types import SimpleNamespace
 

@@ -1,8 +1,5 @@
-"""Warnings about implausible native maps, for the operator: a hardened map looks like any other.
-
-A service finds them in its log (`logging.getLogger("safexplain.native_maps")`), once for each model, method and
-finding, and again when there are ten times as many; an audit collects them (`collecting`). No number is logged.
-"""
+"""Warnings about implausible native maps, for the operator: in a service's log ("safexplain.native_maps"), once for a
+model, method and finding and again at ten times as many, or collected by an audit (`collecting`)."""
 
 from __future__ import annotations
 
@@ -196,7 +193,6 @@ def _affected_rows(rows: NDArray[np.bool_], inputs: Sequence[Tensor], applies: C
 
 
 def _is_baseline(x: Tensor, baselines: Sequence[object]) -> bool:
-    """Whether an example is zero or equals a baseline: a number, or a tensor for one or several examples."""
     for nothing in (0.0, *baselines):
         if isinstance(nothing, Tensor) and nothing.shape[1:] == x.shape and nothing.dim():
             if bool((nothing == x).flatten(1).all(1).any()):

@@ -22,8 +22,6 @@ from safexplain.errors import ConfigurationError, InputError
 
 
 class _Wrapper(nn.Module):
-    """Shares the training mode of its model."""
-
     _network = "model"
 
     def __init__(self, model: nn.Module) -> None:
@@ -32,7 +30,6 @@ class _Wrapper(nn.Module):
 
     @property
     def training(self) -> bool:
-        """The mode of the model."""
         return bool(getattr(self.model, "training", False))
 
     @training.setter

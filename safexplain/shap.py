@@ -1,11 +1,4 @@
-"""The names of shap, hardened: the same import from here, and the same code releases hardened values.
-
-    import shap                  # before
-    from safexplain import shap  # after
-
-`shap.TreeExplainer`, `shap.LinearExplainer` and `shap.KernelExplainer` are hardened. Other functions, such as
-`shap.plots`, `shap.sample`, `shap.kmeans` and `shap.datasets`, are shap's own.
-"""
+"""The names of shap, hardened: `from safexplain import shap`; plots, maskers and datasets are shap's own."""
 
 from __future__ import annotations
 

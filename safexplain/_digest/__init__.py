@@ -1,7 +1,4 @@
-"""Digests of models, estimators, code, files and arrays, without importing torch.
-
-`model_state` finds everything that a model computes with, and `digests` hashes it.
-"""
+"""Digests of models, estimators, code, files and arrays, without importing torch."""
 
 from safexplain._digest.digests import OPAQUE_DIGEST as OPAQUE_DIGEST
 from safexplain._digest.digests import Undigestable as Undigestable

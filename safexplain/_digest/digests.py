@@ -115,7 +115,6 @@ def _source_of(name: str, package: Path) -> Path | None:
 
 
 def _imports(source: bytes) -> Iterator[str]:
-    """Names in import statements that are or may be modules."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -140,8 +139,6 @@ def digest(*parts: Any) -> str:
 
 
 class _Hash(Writer):
-    """A hash of byte strings, each after its length."""
-
     def __init__(self, hash_of: Any) -> None:
         self.hash = hash_of
 
@@ -198,7 +195,6 @@ class _CodeHash(_Hash):
         self._feed_references(function)
 
     def feed_class(self, kind: Any) -> None:
-        """Its name, and its methods and bases with their references, unless of an installed package."""
         self.write(_qualified_name(kind))
         torchs = "torch" in sys.modules and issubclass(kind, sys.modules["torch"].nn.Module)
         for one in inspect.getmro(kind):
@@ -249,7 +245,6 @@ def _installed(module: str | None) -> bool:
 
 
 def _is_named(function: Any) -> bool:
-    """Whether a function depends on its package's code alone."""
     own = (function.__module__ or "").startswith("safexplain.") and function.__closure__ is None
     return _installed(function.__module__) or (own and "<locals>" not in function.__qualname__)
 
@@ -277,7 +272,6 @@ def estimator_digest(estimator: Any) -> bytes | None:
 
 
 def _estimator_parts(value: Any) -> Iterator[Any]:
-    """The attributes of an estimator, and of those inside it."""
     inside = vars(value) if is_estimator(value) else value
     for part in inside.values() if isinstance(inside, dict) else inside:
         yield part
@@ -295,8 +289,6 @@ def _hash_estimator(estimator: Any) -> bytes | None:
 
 
 class _EstimatorHash(_Hash):
-    """A hash of objects as a pickle holds them, and of functions and classes by their names."""
-
     def other(self, value: Any, above: tuple[int, ...]) -> None:
         if isinstance(value, np.dtype):
             self.write(f"dtype {value.str};")
@@ -450,7 +442,6 @@ def _sample_of_array(array: NDArray[Any]) -> bytes:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """A sample of the numbers in a tensor's memory."""
     held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     count = min(tensor.numel(), held)
     return tensor.detach().as_strided((min(_SAMPLES, count),), (max(1, count // _SAMPLES),))

@@ -164,7 +164,6 @@ def _held_by(value: object) -> Iterator[object]:
 
 
 def _held_by_function(function: types.FunctionType) -> Iterator[object]:
-    """Its closure, defaults and globals, and torch modules in the Python modules among these."""
     libraries = (function.__module__ or "").partition(".")[0] in ("torch", "captum")  # whose globals hold no model
     found = references(function)
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
@@ -226,7 +225,6 @@ def _inside_callable(value: Any) -> Any:
 
 
 def _called_by(function: types.FunctionType, *owner: object) -> Any:
-    """The callable that a function, or a method of `owner`, only calls with its own arguments."""
     if (names := _callee_of(function.__code__, len(owner))) is None:
         return None
     first = owner and names[0] == function.__code__.co_varnames[0]
@@ -270,15 +268,11 @@ def parts_of(value: object) -> list[Part]:
 
 
 class _Names(NamedTuple):
-    """Names that code reads, and writes."""
-
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
 
 
 class _Walk(Writer):
-    """Visits a model once and lists its parts."""
-
     def __init__(self, names: _Names) -> None:
         self.parts: list[Part] = []
         self._names = names
@@ -290,7 +284,6 @@ class _Walk(Writer):
         self.parts.append(Part(path, kind, value, visible))
 
     def module(self, path: str, module: nn.Module) -> None:
-        """Visit a module, and new modules inside it."""
         kind: Any = type(module)
         if not _is_torch_class(kind) or kind.__name__ in {"Sequential", *_TORCH_WRAPPERS}:
             module = network_of(module) or module
@@ -342,7 +335,6 @@ class _Walk(Writer):
             self._add(path, "plain", tuple(numbers), visible=not torchs)
 
     def attribute(self, path: str, value: Any, visible: bool = True) -> None:
-        """Visit the value of an attribute or a function."""
         before, self._path, self._texts, self._visible = (self._path, self._texts, self._visible), path, [], False
         self.feed(value)
         self._add(path, "plain", "".join(self._texts), visible and self._visible)
@@ -438,7 +430,6 @@ _by_class: WeakKeyDictionary[type, _Names] = WeakKeyDictionary()
 
 
 def _names_of_class(kind: type) -> _Names:
-    """Names in `forward` and, recursively, in the methods that it names."""
     if kind not in _by_class:
         codes, waiting = set[CodeType](), dict.fromkeys(("forward", "__call__"))
         while waiting:

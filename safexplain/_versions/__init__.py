@@ -1,7 +1,4 @@
-"""This version, and the other versions that release the same numbers.
-
-Only versions that release the same numbers as during the audit, bit by bit, may serve a certificate.
-"""
+"""This version, and the other versions that release the same numbers, bit by bit, and so may serve a certificate."""
 
 from __future__ import annotations
 
@@ -82,7 +79,6 @@ def compatibility(made_with: Mapping[str, str], libraries: Mapping[str, str] | N
 
 
 def _safexplain_problem(audited: str, stated: str | None) -> str | None:
-    """Why a certificate of this version of safexplain and release format is not served here; None: it is."""
     if audited == VERSION and stated in (None, str(RELEASE_FORMAT)):
         return None
     reason = f"it was made with safexplain {audited:.40}, and this is {VERSION}"

@@ -237,7 +237,6 @@ def _load_file(path: str | Path, label: str, member_column: str | None, *options
 
 
 def _read_npz(raw: bytes, where: str, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    """The named arrays and the optional ones; before, their headers are checked."""
     with ArrayFile(raw, where) as file:
         if not file.names:
             raise InputError(f"expected an .npz with x, y and member, got a zip archive without arrays: {where}")
@@ -372,7 +371,6 @@ Features = Callable[[Any, str], tuple[NDArray[np.float32], tuple[str, ...]]]
 
 
 def _read_table(raw: bytes, where: str) -> Any:
-    """A frame of CSV or Parquet with at least one row and distinct names of columns; InputError: there is none."""
     pandas = require("pandas", "tabular")
     if raw[:4] == b"PAR1":
         require("pyarrow", "tabular")
@@ -408,7 +406,6 @@ def _labels(column: Any, where: str) -> tuple[NDArray[np.int64], tuple[str, ...]
 
 
 def _as_labels(y: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...] | None]:
-    """Classes (n,) as numbers, and their sorted names if they are names; InputError: neither."""
     if y.dtype.kind in "US":
         names, codes = np.unique(y.astype(str), return_inverse=True)
         return codes.astype(np.int64), tuple(names.tolist())
@@ -435,7 +432,6 @@ def _names_of(values: NDArray[Any], what: str) -> NDArray[Any]:
 
 
 def _one_hot_features(frame: Any, where: str) -> tuple[NDArray[np.float32], tuple[str, ...]]:
-    """Numeric columns as they are, and a 0/1 column for each value of a text column; InputError: empty values."""
     blocks: list[NDArray[np.float32]] = []
     names: list[str] = []
     for name, values in frame.items():
@@ -535,7 +531,6 @@ def _read_frame(path: str | Path, names: tuple[str, ...]) -> Any:
 
 
 def _rename_columns(frame: Any, names: tuple[str, ...]) -> Any:
-    """The frame with underscores for spaces in names of columns where the model has these, as LightGBM does."""
     other = {name: str(name).replace(" ", "_") for name in frame.columns if name not in names and " " in str(name)}
     return frame.rename(columns={old: new for old, new in other.items() if new in names and new not in frame.columns})
 
@@ -570,7 +565,6 @@ def _with_accepted_types(found: FittedClassifier, columns: Columns, frame: Any) 
 
 
 def _map_labels(found: FittedClassifier, data: AuditData) -> tuple[AuditData, tuple[str, ...]]:
-    """The data with labels as positions of the classifier's classes, and notes."""
     classes, names = found.classes, data.class_names
     if are_places(classes):
         if names is None:

@@ -161,7 +161,6 @@ def load_estimator(
 
 
 def _library(name: str, where: str) -> Any:
-    """XGBoost or LightGBM, which no extra installs."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -241,7 +240,6 @@ def _unwrap_search(found: Any, where: str, notes: list[str]) -> tuple[Any, Any]:
 
 
 def _without_early_stopping(found: Any, notes: list[str]) -> Any:
-    """A booster that stopped early as one that trains as many rounds; other estimators unchanged."""
     from sklearn.base import clone
 
     name, last = found.steps[-1] if hasattr(found, "steps") else ("", found)
@@ -284,7 +282,6 @@ def _xgboost(raw: bytes, where: str, notes: list[str]) -> tuple[Any, Any]:
 
 
 def _depth(tree: Mapping[str, Any]) -> int:
-    """Depth of a tree in XGBoost's JSON, in which nodes come after their parents."""
     deep = [0] * len(tree["left_children"])
     for node, children in enumerate(zip(tree["left_children"], tree["right_children"], strict=True)):
         for child in children:
@@ -343,7 +340,6 @@ def _check_objective(library: str, objective: str, where: str) -> None:
 
 
 def _check_classifier(estimator: Any, where: str) -> None:
-    """Refuse an estimator without probabilities of two or more classes."""
     from sklearn.base import is_classifier, is_regressor
     from sklearn.utils.validation import check_is_fitted
 
@@ -392,7 +388,6 @@ _FORESTS = ("sklearn.ensemble._forest", "sklearn.ensemble._gb", "sklearn.tree")
 
 
 def _is_valid_tree(tree: Any) -> bool:
-    """Whether children exist and come after their parents, and features and sets of categories exist."""
     if type(tree).__name__ == "Tree":
         left, right, feature = tree.children_left, tree.children_right, tree.feature
         inner, count, features, sets = left != -1, tree.node_count, tree.n_features, np.empty(0)
@@ -415,7 +410,6 @@ def _is_valid_tree(tree: Any) -> bool:
 
 
 def _contents(value: Any) -> Iterator[Any]:
-    """An object and everything in it: attributes, items, arrays of objects."""
     waiting, seen = [value], set[int]()  # the list keeps objects alive, so that ids stay unique
     for one in waiting:  # which grows in the loop
         if one is None or isinstance(one, str | bytes | int | float | bool | np.generic | type) or id(one) in seen:

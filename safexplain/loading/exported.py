@@ -1,9 +1,6 @@
 """Load an untrusted `torch.export` file as a module, without running any code in it.
 
-`torch.export.load` trusts its file: it unpickles weights and sample inputs, opens compiled libraries, evaluates size
-expressions with SymPy, executes guards, writes names into generated Python source, and calls any attribute of `torch`
-that a node names. The archive is therefore first rewritten (`rewrite`): only members and strings that a plain exported
-network needs are kept, each of them checked; anything else is refused.
+`torch.export.load` unpickles, evaluates expressions and executes guards, so the archive is first rewritten (`rewrite`).
 """
 
 from __future__ import annotations
@@ -109,7 +106,6 @@ def _checked(name: str, content: bytes) -> bytes:
 
 
 def _clean(value: Any, *, key: str) -> Any:
-    """The JSON value without metadata, with every string checked."""
     if isinstance(value, dict):
         if value.keys() == {"type", "index"} and isinstance(value["type"], str):
             return {"type": "cpu", "index": None}
@@ -251,7 +247,6 @@ def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedMod
 
 
 def _example_shape(program: ExportedProgram, where: str) -> tuple[int | None, ...]:
-    """Shape of one example of a program, which must take one batch of any size."""
     given = program.graph_signature.user_inputs
     inputs = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder" and n.name in given]
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
@@ -291,7 +286,6 @@ class _AnyBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def _layer(name: str, weight: Tensor, values: dict[str, Any]) -> nn.Module:
-    """The layer for one of `_OPERATIONS`, with a weight and other arguments."""
     bias = values["bias"] is not None
     with torch.device("meta"):
         if name == "linear":

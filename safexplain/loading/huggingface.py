@@ -1,8 +1,6 @@
-"""Image classifiers saved by `transformers`: a folder with config.json, weights and preprocessor_config.json.
+"""Image classifiers saved by `transformers`: nothing is downloaded, no code of the folder runs and no pickle is read.
 
-Nothing is downloaded, no code of the folder runs and no pickle is read: the library loads its own classes, with
-`local_files_only=True, trust_remote_code=False, use_safetensors=True`. Attention uses plain operations ("eager"),
-through which gradients, per example too, reach the input.
+Attention uses plain operations ("eager"), through which gradients, per example too, reach the input.
 """
 
 from __future__ import annotations
@@ -219,7 +217,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _names_backbone(value: Any) -> bool:
-    """Whether a configuration names a network to download."""
     if not isinstance(value, dict):
         return False
     fetched = any(value.get(name) for name in ("backbone", "use_timm_backbone", "use_pretrained_backbone"))

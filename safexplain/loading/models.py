@@ -449,7 +449,6 @@ def _default_rule(owner: nn.Module, tables: set[int]) -> None:
 
 
 def _refuse_survivors(module: nn.Module, fresh: nn.Module) -> None:
-    """Refuse a copy with a trained tensor other than single numbers and constants."""
     redrawn = dict(fresh.named_parameters())
     for name, trained in module.named_parameters():
         varies = trained.numel() > 1 and not bool((trained == trained.flatten()[0]).all())

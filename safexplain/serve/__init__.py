@@ -1,8 +1,4 @@
-"""Serving hardened explanations: what leaves the service, how often each client may ask, and the platforms it runs on.
-
-A request is read within bounds (`inputs`) and checked (`protocol`); new questions are charged (`budget`) and answered
-in batches (`service`). Each platform is one file.
-"""
+"""Serving hardened explanations: what leaves the service, and how often each client may ask."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""A service as a BentoML service class; `examples/serve/bento.py` is a module for `bentoml serve`.
-
-    POST /explain {"x": rows} -> hardened maps        POST /predict {"x": rows} -> labels
-
-`safexplain.serve.http` reads and answers requests, because BentoML logs bodies and drops unknown fields.
-"""
+"""A service as a BentoML service class; `safexplain.serve.http` reads and answers requests, because BentoML logs bodies
+and drops unknown fields."""
 
 from __future__ import annotations
 

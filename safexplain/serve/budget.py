@@ -1,7 +1,6 @@
 """Limits of each client: distinct questions per period, and near-duplicate questions about one map ("looks").
 
 A question joins the group of its nearest earlier neighbour, so dithers that drift apart still share a group.
-`audit/suites/dithering` measures what this stops.
 """
 
 from __future__ import annotations
@@ -131,7 +130,6 @@ def _flat(name: str, x: NDArray[Any]) -> Floats:
 
 
 def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[Floats], Floats]:
-    """A projection from d on k random directions: orthogonal ones err less, sparse ones are quick for large d."""
     if d > MAX_DENSE_FEATURES:
         from sklearn.random_projection import SparseRandomProjection
 
@@ -144,8 +142,6 @@ def _directions(d: int, k: int, draw: np.random.Generator) -> Callable[[Floats],
 
 @dataclass(frozen=True, eq=False)
 class _History:
-    """A client's questions: their sketches, the first question of each one's group, and the number of the last."""
-
     sketches: Sketches
     first: NDArray[np.int64]
     last: int = 0
@@ -230,7 +226,6 @@ class Budget:
             to_known, among = cdist(sketches, known.sketches), cdist(sketches, sketches)
 
             def assign(positions: Sequence[int], number: int, later: Sequence[Question]) -> list[int]:
-                """Compare with later questions and with those of this call."""
                 current = known.extended(later)
                 to_later = cdist(sketches, current.sketches[len(known.first) :])
                 first, start = current.first, len(current.first)

@@ -1,19 +1,4 @@
-"""The service over HTTP, with FastAPI or any Starlette application: V1 and V2 routes, health, metrics.
-
-    from safexplain.serve import Service, app, router
-    application = app(Service.load("model.pt2", "certificate.json"))      # a new application
-    existing.include_router(router(service), prefix="/explanations")      # or part of an existing one
-
-    POST /v1/models/model:explain   {"instances": [...]} -> {"explanations": [...]}
-    POST /v1/models/model:predict   {"instances": [...]} -> {"predictions": [...]}
-    POST /v2/models/model/infer     tensor `input` -> tensors `explanation`, `label`
-    GET  /v1/models/model, /v2/models/model, /v2/models/model/ready, /v2/health/live, /v2/health/ready
-    GET  /health/live, /health/ready, /metrics
-
-The client is the authenticated user, if the application has one (Starlette's AuthenticationMiddleware), or else the
-header X-Client-Id, which the gateway in front of the service must set; requests without either share one budget. Errors
-are application/problem+json (RFC 9457).
-"""
+"""The service over HTTP, with FastAPI or any Starlette application: V1 and V2 routes, health, metrics."""
 
 from __future__ import annotations
 
@@ -221,7 +206,6 @@ def _client(request: Request) -> str:
 
 
 def _check_head(request: Request, limit: int) -> None:
-    """Raise RequestError if the head states a body that is not JSON, compressed (415), or too large (413)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise RequestError(f"Content-Type: expected application/json, got {kind[:80] or 'none'}", status=415)
@@ -239,12 +223,10 @@ def _problem(problem: Problem, request: Request) -> Response:
 
 
 def _openapi(model: Any, request: Any, response: Any) -> dict[str, Any]:
-    """A route in the OpenAPI document, with examples of a request and its response."""
     schema = model.model_json_schema()
     kinds = schema.pop("$defs", {})
 
     def inlined(part: Any) -> Any:
-        """The part with definitions in place of references."""
         if isinstance(part, dict):
             reference = part.get("$ref", "").rpartition("/")[2]
             return inlined(kinds[reference]) if reference else {name: inlined(value) for name, value in part.items()}

@@ -75,7 +75,6 @@ def numbers(values: Any, name: str) -> NDArray[np.float32]:
 
 
 def _shape(values: Any, depth: int = 1) -> tuple[int, ...] | None:
-    """Shape of nested lists; None unless they contain only numbers and have equal lengths."""
     kinds = set(map(type, values))
     if kinds <= {int, float} or all(issubclass(kind, np.integer | np.floating) for kind in kinds):
         return (len(values),)

@@ -1,10 +1,7 @@
-"""KServe (0.20 and 0.21): a model that its `ModelServer` serves over HTTP, and a command for a container.
-
-    kserve.ModelServer(enable_grpc=False).start([HardenedModel(Service.load("model.pt2", "certificate.json"))])
-    python -m safexplain.serve.kserve --model model.pt2 --certificate certificate.json --http_port 8080
+"""KServe (0.20 and 0.21): a model for its `ModelServer`, and a command for a container.
 
 The routes of `safexplain.serve.http` answer, because KServe's own copy request headers into responses, drop unknown
-fields and reveal exceptions; there is no gRPC. Scale by replicas (`--workers 1`), which share a ledger.
+fields and reveal exceptions; there is no gRPC.
 """
 
 from __future__ import annotations

@@ -113,7 +113,6 @@ class Generation:
             raise RequestError(f"the model cannot take inputs of shape {shape}", field="input") from None
 
     def _probabilities(self, scores: Tensor) -> list[tuple[float, ...] | None]:
-        """Probabilities of each row; None unless the service returns them."""
         if not self.probabilities:
             return [None] * len(scores)
         p = scores if are_probabilities(scores) else scores.softmax(1)
@@ -272,7 +271,6 @@ class Options:
         return 2 * low - high, 2 * high - low
 
     def _hardening(self) -> Hardening | None:
-        """The hardening; None: that of the certificate, or the recommended one."""
         given = self.hardening
         if given is None or isinstance(given, Hardening):
             return given
@@ -280,7 +278,6 @@ class Options:
 
 
 def _shape_of(model: nn.Module) -> tuple[int, ...] | None:
-    """Shape of one input, if an exported model has all of it."""
     shape = getattr(model, "input_shape", None)
     return tuple(shape) if shape is not None and all(isinstance(n, int) for n in shape) else None
 

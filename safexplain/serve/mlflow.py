@@ -1,13 +1,4 @@
-"""Hardened explanations as an MLflow model: saved with its certificate, and loaded as a service.
-
-    save_model("release", "model.pt2", "certificate.json")      # model file and certificate as artefacts, never a key
-    loaded = mlflow.pyfunc.load_model("release", model_config={"ledger": "sqlite:///spent.sqlite"})
-    loaded.predict(rows)                                        # labels (n,)
-    loaded.predict(rows, params={"explain": True})              # hardened maps (n, ...)
-
-The key comes from the environment of the loading process (SAFEXPLAIN_NOISE_KEY). `safexplain serve` serves the saved
-files over HTTP; MLflow's own scoring server is refused.
-"""
+"""Hardened explanations as an MLflow model: saved with its certificate, never with a key, and loaded as a service."""
 
 from __future__ import annotations
 
@@ -143,7 +134,6 @@ def log_model(name: str, model_file: str | Path, certificate: str | Path, **opti
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for `Service.load`; ConfigurationError for keys outside `SETTINGS`."""
     given = {name: value for name, value in config.items() if value is not None}
     if unknown := sorted(given.keys() - SETTINGS):
         raise ConfigurationError(

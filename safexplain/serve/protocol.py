@@ -1,6 +1,4 @@
-"""Payloads of the V1 and V2 inference protocols, for every platform.
-
-A request contains inputs and nothing else: any other field (a target, steps, baselines, parameters) is refused by name.
+"""Payloads of the V1 and V2 inference protocols. A request contains inputs; any other field is refused by name.
 
 V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 V2 (Open Inference Protocol): https://github.com/kserve/open-inference-protocol

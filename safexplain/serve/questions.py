@@ -217,7 +217,6 @@ def _time(execute: Execute, storage: Storage) -> int:
 
 
 def _granted(execute: Execute, client: str, limit: Limit) -> Limit:
-    """The limit with the number granted to a client, or else to everybody, if any was."""
     sql = (
         "SELECT questions FROM ledger_question_grants WHERE principal IN (?, ?)"
         " ORDER BY CASE principal WHEN '' THEN 1 ELSE 0 END, id DESC LIMIT 1"
@@ -227,7 +226,6 @@ def _granted(execute: Execute, client: str, limit: Limit) -> Limit:
 
 
 def _numbers(execute: Execute, client: str, digests: Sequence[bytes]) -> dict[bytes, int]:
-    """Digest -> number, for earlier questions of the client."""
     query = "SELECT digest, number FROM ledger_questions WHERE principal = ? AND digest IN"
     return {bytes(digest): number for digest, number in rows_of(execute, query, (client,), digests)}
 
@@ -252,7 +250,6 @@ def _last_number(execute: Execute, client: str, before: int | None = None) -> in
 def _record(
     execute: Execute, client: str, now: int, digests: Sequence[bytes], limit: Limit, groups: NearDuplicates | None
 ) -> range:
-    """In a transaction that holds the ledger: record the new questions, and return their numbers."""
     known, last = _numbers(execute, client, digests), _last_number(execute, client)
     new = sorted({d: i for i, d in reversed(list(enumerate(digests))) if d not in known}.values())
     numbers = range(last + 1, last + 1 + len(new))
@@ -291,7 +288,6 @@ def _record(
 def _refusal(
     client: str, now: int, limit: Limit, new: int, asked: int, which: str = "", about: str = ""
 ) -> BudgetExhausted | None:
-    """The error if the new questions exceed a limit, after those already asked; None: they fit."""
     if asked + new <= limit.number:
         return None
     renewal = next_period(limit.period, now)

@@ -1,11 +1,4 @@
-"""A service as a Ray Serve application: several replicas, one ledger, the routes of `safexplain.serve.http`.
-
-    application = deployment("/srv/model.pt2", "/srv/certificate.json", ledger="postgresql://...", replicas=4)
-    serve.run(application)                              # or `serve run module:application`
-
-Only settings pass through Ray: each replica loads its own service, with the key from its environment
-(SAFEXPLAIN_NOISE_KEY) or a file.
-"""
+"""A service as a Ray Serve application: several replicas, one ledger; only settings pass through Ray."""
 
 from __future__ import annotations
 
@@ -61,7 +54,6 @@ def deployment(
     *files, log_file = (None if file is None else str(file) for file in (model, certificate, audit_log))
 
     def build() -> Any:
-        """Run in each replica."""
         from safexplain.serve.http import app
         from safexplain.serve.service import Service, audit_log
 

@@ -230,7 +230,6 @@ class Service(AbstractContextManager["Service"]):
             gc.collect()  # a model is full of cycles
 
     def _announce(self) -> None:
-        """Store the limits in the ledger, warn about an unchecked signature, and set the gauge of readiness."""
         budget, certificate = self.now.budget.describe(), self.now.release.certificate
         limits = {name: budget[name] for name in ("questions", "period", "looks", "most_looks")}
         self._ledger.record_service(self.name, limits)
@@ -289,7 +288,6 @@ class Service(AbstractContextManager["Service"]):
     def _record(
         self, release: Release, digests: Sequence[bytes], started: float, operation: str, *, status: int, **about: Any
     ) -> None:
-        """Count a request in the metrics, and write its line of the audit log."""
         seconds = time.perf_counter() - started
         self.metrics.requests.labels(operation, str(status)).inc()
         self.metrics.seconds.labels(operation).observe(seconds)
@@ -303,7 +301,6 @@ class Service(AbstractContextManager["Service"]):
     def _find(
         self, operation: str, client: str, now: Generation, x: Tensor, digests: Sequence[bytes]
     ) -> tuple[list[Remembered], int]:
-        """The answer to each row, and the number of those that were remembered for this client."""
         prefix = f"{operation}\0{client}\0".encode()  # response times reveal nothing about other clients' questions
         keys = [prefix + digest for digest in digests]
         with self._guard:
@@ -327,8 +324,6 @@ class Service(AbstractContextManager["Service"]):
     def _start(
         self, flight: _Flight, operation: str, client: str, now: Generation, x: Tensor, digests: Sequence[bytes]
     ) -> None:
-        """Have rows charged and computed; the flight gets their answers or the error."""
-
         def done(job: Future[list[Remembered]]) -> None:
             self._seats.release(len(x))
             cancelled = UnavailableError("nobody waited for it")
@@ -352,7 +347,6 @@ class Service(AbstractContextManager["Service"]):
     def _finish(
         self, flight: _Flight, error: BaseException | None, job: Future[list[Remembered]] | None = None
     ) -> None:
-        """Remember the answers, even if nobody waits any more, and hand them to the waiting requests."""
         found = dict(zip(flight.keys, job.result(), strict=True)) if job is not None and error is None else {}
         with self._guard:
             del self._flights[frozenset(flight.keys)]
