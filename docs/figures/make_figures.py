@@ -35,15 +35,14 @@ from safexplain import (
 )
 from safexplain.audit import Policy, Population, Recipe, Shadows, Signals, certify, collect_signals, utility
 from safexplain.audit import train_shadows as train
-from safexplain.cli.run.demo import POLICY as DEMO
-from safexplain.cli.run.demo import build, digits
+from safexplain.cli.run.preview import DEMO_POLICY, digits, digits_network
 from safexplain.verdict.result import AuditResult
 from safexplain.verdict.stats import auc_interval
 
 KEY = bytes(32)
 POOLS, POOL_SIZE, REFERENCES = 3, 599, 32
 RECIPE = Recipe(optimizer="adam", lr=3e-3, epochs=60, batch_size=32)
-POLICY = replace(DEMO, patience=(1,))
+POLICY = replace(DEMO_POLICY, patience=(1,))
 """The figures show what is told to whoever asks once."""
 RECOMMENDED, RANKED = Hardening.recommended(), Hardening.ranked(KEY)
 SCHEMES = {
@@ -69,7 +68,7 @@ class Run:
         whole = digits()
         order = np.random.default_rng(0).permutation(len(whole))
         parts = [whole.part(order[i * POOL_SIZE : (i + 1) * POOL_SIZE]) for i in range(POOLS)]
-        return [(p, train(p, RECIPE, build=build, models=1 + REFERENCES, seed=i, cache=self.cache))
+        return [(p, train(p, RECIPE, build=digits_network, models=1 + REFERENCES, seed=i, cache=self.cache))
                 for i, p in enumerate(parts)]  # fmt: skip
 
     def signals(self, hardening: Hardening, *, logit: bool = False) -> Signals:

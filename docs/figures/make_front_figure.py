@@ -25,7 +25,7 @@ from matplotlib.colors import ListedColormap
 from safexplain._progress import show_progress
 from safexplain.audit.controls.splits import counted_in
 from safexplain.audit.report.outcome import AuditRun
-from safexplain.cli.run.demo import digits, run_demo
+from safexplain.cli.run.preview import digits, run_demo
 from safexplain.verdict.result import AttackResult, AuditResult
 
 HERE = Path(__file__).parent

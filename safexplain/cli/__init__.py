@@ -18,7 +18,7 @@ AUDITS, TRAINING, RELEASE = "Audit a model", "Audit training with DP", "Serve an
 
 
 def app() -> typer.Typer:
-    """The command line; a command is a function from options to an exit code."""
+    """The command line."""
     from safexplain.cli import audit
     from safexplain.cli.ledger import ledger_app
     from safexplain.cli.serve import serve_command
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def audit_main() -> None:
-    """Entry point of `safexplain-audit`, which is `safexplain audit`."""
+    """Entry point of `safexplain-audit`."""
     arguments = sys.argv[1:]
     sys.exit(_run(arguments if arguments == ["--version"] else ["audit", *arguments]))
 
@@ -76,7 +76,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _keep_memory() -> None:
-    """Let glibc keep freed memory: paging large arrays in again took 40 % of the time of IG of a small CNN."""
+    """Let glibc keep freed memory, because paging large arrays in again is slow."""
     m_trim_threshold, m_mmap_max = -1, -4  # malloc.h
     with suppress(AttributeError, OSError, TypeError):
         for option, value in ((m_mmap_max, 0), (m_trim_threshold, 2**31 - 1)):

@@ -118,7 +118,7 @@ def demo_command(
     """Attack a model of handwritten digits, harden its explanations, and attack again. Takes about a minute."""
     from safexplain._progress import show_progress
     from safexplain.audit.controls.splits import counted_in
-    from safexplain.cli.run.demo import run_demo
+    from safexplain.cli.run.preview import run_demo
     from safexplain.cli.run.tables import show_audit
 
     device_of(device)

@@ -58,7 +58,7 @@ def resumable(folder: Path, kept: str = "finished models") -> Iterator[None]:
 
 
 def choose_folder(run_dir: Path | None, resume: bool) -> Path:
-    """The run directory, not yet created; InputError if it has files without `resume`, or is missing with it."""
+    """The run directory, not yet created, or InputError."""
     if run_dir is None:
         if resume:
             raise InputError("--resume: give the directory of the run to continue with --run-dir")
@@ -73,7 +73,7 @@ def choose_folder(run_dir: Path | None, resume: bool) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the run directory and check that it is writable, or raise InputError."""
+    """Create the run directory, or raise InputError."""
     from safexplain._files import make_folder, write_atomically
 
     write_atomically(make_folder(folder) / ".writable", b"0").unlink()
@@ -128,7 +128,7 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """SIGTERM raises KeyboardInterrupt and is added to the list; a second one ends the process at once."""
+    """SIGTERM raises KeyboardInterrupt and is added to the list; a second one ends the process."""
     received: list[int] = []
     before, process = signal.getsignal(signal.SIGTERM), os.getpid()
     if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():

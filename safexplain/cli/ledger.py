@@ -50,7 +50,7 @@ def show_command(
         asked = {name: number for name, number in asked.items() if name == principal}
     content: dict[str, Any] = {"questions": asked, "granted": granted, "services": services}
     about: list[str] = []
-    console = Console()
+    console = Console(highlight=False)
     if (budgets := _budgets(ledger)) is not None:
         with budgets as opened:
             accounts = [opened.account(principal)] if principal is not None else opened.accounts()
@@ -94,7 +94,7 @@ def show_command(
     if verify and numbered:
         about.append(f"{numbered:,} questions are numbered without a gap.")
     for line in about:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, markup=False, soft_wrap=True)
     return 0
 
 

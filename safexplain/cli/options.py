@@ -156,7 +156,7 @@ class VerifyOptions:
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Make `command(given, **own)` a command whose options are the fields of the class of `given`, and `own`."""
+    """Make `command(given, **own)` a command with the fields of `given` and `own` as options."""
     given, *own = inspect.signature(command, eval_str=True).parameters.values()
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 

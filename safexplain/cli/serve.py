@@ -24,7 +24,7 @@ NOT_SETTINGS = ("questions", "looks", "period", "host", "port", "workers", "audi
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """The options of `safexplain serve`; arguments of `Service.load` have the same names."""
+    """The options of `safexplain serve`, named as in `Service.load`."""
 
     model: Path = option(..., "FILE", "Model file or folder, in any format of `audit`.", MODEL)
     certificate: Path | None = option(None, "FILE", "Certificate; optional with --uncertified and --explainer.", MODEL)

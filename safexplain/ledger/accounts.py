@@ -225,7 +225,7 @@ class Balances:
         now: int,
         trainings: Callable[[int], Sequence[Release]],
     ) -> Balances:
-        """The balances from the accounts that were `found`; `trainings` returns those since a time."""
+        """The same from accounts; `trainings` returns those since a time."""
         if TOTAL not in found:
             raise LedgerError("the ledger has no account of the total; restore it from a backup")
         time = max(now, found[TOTAL].time)
@@ -287,7 +287,7 @@ class Balances:
     def check_fits(
         self, after: Composition, before: Composition, budget: Budget, entry: Entry, principal: str | None
     ) -> Composition:
-        """The sums after an entry, or BudgetExhausted. `principal` is "" for the total, None for a new principal."""
+        """The sums after an entry, or BudgetExhausted; `principal` None: a new one."""
         if math.isinf(budget.epsilon) or after.within(budget):
             return after
         requested, spent = epsilon_alone(entry.release, budget.delta), before.spent(budget)
@@ -311,7 +311,7 @@ class Balances:
         )  # fmt: skip
 
     def record(self, execute: Execute, entries: list[Entry]) -> list[Charge]:
-        """Store both accounts and the entries that led to these balances."""
+        """Store both accounts and their new entries."""
         self.save(execute)
         principal = self.mine.principal
         return [
@@ -337,7 +337,7 @@ class Balances:
         save_balances(execute, *([self.mine] if self.mine.principal != TOTAL else []), self.total)
 
     def account(self, trainings: Sequence[Release] = ()) -> Account:
-        """The account that the balances were opened for, with these trainings."""
+        """The account with these trainings."""
         is_total = self.mine.principal == TOTAL
         balance, budget = (self.total, self._reported_total_budget) if is_total else (self.mine, self.budget)
         trained = add_up(trainings, self.total_rule_budget if is_total else budget)
@@ -405,7 +405,7 @@ _CHARGED = (
 
 
 def recorded(execute: Execute, statement: PrivacyStatement) -> Charge | None:
-    """The charge of a training, or None; RefusedError if its weights have another statement."""
+    """The charge of a training, or None; RefusedError for another statement."""
     rows = execute(f"{_CHARGED} AND c.question = ?", (TOTAL, _question_of(statement)))
     if not rows:
         return None
@@ -444,7 +444,7 @@ def _load(stored: str | None, number: int) -> PrivacyStatement:
 
 
 def charge_everybody(execute: Execute, balances: Balances, statement: PrivacyStatement, training: Training) -> Charge:
-    """In a transaction that holds the ledger, with the balances of the total: count a training in every account."""
+    """Count a training in every account; the balances are those of the total."""
     settings = balances.settings
     value = _dump(statement)
     entry = Entry(

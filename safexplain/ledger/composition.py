@@ -24,7 +24,7 @@ _MARGIN = 1e-9
 
 @lru_cache(maxsize=4096)
 def charged(value: float) -> int:
-    """Epsilon or delta of a release in units; at least one unit unless 0."""
+    """Epsilon or delta of a release in units."""
     units = int(_EXACT.multiply(_CUT.create_decimal(repr(value)), Decimal(AMOUNT)))
     return units or int(value > 0)
 
@@ -104,7 +104,7 @@ def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
 
 @lru_cache(maxsize=1024)
 def best_order(release: Release, epsilon: float, delta: float) -> float:
-    """The order at which the most copies of a release fit into (epsilon, delta); 0 if as many fit by their epsilons."""
+    """The order at which most copies of a release fit into (epsilon, delta); 0 if as many fit by their epsilons."""
     with np.errstate(over="ignore"):
         divergence = renyi(release, ORDERS)
     copies = renyi_allowed(ORDERS, epsilon, delta) / divergence

@@ -424,7 +424,7 @@ class _Batch:
     def compute_missing(
         self, compute: Callable[[list[int]], Sequence[Any]], stored: Mapping[str, _StoredAnswer]
     ) -> dict[str, str]:
-        """Question -> its new answer as JSON, where none is stored."""
+        """Question -> its new answer as JSON."""
         first = {q: i for i, q in reversed(list(enumerate(self.questions))) if q not in stored}
         positions = sorted(first.values())
         if not positions:
@@ -443,7 +443,7 @@ class _Batch:
         return {self.questions[i]: text for i, text in zip(positions, texts, strict=True)}
 
     def charge_and_store(self, execute: Execute, balances: Balances, new: Mapping[str, str]) -> tuple[Answer, ...]:
-        """In a transaction that holds the accounts: charge and store the answers that nobody stored meanwhile."""
+        """Charge and store the answers that nobody stored meanwhile."""
         stored = self.look_up(execute)
         entries = self.unpaid(stored, new)
         charges = balances.after_charging(entries).record(execute, entries) if entries else []
@@ -458,7 +458,7 @@ class _Batch:
     def answers(
         self, stored: Mapping[str, _StoredAnswer], new: Mapping[str, str] | None = None, charges: Sequence[Charge] = ()
     ) -> tuple[Answer, ...]:
-        """Answers in the order of the questions; a charge belongs to the first occurrence of its question."""
+        """Answers in order; a charge belongs to the first occurrence of its question."""
         texts = {**(new or {}), **{q: answer.text for q, answer in stored.items()}}
         charged = {c.question: c for c in charges}
         paid = {q: answer.paid for q, answer in stored.items() if answer.paid is not None}

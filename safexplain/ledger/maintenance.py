@@ -135,7 +135,7 @@ def _key_questions(execute: Execute, secret: bytes) -> None:
 
 
 def load_or_create(storage: Storage, given: Settings) -> Settings:
-    """The settings of the ledger in a storage, which is created if there is none."""
+    """The settings of the ledger in a storage."""
     if storage.version() is None:
         given.with_defaults()  # checked before a file is created
     prepare(storage)
@@ -165,7 +165,7 @@ COLUMNS = (
 
 @contextmanager
 def replacing(target: str | PathLike[str], protected: Sequence[Path]) -> Iterator[Path]:
-    """A path whose file, with mode 0600, replaces the target if the block ends without an error."""
+    """A path whose file, of mode 0600, replaces the target."""
     path = Path(target)
     if any(path.resolve() == file.resolve() for file in protected):
         raise ConfigurationError(f"{path} is a file of the ledger itself; choose another path")
@@ -242,7 +242,7 @@ def verify(execute: Execute) -> int:
 
 
 def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, _Tally], int, list[str]]:
-    """Releases of each account in its period, number of charges, and messages about strays."""
+    """Releases of each account, number of charges, and messages about strays."""
     tallies = {name: _Tally(balance.sums) for name, balance in stored.items()}
     strays: dict[str, None] = {}
     count = 0
@@ -264,7 +264,7 @@ def tally(execute: Execute, stored: dict[str, Balance]) -> tuple[dict[str, _Tall
 
 
 class _Tally:
-    """Counts of the releases of an account before and after its change of rule, which the sums locate."""
+    """Counts of releases before and after a change of rule."""
 
     def __init__(self, sums: Composition) -> None:
         self.sums = sums

@@ -79,7 +79,7 @@ PAGE = 2000  # rows read by one statement
 
 
 def paged(execute: Execute, query: str, values: Sequence[Any] = (), after: int = 0) -> Iterator[tuple[Any, ...]]:
-    """Rows of a query that ends in "number > ? ORDER BY number LIMIT ?" and selects the number first."""
+    """Rows of a query that ends in "number > ? ORDER BY number LIMIT ?" and selects it first."""
     while rows := execute(query, (*values, after, PAGE)):
         yield from rows
         if len(rows) < PAGE:
@@ -104,7 +104,7 @@ def identity_of(execute: Execute) -> tuple[str, bytes]:
 
 
 def keyed_digest(secret: bytes, digest: bytes) -> bytes:
-    """HMAC-SHA256 of a question's digest, 32 bytes, so that nobody can guess a question in a log."""
+    """HMAC-SHA256 of a question's digest, 32 bytes."""
     return hmac.digest(secret, digest, "sha256")
 
 
@@ -146,7 +146,7 @@ class Storage(ABC):
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Execute]:
-        """A transaction that is durable when the block ends, and rolled back if it raises."""
+        """A transaction, durable when the block ends."""
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -189,7 +189,7 @@ class Storage(ABC):
             raise LedgerError("the ledger is damaged: it has no version; restore it from a backup") from None
 
     def create(self) -> None:  # noqa: B027
-        """Create an empty database, if there is none; InputError if its folder does not exist."""
+        """Create an empty database, if there is none."""
 
     @abstractmethod
     def now(self) -> int:
@@ -197,7 +197,7 @@ class Storage(ABC):
 
     @abstractmethod
     def backup(self, path: Path) -> None:
-        """Copy everything that was acknowledged to a file, while others go on."""
+        """Copy everything that was acknowledged to a file."""
 
     def close(self) -> None:
         """Close the connection; the next use opens another."""
@@ -207,7 +207,7 @@ class Storage(ABC):
                 self._connection = None
 
     def before_fork(self) -> None:  # noqa: B027
-        """Under the guard: close everything that must not be open in two processes."""
+        """Close everything that must not be open in two processes."""
 
     def after_fork_in_child(self) -> None:
         """Drop the connection without closing it, and make a new guard."""
@@ -251,7 +251,7 @@ def steady() -> int:
 
 
 def anchored_clock(wall: Callable[[], int] = time.time_ns, steady: Callable[[], int] = steady) -> Callable[[], int]:
-    """A clock of microseconds since 1970 that starts at the wall clock, then follows a steady one (nanoseconds)."""
+    """A clock (microseconds) that starts at the wall clock, then follows a steady one (nanoseconds)."""
     anchor = wall() - steady()
     return lambda: (anchor + steady()) // 1000
 
@@ -274,7 +274,7 @@ def _is_same_file(path: Path, file: os.stat_result) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise LedgerError if every user of the machine may rename and delete files in the folder."""
+    """Raise LedgerError if every user may delete files in the folder."""
     mode = folder.stat().st_mode
     if fcntl is not None and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise LedgerError(
@@ -284,7 +284,7 @@ def check_folder(folder: Path) -> None:
 
 
 def make_private(path: Path) -> bool:
-    """Set the mode of an existing file to 0600; return whether other users had access to it before."""
+    """Set a file's mode to 0600; return whether others had access to it."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -437,8 +437,7 @@ class SqliteStorage(_LocalStorage):
                 if lost:
                     raise LedgerError(
                         f"ledger {self.name}: its log ({self.path.name}-wal) was deleted while in use, so new records"
-                        " would be lost with this process. Close the ledger wherever it is open, which writes the"
-                        " log's content into the database, and restart"
+                        " would be lost. Close the ledger wherever it is open, which saves the log, and restart"
                     )
 
     def close(self) -> None:
@@ -483,8 +482,8 @@ class SqliteStorage(_LocalStorage):
             self._connection = connection
         elif self._file is not None and not _is_same_file(self.path, self._file):
             raise LedgerError(
-                f"ledger {self.name} was deleted or replaced while it was in use, so nothing more is recorded in it."
-                " Put it back or restore it from a backup, and restart"
+                f"ledger {self.name} was deleted or replaced while it was in use. Put it back or restore it from a"
+                " backup, and restart"
             )
         return self._connection
 
@@ -515,7 +514,7 @@ class SqliteStorage(_LocalStorage):
 
 
 class MemoryStorage(_LocalStorage):
-    """A database in memory that ends with the process; a forked child continues with a copy."""
+    """A database in memory; a forked child continues with a copy."""
 
     def __init__(self, timeout: float, clock: Callable[[], int] | None = None) -> None:
         super().__init__("in memory", "memory:", timeout, clock)
@@ -603,8 +602,8 @@ class PostgresStorage(Storage):
                 if not isinstance(error, self._errors):
                     raise
                 raise LedgerError(
-                    f"ledger {self.name}: the server failed during a commit, so the charge may or may not be"
-                    f" recorded; check charges() ({str(error).strip()})"
+                    f"ledger {self.name}: the server failed during a commit, so the charge may be recorded; check"
+                    f" charges() ({str(error).strip()})"
                 ) from error
 
     def version(self, execute: Execute | None = None) -> int | None:
@@ -670,7 +669,7 @@ class PostgresStorage(Storage):
         raise ConfigurationError("backup() is for SQLite; for PostgreSQL use the server's tools, such as pg_dump")
 
     def after_fork_in_child(self) -> None:
-        """See Storage; the parent's connection is leaked, because closing it would end the parent's session."""
+        """See Storage; closing the connection would end the parent's session."""
         if self._connection is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         super().after_fork_in_child()

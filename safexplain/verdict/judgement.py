@@ -52,7 +52,7 @@ BASELINES = {"LabelPatience": "labels", "PredictionPatience": "predictions"}
 
 
 def baseline_name(policy: Policy) -> str:
-    """The attack on what is released anyway; "" if predictions alone are released."""
+    """The attack on what is released anyway, or ""."""
     return {"explanation": "LabelPatience", "explanation+prediction": "PredictionPatience"}.get(policy.release, "")
 
 
@@ -62,7 +62,7 @@ STRENGTH = ("references", "recipe", "accuracy")
 
 @dataclass(frozen=True)
 class Control:
-    """One check that members and non-members differ only by training, or that the attacks are strong enough."""
+    """A check that members differ only by training, or that attacks are strong enough."""
 
     name: str
     failed: bool | None  # None: it could not be run
@@ -127,7 +127,7 @@ WRITTEN = (
 
 
 def main_of(policy: Policy) -> str:
-    """Attacks expected to be the strongest, which get half of the risk of the lower bounds."""
+    """The attacks that get half of the risk of the lower bounds."""
     return "PredictionPatience" if policy.release == "prediction" else MAIN
 
 
@@ -221,7 +221,7 @@ class Judgement:
 
     @cached_property
     def claim(self) -> Claim:
-        """The policy's claim, or "whole" if there is nothing to compare with."""
+        """The policy's claim, or "whole" without a baseline."""
         return self.policy.claim if self.compared else "whole"
 
     @cached_property
@@ -310,13 +310,13 @@ class Judgement:
 
     @cached_property
     def beyond(self) -> tuple[Evidence, ...]:
-        """Unjudged attacks whose lower bound is above the limit, the highest first."""
+        """Unjudged attacks above the limit, the highest first."""
         others = [(bounds[0], e) for e in self.evidence if not self.is_judged(e) and (bounds := self.claimed(e))]
         return tuple(e for low, e in sorted(others, key=lambda one: -one[0]) if low > self.limit)
 
     @cached_property
     def missed_part(self) -> Evidence | None:
-        """An unjudged attack on a part of the release that finds too much."""
+        """An unjudged attack on a part of the release above the limit."""
         parts = {"explanation": ("explanation", "label"), "prediction": ("label", "loss")}
         roles = parts.get(self.policy.release, ROLES)
         return next((e for e in self.beyond if e.role in roles and e.level in self.policy.patience), None)
@@ -337,7 +337,7 @@ class Judgement:
 
     @cached_property
     def by_guarantee(self) -> bool:
-        """Whether the stated differential privacy alone satisfies the policy."""
+        """Whether the stated privacy alone satisfies the policy."""
         i = self.implied
         if i is None or self.quick or self._members_differ or self.split != "certification" or self.contradiction:
             return False
@@ -351,7 +351,6 @@ class Judgement:
 
     @property
     def _members_differ(self) -> bool:
-        """Whether a failed control means that members differ from non-members."""
         return any(c.name not in STRENGTH for c in self.failed)
 
     @cached_property
@@ -427,7 +426,7 @@ class Judgement:
 
     @property
     def undecided_target(self) -> Judgement | None:
-        """The most exposed target that makes the verdict inconclusive."""
+        """The most exposed undecided target."""
         if self.verdict != "inconclusive":
             return None
         return next(one for one in (self, *self.others) if one.own_reasons)
@@ -440,7 +439,7 @@ class Judgement:
 
     @cached_property
     def needed(self) -> SampleSize | None:
-        """A sample that would probably decide about this target; None: none would, or it is decided."""
+        """A sample that would probably decide about this target, if any."""
         if self.own_verdict != "inconclusive" or self.failed or not self.decisive:
             return None
         judged = [e for e in self.judged if code(e) in self.decisive]
@@ -462,7 +461,7 @@ class Judgement:
 
     @property
     def levels(self) -> list[dict[str, Any]]:
-        """The baseline's rate and the highest bounds of judged attacks, by number of queries."""
+        """The baseline's rate and the highest bounds, by number of queries."""
         return [self._level(level) for level in self.policy.patience]
 
     def _level(self, level: int) -> dict[str, Any]:
@@ -514,7 +513,7 @@ class Judgement:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Judgement:
-        """Recompute what `to_dict` wrote from its counts; `InputError` if they are impossible or missing."""
+        """Recompute what `to_dict` wrote, or raise `InputError`."""
         later = ("quick", "implied")
         try:
             given = {f.name: content[f.name] for f in fields(Judgement) if f.name in content or f.name not in later}

@@ -136,7 +136,7 @@ class Policy:
 
     @property
     def weaker(self) -> tuple[str, ...]:
-        """In which ways this policy demands less than the default one, in words."""
+        """How this policy demands less than the default one."""
         default, found, most = Policy(), list[str](), max(self.patience)
         if self.claim == "excess" and self.tolerated_excess > default.tolerated_excess * (1 + 1e-9):
             found.append(f"excess {100 * self.tolerated_excess:.4g} points")
@@ -158,13 +158,13 @@ class Policy:
 
     @property
     def changes(self) -> str:
-        """Differences from the default policy, in one line."""
+        """Differences from the default policy."""
         default, values = Policy().to_dict(), self.to_dict()
         changes = [f"{k} = {v}" for k, v in values.items() if k != "reason" and v != default.get(k)]
         return ", ".join(changes) or "default policy"
 
     def patient(self, *, noise: bool) -> Policy:
-        """This policy, with `AVERAGING` added to the default patience if the release has noise."""
+        """This policy, with `AVERAGING` added to the default patience for noise."""
         if noise and self.patience == PATIENCE:
             return replace(self, patience=(*PATIENCE, AVERAGING))
         return self

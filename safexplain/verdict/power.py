@@ -138,6 +138,6 @@ def sample_needed(
 
 
 def _times(distance: float, risk: float) -> float:
-    """Growth of the sample that brings a bound past the limit; `distance` from the estimate, over the limit's."""
+    """Growth of the sample that brings a bound past the limit."""
     more = 1 + distributions.norm.ppf(POWER) / distributions.norm.isf(risk)
     return float((distance * more) ** 2)

@@ -72,7 +72,7 @@ TOLERANCE = 2e-3
 
 
 def randomness(generator: str, *, seeded: bool, whole: bool = False) -> str:
-    """The assumption about the source of noise: a cryptographic generator in words, another (""), or a user's seed."""
+    """The assumption about the source of noise; `generator` is "" if it is not cryptographic."""
     if seeded:
         return SEEDED
     return SECURE.format(generator, "whole" if whole else "floating-point") if generator else RANDOMNESS
@@ -138,7 +138,7 @@ class PrivacyStatement:
             raise ConfigurationError("a statement has either phases of the Gaussian mechanism or a pure_epsilon")
         if len(self.phases) > MOST_PHASES:
             raise ConfigurationError(
-                f"phases: expected at most {MOST_PHASES:,}, got {len(self.phases):,}; take equal steps together"
+                f"phases: expected at most {MOST_PHASES:,}, got {len(self.phases):,}; join equal steps"
             )
         if whole_number("records", self.records, 1) > MAX_RECORDS:
             raise ConfigurationError(f"records: expected at most {MAX_RECORDS:g}")
@@ -172,18 +172,16 @@ class PrivacyStatement:
         return Epsilons(present, self.pure_epsilon, present, 0.0)
 
     def check_model(self, model: Any) -> None:
-        """Raise `RefusedError` unless it is about the weights of this torch module or fitted estimator."""
+        """Raise `RefusedError` unless it is about this torch module or fitted estimator."""
         if not self.weights:
             raise RefusedError(
-                "the privacy statement names no weights, so nothing binds it to this model. Pass the statement of the"
-                " finished training (`privacy_`, `trained.statement`), or vouch for a training of your own:"
-                " statement.bound_to(model)"
+                "the privacy statement names no weights, so nothing binds it to this model. Pass that of the finished"
+                " training (`privacy_`, `trained.statement`), or vouch for your own: statement.bound_to(model)"
             )
         if (found := trained_digest(model)) != self.weights:
             raise RefusedError(
                 f"the privacy statement is about other weights than this {type(model).__name__}'s: expected"
-                f" {self.weights[:16]}..., got {found[:16]}...; the model was changed since, or the statement is about"
-                " another model. Pass the statement that the training of this model wrote"
+                f" {self.weights[:16]}..., got {found[:16]}...; pass the statement that this model's training wrote"
             )
 
     def bound_to(self, model: Any) -> PrivacyStatement:
@@ -240,7 +238,7 @@ class PrivacyStatement:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> PrivacyStatement:
-        """The statement that `to_dict` wrote; `InputError` for other fields, or an epsilon that does not follow."""
+        """The statement that `to_dict` wrote; `InputError` if its epsilons do not follow."""
         names = {f.name for f in fields(cls)}
         derived = {"epsilon", "protects", "not_protected", "assumptions", "accountant"}
         needed = (names | derived) - _LATER

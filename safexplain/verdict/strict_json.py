@@ -18,12 +18,12 @@ LARGEST_INTEGER = 2**53
 
 
 def load(path: str | Path, what: str, error: type[SafexplainError] = InputError) -> dict[str, Any]:
-    """The object in a file, called `what` in messages; raises `error` if it is refused."""
+    """The object in a file; raises `error` if it is refused."""
     return parse(read_limited(path, what, error), f"the {what} {path}", error)
 
 
 def read_limited(path: str | Path, what: str, error: type[SafexplainError] = CertificateError) -> bytes:
-    """A file's bytes, or `InputError`; `error` if it is larger than `LARGEST`."""
+    """A file's bytes; `InputError`, or `error` if there are too many."""
     try:
         with Path(path).open("rb") as file:
             raw = file.read(LARGEST + 1)
@@ -36,7 +36,7 @@ def read_limited(path: str | Path, what: str, error: type[SafexplainError] = Cer
 
 
 def parse(raw: bytes, where: str, error: type[SafexplainError] = CertificateError) -> dict[str, Any]:
-    """One JSON object in UTF-8, called `where` in messages; raises `error` if it is refused."""
+    """One JSON object in UTF-8; raises `error` if it is refused."""
 
     def refuse(why: str) -> NoReturn:
         raise error(f"{where} cannot be read as JSON: {why}")
@@ -94,7 +94,7 @@ def inside(content: Any) -> Iterator[tuple[int, Any]]:
 
 
 def canonical(content: Any) -> bytes:
-    """The canonical text: sorted names, no spaces, ASCII; 1.0 becomes 1, as some JSON tools write it."""
+    """The canonical text: sorted names, no spaces, ASCII, 1 for 1.0."""
     return json.dumps(_plain(content), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 

@@ -98,7 +98,7 @@ def title(attack: str, signal: str) -> str:
 
 
 def attack_name(attack: str, signal: str, level: int | None = None) -> str:
-    """Readable name of an attack and its signal, without the number of queries that is `level`."""
+    """The same for a table; a number of queries equal to `level` is left out."""
     plain = signal if level is None else re.sub(rf"@{level}(?!\d)", "", signal)
     return f"{ATTACK_NAMES.get(attack, attack)} · {signal_name(plain)}"
 
@@ -107,7 +107,7 @@ def attack_name(attack: str, signal: str, level: int | None = None) -> str:
 
 
 class Figure(NamedTuple):
-    """A share of the members, or (signed) a difference of two in points, with its bounds."""
+    """A share of the members, or (signed) a difference in points."""
 
     value: float
     low: float
@@ -192,7 +192,7 @@ def sentence(j: Judgement) -> str:
 
 
 def says(j: Judgement) -> tuple[str, ...]:
-    """Short sentences after the first: what would decide, limit and sample, attacker, power."""
+    """Short sentences after the first."""
     p = j.policy
     looks = "" if p.looks == 1 else f" over all {p.looks} looks (this is number {p.look})"
     judged = (
@@ -302,7 +302,7 @@ def written(j: Judgement) -> dict[str, Any]:
 
 
 def reasons(j: Judgement) -> tuple[str, ...]:
-    """Why the verdict is inconclusive; the verdict's sentence quotes the first reason up to its colon."""
+    """Why the verdict is inconclusive; `sentence` quotes the first up to its colon."""
     one = j.undecided_target
     return () if one is None else tuple(text for reason in one.own_reasons for text in _reason(one, reason))
 
@@ -446,7 +446,7 @@ def headline(j: Judgement) -> Figure:
 
 
 class LevelRow(NamedTuple):
-    """What an attacker finds at one number of queries: alone, added and together; None: nothing was judged."""
+    """What an attacker finds at one number of queries; None: nothing was judged."""
 
     level: int
     labels: Figure | None
@@ -538,7 +538,7 @@ BY_GUARANTEE = (
 
 
 def limits(j: Judgement, *, keyed: bool = False, endpoint: bool = False) -> tuple[tuple[str, str], ...]:
-    """(headline, text) for each limit of an audit. `keyed`: the noise has a key; `endpoint`: no model was seen."""
+    """(headline, text) for each limit of an audit, with keyed noise or of an endpoint."""
     finds = "finds" if j.claim == "whole" else "adds"
     empirical = (
         "These attacks, not every attack.",
@@ -620,7 +620,7 @@ def confidence_sentence(j: Judgement) -> str:
 
 
 def precision_sentence(j: Judgement) -> str:
-    """The precision of the strongest judged attack if 1 % or 10 % of the candidates are members."""
+    """The precision of the strongest judged attack."""
     fpr, tpr = j.policy.fpr, j.strongest.found / j.members
 
     def right(p: float) -> str:
@@ -675,7 +675,7 @@ def in_words(hardening: Mapping[str, Any]) -> str:
 
 
 def utility_in_words(utility: Mapping[str, float]) -> list[str]:
-    """The main figures of a utility that were measured, one sentence each."""
+    """The measured figures of a utility, one sentence each."""
     found = []
     if "top_overlap" in utility:
         top = f"{100 * utility.get('top_fraction', 0.1):.3g}%"

@@ -24,7 +24,6 @@ from safexplain.audit.controls import splits as holdout_uses
 from safexplain.cli import _run
 from safexplain.cli.audit import audit_command, tune_command
 from safexplain.cli.options import Options
-from safexplain.cli.run import demo
 from safexplain.cli.run.question import explainers_of, parse_hardening
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain.hardened import HARDENED
@@ -273,8 +272,7 @@ def test_a_command_that_is_terminated_says_how_to_continue(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_demo_shows_a_leak_and_takes_it_away(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "REFERENCES", 16)
+def test_the_demo_shows_a_leak_and_takes_it_away(cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("demo", "--run-dir", tmp_path / "demo", "--json")
     content = json.loads(out)
     assert content["compared"]["native"]["verdict"] == "leak"
@@ -291,7 +289,7 @@ def test_the_demo_counts_its_uses_apart_from_other_audits_of_the_same_digits(mon
         counted.append(holdout_uses.default_path())
         raise InputError("stop here")
 
-    monkeypatch.setattr("safexplain.cli.run.demo.run_demo", run_demo)
+    monkeypatch.setattr("safexplain.cli.run.preview.run_demo", run_demo)
     for named, expected in ((None, tmp_path / "run" / "uses.sqlite"), ("elsewhere.sqlite", Path("elsewhere.sqlite"))):
         monkeypatch.delenv(holdout_uses.VARIABLE, raising=False)
         if named:

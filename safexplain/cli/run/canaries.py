@@ -172,7 +172,7 @@ COLUMNS = ("at\nleast", "would be\nfound from", "claimed,\nsubst.", "claimed,\na
 
 
 def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: CanaryOptions) -> int:
-    """Write the file, print the findings, and return the exit code of the one that decides."""
+    """Write and print the findings, and return the exit code."""
     judged = [one for one in found if one.scenario != "worst-case"] or found
     strongest = decisive(judged)
     content: dict[str, Any] = strongest.to_dict()
@@ -184,14 +184,14 @@ def show(found: Sequence[Finding], skipped: Mapping[str, str], folder: Path, o: 
     content |= {"run_dir": str(folder), "files": {"result": "canaries.json"}}
     if console := console_for(content, strongest.verdict, o.json_, o.quiet):
         console.print(_table(found, o.confidence))
-        console.print(f"{_name(strongest)}: {strongest.sentence}", highlight=False)
+        console.print(f"{_name(strongest)}: {strongest.sentence}")
         notes = [f"Skipped {', '.join(skipped)}: {reason}" for reason in set(skipped.values())]
         if len(judged) < len(found):
             notes.append("The worst case is simulated: it shows what so many runs can prove, and decides nothing.")
         if len(bounds := [one for one in judged if isinstance(one, CanaryResult)]) > 1:
             notes.append(f"Each bound holds at {bounds[0].confidence:.1%}, and all together at {o.confidence:.0%}.")
         for note in notes:
-            console.print(note, style="dim", highlight=False)
+            console.print(note, style="dim")
         show_files(console, (), folder, ["canaries.json"])
     return strongest.exit_code
 

@@ -77,7 +77,7 @@ class Service:
     payload: Payload  # the form of its requests and answers
 
     def stand_in(self, read: AuditData, arch: str | None) -> LoadedModel:
-        """An untrained network like the model behind it; without `arch`, a perceptron."""
+        """An untrained network like its model, by default a perceptron."""
         classes = len(self.payload.answer.classes) or max(int(read.y.max()) + 1, len(read.class_names or ()), 2)
         if arch is not None:
             fresh = fresh_network(arch, classes, int(read.x.shape[1]) if read.x.ndim == 4 else None)
@@ -126,7 +126,7 @@ class Request:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Number of reference models at each look: "16", or "8,16,32"; "": `LOOKS`."""
+        """Number of reference models at each look."""
         text = self.given.references
         try:
             return tuple(int(number) for number in text.split(",")) if text else LOOKS
@@ -138,7 +138,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Contents of the files: preprocessed data, the model, and how to train reference models."""
+    """Contents of the files."""
 
     file: RecipeFile
     statement: PrivacyStatement | None
@@ -160,7 +160,7 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run that can start: everything is read and checked, nothing is written or trained yet."""
+    """A run that can start: all is read, nothing is written yet."""
 
     request: Request
     inputs: Inputs
@@ -197,7 +197,7 @@ class PreparedRun:
 
 @contextmanager
 def prepared_run(request: Request, kept: str = "finished models") -> Iterator[PreparedRun]:
-    """A run of the request, once all is read and checked; `kept` names what an interruption leaves."""
+    """A run of the request; `kept` names what an interruption leaves."""
     given = request.given
     folder = choose_folder(given.run_dir, given.resume)
     once = nullcontext() if given.plan else resumable(folder, kept)
@@ -329,7 +329,7 @@ def _audited_data(request: Request, inputs: Inputs) -> tuple[AuditData, tuple[st
 
 
 def _reference_notes(request: Request, inputs: Inputs, references: int) -> tuple[list[str], list[str]]:
-    """Caveats about reference models, and warnings to show before they are trained."""
+    """Caveats about reference models, and warnings before training."""
     file, recipe, member, staged = inputs.file, inputs.recipe, inputs.data.member, inputs.stages is not None
     dp, members = recipe.dp if isinstance(recipe, Recipe) else None, int(member.sum())
     if not inputs.trains:

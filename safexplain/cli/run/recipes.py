@@ -133,8 +133,8 @@ class RecipeFile:
             inspect.signature(train).bind(None, None, None)
         except TypeError:
             raise InputError(
-                f"{self.label}: function {name} must take three arguments, train(x, y, generator): the inputs and"
-                " labels of the members, and a torch.Generator. It returns a trained model"
+                f"{self.label}: function {name} must take three arguments, train(x, y, generator): the members'"
+                " inputs and labels, and a torch.Generator"
             ) from None
         return TrainingFunction(name, train)
 
@@ -171,7 +171,7 @@ class RecipeFile:
 
 
 def dp_builder(loaded: LoadedModel, dp: DPTraining) -> tuple[Build | None, str]:
-    """A builder of reference models that can train with differential privacy, or None and the reason."""
+    """A builder of reference models for training with DP, or None and the reason."""
     fresh, layered = loaded.fresh, with_layers(loaded.model)
     frozen = frozen_operation(loaded.model, training=False)
     if fresh is None or frozen is not None:
@@ -209,7 +209,7 @@ def dp_notes(dp: DPTraining, statement: PrivacyStatement, members: int) -> tuple
 
 @dataclass(frozen=True)
 class TwoStages:
-    """An audit of the pre-training data: references are pre-trained on random halves of the pool, then fine-tuned."""
+    """An audit of pre-training data: references are pre-trained on random halves of the pool, then fine-tuned."""
 
     stages: Stages
     downstream: AuditData  # of the fine-tuning; the model was fine-tuned on its members
@@ -283,7 +283,7 @@ class TwoStages:
         return {f"pre-training pool {self.pool.source} sha256": self.pool.sha256, **recipe}
 
     def with_references(self, question: Question) -> Question:
-        """The question with reference models, which are trained here."""
+        """The question with trained reference models."""
         assert isinstance(question.references, int)
         common: dict[str, Any] = {"seed": self.seed, "device": question.place, "cache": question.cache}
         pretrained = train_shadows(
@@ -429,7 +429,7 @@ class Tabular:
 
 
 def is_classifier_file(path: Path | None) -> bool:
-    """Whether a file holds a classifier of tables; a missing file is reported when it is loaded."""
+    """Whether a file holds a classifier of tables."""
     return path is not None and path.is_file() and identify_estimator(read_bytes(path, "model")) is not None
 
 

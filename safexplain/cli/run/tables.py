@@ -27,12 +27,12 @@ WORDS: dict[Verdict, str] = {verdict: word.upper() for verdict, word in words.VE
 
 
 def console_for(content: Mapping[str, Any], word: str, json_: bool, quiet: bool) -> Console | None:
-    """A console for the result; None if it was printed, as one JSON object or as the word alone."""
+    """A console for the result; None if it was printed, as JSON or one word."""
     if json_:
         typer.echo(json.dumps(content, allow_nan=False))
     elif quiet:
         typer.echo(word)
-    return None if json_ or quiet else Console()
+    return None if json_ or quiet else Console(highlight=False)
 
 
 def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
@@ -41,12 +41,12 @@ def show_audit(found: AuditRun, folder: Path, json_: bool, quiet: bool) -> int:
     if console := console_for(content, WORDS[found.verdict], json_, quiet):
         show_verdict(console, found.result, _verdict_table(found.configurations))
         if found.report.subject_data:
-            console.print(SUBJECT_DATA[found.report.subject_data], highlight=False, markup=False)
+            console.print(SUBJECT_DATA[found.report.subject_data], markup=False)
         if found.judged.says:
             text = f"Released: {found.judged.says}.\nThat is {found.judged.description}."
             if found.utility is not None:
                 text += f"\nUtility: {'; '.join(utility_in_words(found.utility.to_dict()))}."
-            console.print(text, highlight=False, markup=False)
+            console.print(text, markup=False)
         notes = list(found.notes)
         if found.next_look is not None:
             references, scored, seconds = found.next_look
@@ -68,23 +68,23 @@ def show_attacks(result: AuditResult, json_: bool, quiet: bool) -> int:
 def show_files(console: Console, notes: Iterable[str], folder: Path, files: Iterable[str]) -> None:
     """Print notes, and the paths of a run's files."""
     for note in notes:
-        console.print(f"Note: {note}", style="dim", highlight=False, markup=False)
-    console.print(f"\nRun directory: {folder}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"Note: {note}", style="dim", markup=False)
+    console.print(f"\nRun directory: {folder}", soft_wrap=True, markup=False)
     for file in files:
-        console.print(f"  {folder / file}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"  {folder / file}", soft_wrap=True, markup=False)
 
 
 def show_verdict(console: Console, result: AuditResult, *tables: Table) -> None:
     """Print the verdict, then tables, details and controls."""
-    console.print(result.sentence, style=STYLES[result.verdict], highlight=False, markup=False)
-    console.print(" ".join(words.says(result)), highlight=False, markup=False)
+    console.print(result.sentence, style=STYLES[result.verdict], markup=False)
+    console.print(" ".join(words.says(result)), markup=False)
     for table in (*tables, *([_target_table(result)] if result.others else []), _level_table(result)):
         console.print()
         console.print(table)
     console.print()
     for text in words.details(result):
-        console.print(text, highlight=False, markup=False)
-    console.print(_controls_line(result), style="dim", highlight=False, markup=False)
+        console.print(text, markup=False)
+    console.print(_controls_line(result), style="dim", markup=False)
 
 
 def _verdict_table(configurations: tuple[Configuration, ...]) -> Table:

@@ -77,14 +77,14 @@ def _show_tuned(found: Tuned, folder: Path, json_: bool, quiet: bool) -> int:
         console.print(_release_table(found))
         console.print()
         for sentence in chosen_words(found.study, found.chosen, found.within):
-            console.print(sentence, highlight=False, markup=False)
+            console.print(sentence, markup=False)
         description = in_words(found.chosen.hardening.to_dict())
-        console.print(f"\nIt releases {description or 'this'}:", highlight=False, markup=False)
-        console.print(f"  {as_python(found.chosen)}\n", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"\nIt releases {description or 'this'}:", markup=False)
+        console.print(f"  {as_python(found.chosen)}\n", soft_wrap=True, markup=False)
         if found.confirmed is None:
-            console.print("Not confirmed: the chosen release has no verdict.", highlight=False, markup=False)
+            console.print("Not confirmed: the chosen release has no verdict.", markup=False)
         else:
-            console.print("Its audit, on examples that were not used for the choice:\n", highlight=False, markup=False)
+            console.print("Its audit, on examples that were not used for the choice:\n", markup=False)
             show_verdict(console, found.confirmed.result)
         notes = [*found.study.notes, *(() if found.confirmed is None else found.confirmed.notes)]
         show_files(console, dict.fromkeys(notes), folder, found.files.values())

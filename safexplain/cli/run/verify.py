@@ -32,7 +32,7 @@ BY_CONSTRUCTION = "by construction: no attacks were run; it rests on the assumpt
 
 
 def verify(given: VerifyOptions) -> int:
-    """Check and print a certificate, and return 0, or 1 if it, the model or the installed versions do not hold."""
+    """Check and print a certificate, and return the exit code."""
     try:
         lines, content = _check_certificate(given)
     except CertificateError as error:

@@ -134,7 +134,7 @@ SCENARIOS: dict[ScenarioName, str | None] = {
 
 
 def scenario_of(name: str) -> ScenarioName:
-    """The canary of a name or number ("gradient" or "S2"), or `ConfigurationError`."""
+    """The canary of a name or number, or `ConfigurationError`."""
     numbers = {number.lower(): key for key, number in SCENARIOS.items() if number}
     found = numbers.get(name.lower(), name)
     if found not in get_args(ScenarioName):
@@ -262,6 +262,11 @@ class Errors:
     false_negatives: int  # runs on D classified as D'
     positives: int  # counted runs on D
 
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """All but the step and the threshold."""
+        return self.false_positives, self.negatives, self.false_negatives, self.positives
+
 
 @dataclass(frozen=True)
 class CanaryResult(Finding):
@@ -300,9 +305,8 @@ class CanaryResult(Finding):
 
     def lower(self, at: Errors) -> float:
         """The lower bound at one audited step, at most 500."""
-        counts = (at.false_positives, at.negatives, at.false_negatives, at.positives)
         family = {"confidence": self.confidence, **self.claim.after(at.step).sampled()}
-        return min(epsilon_from_errors(*counts, self.claim.delta, self.method, **family), VACUOUS)
+        return min(epsilon_from_errors(*at.counts, self.claim.delta, self.method, **family), VACUOUS)
 
     @cached_property
     def detectable(self) -> float | None:
@@ -313,8 +317,12 @@ class CanaryResult(Finding):
         c, at = self.claim, self.errors[-1]
         if (promise := promise_of(self.claimed, c.delta, c.mechanism, c.adjacency)) is None:
             return None
-        errors = ErrorCounts(at.false_positives, at.negatives, at.false_negatives, at.positives, self.confidence)
-        return detectable(errors, self.method, promise, fixed=at.negatives + at.positives == self.runs)
+        return detectable(
+            ErrorCounts(*at.counts, self.confidence),
+            self.method,
+            promise,
+            fixed=at.negatives + at.positives == self.runs,
+        )
 
     @property
     def verdict(self) -> Verdict:
@@ -463,7 +471,7 @@ def load_finding(path: str | Path) -> Finding:
 
 
 def check_method(method: str, confidence: float, claim: Claim) -> None:
-    """Raise `ConfigurationError` for an invalid method or confidence, and for "pld" without a mechanism."""
+    """Raise `ConfigurationError` for an invalid method or confidence."""
     if not LEAST_SURE <= check_number("confidence", confidence) <= SUREST:
         raise ConfigurationError(f"confidence: expected a number in [0.5, 1 - 1e-9], got {confidence:.12g}")
     if method not in (names := get_args(BoundMethod)):
@@ -530,7 +538,7 @@ class WhiteBoxResult(Finding):
 
     @property
     def verdict(self) -> Verdict:
-        """Refuted if a check failed, as claimed if all passed; not refuted if one could not be made."""
+        """Refuted if a check failed, as claimed if all passed."""
         return "refuted" if self.failed else "not refuted" if self.open else "as claimed"
 
     @property
@@ -570,7 +578,7 @@ class WhiteBoxResult(Finding):
         }
 
     def check(self, content: Mapping[str, Any]) -> None:
-        """Raise `InputError` if a value does not follow from the checks."""
+        """Raise `InputError` if a stated value does not follow from the counts."""
         computed = self.to_dict()
         for name in ("verdict", "epsilon_add_remove", "epsilon_substitute", "epsilon_seen"):
             check_follows(content[name], computed[name], name, "the checks", (TOLERANCE, TOLERANCE))
@@ -659,7 +667,7 @@ def _correlation(a: Array, b: Array) -> float:
 
 
 def _normal_limit(tests: int) -> float:
-    """Limit for this many normal tests together, times 1.5 because sums of products have heavier tails."""
+    """Limit for so many normal tests, times 1.5 because sums of products have heavier tails."""
     return 1.5 * float(distributions.norm.isf(RISK / tests / 2))
 
 

@@ -137,7 +137,7 @@ class Certificate(_Read, _Explainer, _AsWritten):
         return next((name for name, digests in self.subject.items() if ANSWERS_DIGEST in digests), None)
 
     def need_model(self, path: str | Path) -> None:
-        """Raise `CertificateError` if the certificate, read from this path, is about an endpoint."""
+        """Raise `CertificateError` if this is about an endpoint."""
         if (url := self.endpoint) is not None:
             raise CertificateError(
                 f"{path} is about the answers of the endpoint {url}, whose model was not seen, so it cannot be about"
@@ -181,7 +181,7 @@ def load_certificate(path: str | Path, *, public_key: Key | None = None) -> Cert
 
 
 def load_guarantee(path: str | Path, *, public_key: Key | None = None) -> GuaranteeCertificate:
-    """Read a certificate by construction, signed or not; arguments and errors as of `load_certificate`."""
+    """Read a certificate by construction; arguments and errors as of `load_certificate`."""
     found = load_any(path, public_key=public_key)
     if isinstance(found, Certificate):
         raise CertificateError(

@@ -101,7 +101,7 @@ def guarantee_statement(
     environment: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The statement of a guarantee, as plain JSON types; arguments as `read.GuaranteeCertificate`."""
+    """The same for a guarantee, with the fields of `read.GuaranteeCertificate`."""
     predicate = {
         "schema_version": GUARANTEE_VERSION,
         "kind": guarantee.kind,
@@ -125,7 +125,7 @@ def _sealed(subject: Mapping[str, Mapping[str, str]], kind: str, predicate: dict
 
 
 def configuration_digest(explainer: Any, hardening: Any, policy: Any) -> str:
-    """Hexadecimal SHA-256 of explainer, hardening and policy."""
+    """SHA-256 of explainer, hardening and policy."""
     return sha256(canonical([explainer, hardening, policy]))
 
 

@@ -155,7 +155,7 @@ class Family:
 
 
 class Claimed(TypedDict, total=False):
-    """Keyword arguments of a bound: its confidence, and the claimed mechanism, a `Family`."""
+    """Keyword arguments of a bound."""
 
     confidence: float
     sample_rate: float
@@ -164,7 +164,7 @@ class Claimed(TypedDict, total=False):
 
 
 def confidence_and_family(claimed: Claimed) -> tuple[float, Family]:
-    """The confidence and the mechanism in a bound's keyword arguments."""
+    """The confidence and the mechanism in keyword arguments."""
     mechanism: dict[str, Any] = {**claimed}
     confidence = mechanism.pop("confidence", 0.95)
     return confidence, Family(**mechanism)
@@ -199,7 +199,7 @@ def smallest_refuted(
 
 @lru_cache(maxsize=65536)
 def _side(family: Family, point: int) -> int:
-    """-1: too little noise to compute a curve; 1: too much noise to learn anything; else 0."""
+    """-1: too little noise for a curve; 1: too much to learn anything; else 0."""
     member = family.at(point)
     if _overflows(member):
         return -1
@@ -217,7 +217,7 @@ BoundMethod = Literal["pld", "gdp", "clopper-pearson"]
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Errors of an attack at a threshold that was not chosen on these runs; scores from it on say D."""
+    """Errors of an attack at a threshold that was not chosen on these runs."""
 
     false_positives: int  # runs on D' classified as D
     negatives: int
@@ -259,7 +259,7 @@ def _pld_bound(errors: ErrorCounts, delta: float, family: Family) -> float:
 
 
 def _pld_merit(fpr: Array, fnr: Array, delta: float, family: Family) -> Array:
-    """Distance below the curve of the smallest noise multiplier that any of the rates refutes."""
+    """Distance below the highest curve that is refuted."""
     distance = gaussian_distance(fpr, fnr)
     if family.is_gaussian:
         return distance
@@ -333,7 +333,7 @@ def epsilon_from_errors(
 
 
 def checked_method(name: str, delta: float, confidence: float) -> Method:
-    """The method of this name; `InputError` for another name, delta or confidence."""
+    """The method of this name, or `InputError`."""
     if name not in METHODS:
         raise InputError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
     check_confidence(confidence)
@@ -631,7 +631,7 @@ PLACES = ndtri(np.array([1e-4, 1e-3, 5e-3, 0.02, 0.05, 0.1, 0.16, 0.25, 0.35, 0.
 
 @dataclass(frozen=True)
 class Promise:
-    """A claimed epsilon and mechanism; an unknown one is modelled as Gaussian."""
+    """A claimed epsilon and mechanism; None: unknown, modelled as Gaussian."""
 
     epsilon: float
     delta: float
@@ -667,7 +667,7 @@ class Promise:
 
     @cached_property
     def limit(self) -> Steps:
-        """The mechanism with the claimed epsilon under substitution, as in the bounds."""
+        """The mechanism with the claimed epsilon under substitution."""
         assert self.mechanism is not None
         if self.adjacency == "substitute" and abs(self.spent(1.0) / self.epsilon - 1) < ACCURACY:
             return self.mechanism
@@ -675,7 +675,7 @@ class Promise:
         return replace(self.mechanism, noise_multiplier=math.exp(log_shrink) * self.mechanism.noise_multiplier)
 
     def smallest_found(self, found: Callable[[float], bool]) -> float | None:
-        """Epsilon of the training with the most noise that is `found` when its noise is multiplied by a factor."""
+        """Epsilon of the training with the most noise that is `found`."""
         lowest = 1e-6 if self.mechanism is None else SMALLEST_NOISE / 2 / self.mechanism.noise_multiplier
         low, high = math.log(min(lowest, 0.5)), 0.0
         while high - low > ACCURACY:
@@ -735,7 +735,7 @@ def _refuted(fpr: float, fnr: float, errors: ErrorCounts, method: BoundMethod, p
 
 
 class _CanarySums:
-    """Scores: the number of batches with the record, over its mean, up on D and down on D', plus Gaussian noise."""
+    """Scores: number of batches with the record, over its mean, up on D and down on D', plus Gaussian noise."""
 
     def __init__(self, family: Family) -> None:
         draws, q = family.steps, family.sample_rate
@@ -750,7 +750,7 @@ class _CanarySums:
         return np.asarray(ndtr((threshold[:, None] - self.counts) / noise) @ self.weights)
 
     def quantiles(self, rates: Array, noise: float) -> Array:
-        """(k,) thresholds below which scores on D fall at these rates."""
+        """(k,) quantiles of scores on D."""
         ends = self.counts[0] - 9 * noise, self.counts[-1] + 9 * noise
         at = np.unique(np.concatenate([np.linspace(*ends, 400), self.counts, self.counts + 1e-6]))
         return np.interp(rates, self.below(at, noise), at)

@@ -51,7 +51,7 @@ class PairedCounts:
 
 
 def rank_at(non_members: int, fpr: float) -> int:
-    """Rank of both thresholds: the one nearest fpr (n0 + 1), where the mean true rate is `fpr`."""
+    """Rank of both thresholds, where the mean true rate is nearest `fpr`."""
     return min(max(round(fpr * (non_members + 1)), 1), non_members)
 
 
@@ -150,7 +150,7 @@ def lower_limits(
     elsewhere = np.minimum(difference @ f.at_strict, difference @ f.at_loose)
     together = np.maximum(own - other - elsewhere, 0.0)
     low = found - np.maximum(noise, together + _NOISE_SHARE * noise)
-    uneven = _uneven(attack_window[..., f.near], baseline_window[..., f.near], f.steps_near)
+    uneven = _uneven(attack_window[..., f.near], baseline_window[..., f.near], f.ranks[f.near])
     if uneven.any():
         reach = float(f.rank - f.strict), float(f.loose - f.rank)
         worst = _worst_near(attack_window, baseline_window, f.ranks - f.rank, reach, apart, counts, _radius(risk))
@@ -178,24 +178,6 @@ class _Frame:
     at_strict: Floats
     at_loose: Floats
     near: slice  # ranks at which a jump would matter
-    steps_near: _Steps
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """Expected steps of an even curve."""
-
-    gaps: Floats  # (steps,) lengths
-    others: Floats  # (steps,) total length of each step's neighbours
-    neighbours: Floats  # (steps, steps) 1 for neighbours
-
-    @classmethod
-    def of(cls, ranks: Floats) -> _Steps:
-        gaps = np.diff(ranks**_BEND)
-        gaps *= (ranks[-1] - ranks[0]) / gaps.sum()
-        distance = np.abs(np.subtract.outer(np.arange(len(gaps)), np.arange(len(gaps))))
-        neighbours = ((distance > 0) & (distance <= _NEIGHBOURS)).astype(np.float64)
-        return cls(gaps, neighbours @ gaps, neighbours)
 
 
 @lru_cache(maxsize=256)
@@ -212,7 +194,7 @@ def _frame(non_members: int, fpr: float, risk: float) -> _Frame:
     low, high = k - _NEAR * (k - strict) - 1, k + _NEAR * (loose - k) + 1
     near = slice(int(np.searchsorted(ranks, low)), int(np.searchsorted(ranks, high, side="right")))
     weights = at(k), at(k - steps), at(k + steps), at(strict), at(loose)
-    return _Frame(ranks, k, strict, loose, steps, *weights, near, _Steps.of(ranks[near]))
+    return _Frame(ranks, k, strict, loose, steps, *weights, near)
 
 
 def _count_spread(only: Floats, missed: Floats, members: int, risk: float) -> Floats:
@@ -254,20 +236,24 @@ _BEND = 0.7  # assumed power of the rank by which curves rise
 _JUMP = 7.0  # multiple of the neighbouring steps at which one of the difference is a jump
 
 
-def _uneven(attack: Floats, baseline: Floats, of: _Steps) -> NDArray[np.bool_]:
+def _uneven(attack: Floats, baseline: Floats, ranks: Floats) -> NDArray[np.bool_]:
     """(...,) whether one of the curves, or their difference, has a jump among these ranks.
 
     On a straight curve, the share of members between two ranks has a beta distribution, so their number is
     beta-binomial, approximated by a beta distribution of equal variance.
     """
-    gaps, others = of.gaps, of.others
+    gaps = np.diff(ranks**_BEND)
+    gaps *= (ranks[-1] - ranks[0]) / gaps.sum()  # lengths of the steps of an even curve
+    distance = np.abs(np.subtract.outer(np.arange(len(gaps)), np.arange(len(gaps))))
+    neighbours = ((distance > 0) & (distance <= _NEIGHBOURS)).astype(np.float64)
+    others = neighbours @ gaps
     steps = np.diff(np.stack([attack, baseline]), axis=-1)
-    total = np.maximum(steps + steps @ of.neighbours, 1e-9)
+    total = np.maximum(steps + steps @ neighbours, 1e-9)
     size = np.maximum(total * (gaps + others + 1) / (gaps + others + total) - 1, 1e-3)
     share = np.maximum((steps - 0.5) / total, 0.0)
     tail = special.betainc(size * others / (gaps + others), size * gaps / (gaps + others), 1 - share)
     apart = steps[0] - steps[1]
-    usual = (apart**2 / gaps) @ of.neighbours / of.neighbours.sum(0) * gaps
+    usual = (apart**2 / gaps) @ neighbours / neighbours.sum(0) * gaps
     jumps = (tail < _ALARM / (2 * len(gaps))).any((0, -1)) | (np.abs(apart) > _JUMP * np.sqrt(usual + 1)).any(-1)
     return np.asarray(jumps)
 

@@ -46,7 +46,7 @@ def check_confidence(confidence: float) -> None:
 
 @lru_cache(maxsize=16)
 def upper_limits(trials: int, confidence: float = 0.95) -> NDArray[np.float64]:
-    """(trials + 1,) upper ends of `clopper_pearson` for every number of successes, read-only."""
+    """(trials + 1,) upper ends of `clopper_pearson`, read-only."""
     successes = np.arange(trials)
     check_counts(0, trials)
     check_confidence(confidence)
@@ -205,7 +205,7 @@ def _weighted_variance(values: NDArray[np.float64], counts: NDArray[np.int64]) -
 
 
 def checked(scores: ArrayLike, membership: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(n,) scores and membership; InputError: shapes differ, NaN scores, or one of the two groups is empty."""
+    """(n,) scores and membership, or InputError."""
     s, member = np.asarray(scores, dtype=np.float64), np.asarray(membership)
     if s.ndim != 1 or s.shape != member.shape:
         raise InputError(f"expected scores and membership of one shape (n,), got {s.shape} and {member.shape}")

@@ -221,7 +221,7 @@ def test_bounds_are_those_whose_error_rates_were_measured(setting, jump, risks, 
 def test_curves_that_come_apart_by_more_than_7_members_in_one_step_have_a_jump(apart, jumps):
     ranks = np.arange(50.0, 70.0)
     apart_above = 30 * ranks + apart * (ranks > 59)
-    assert module._uneven(apart_above, 30 * ranks, module._Steps.of(ranks)) == jumps
+    assert module._uneven(apart_above, 30 * ranks, ranks) == jumps
 
 
 def test_lower_limits_of_shares_are_exact_also_of_part_of_a_unit():
