@@ -1,7 +1,7 @@
 """Load classifiers of scikit-learn, XGBoost and LightGBM from files without running code in them.
 
-A child process reads a booster's file first and writes it again; its numbers of nodes, features and categories, which
-the C++ library follows without checks, are checked before the result is loaded.
+A child process with limits of memory, time and output reads a booster first and writes it again, as its C++ library
+follows numbers of nodes, features and categories without checks; they are checked before the result is loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 import zipfile
@@ -453,15 +454,27 @@ class SkopsSerializer:
 
 # --- boosters, read by a child process -------------------------------------------------------------------------------
 
+MOST_BYTES = 1 << 30
+MOST_MEMORY = 16 << 30
 MOST_SECONDS = 120.0
 
 _CHILD = """
-import os, sys
+import contextlib, os, sys
 answers = os.dup(1)
 os.dup2(2, 1)  # the library prints there
 raw = bytearray(sys.stdin.buffer.read())
 sys.modules.update(dict.fromkeys(("pandas", "sklearn", "pyarrow", "dask")))  # slow to import and not needed
-{read}
+with contextlib.suppress(ImportError, OSError, ValueError):  # some systems lack some of these limits
+    import resource
+    for name, most in (("FSIZE", 16 * len(raw) + (64 << 20)), ("CORE", 0), ("AS", {memory})):
+        kind = getattr(resource, f"RLIMIT_{{name}}")
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+try:
+    {read}
+except Exception as error:
+    lines = str(error).splitlines()
+    sys.exit("reason: " + next((line for line in lines if "Check failed" in line or "rror" in line), str(error)))
 with os.fdopen(answers, "wb") as file:
     file.write(found)
 """
@@ -473,7 +486,7 @@ _LIGHTGBM = (
 
 def read_xgboost(raw: bytes | bytearray, where: str, *, pickled: bool = False) -> tuple[bytearray, dict[str, Any]]:
     """Checked JSON of an XGBoost model in JSON or UBJSON, or if `pickled` in the state of a pickled booster, and the
-    parsed content. InputError: it is damaged or malicious, or takes too long to read."""
+    parsed content. InputError: it is damaged or malicious, or takes too much memory or time to read."""
     how = "__setstate__({'handle': raw})" if pickled else "load_model(raw)"
     with _as_damaged("XGBoost", where):
         text = _read_in_child(_XGBOOST.format(how=how), bytes(raw))
@@ -486,15 +499,14 @@ def read_lightgbm(text: str, where: str) -> str:
     """Checked text of a LightGBM model, for its library; errors as for `read_xgboost`."""
     with _as_damaged("LightGBM", where):
         found = _read_in_child(_LIGHTGBM, text.encode()).decode()
-        _require(found.count("leaf_const=") == text.count("leaf_const="), "its linear trees lack numbers")
         head, *trees = re.split(r"^Tree=", found.partition("end of trees")[0], flags=re.MULTILINE)
         header = _parse_lines(head)
-        classes, per_round, features = (
-            int(header[name]) for name in ("num_class", "num_tree_per_iteration", "max_feature_idx")
-        )
+        names = ("num_class", "num_tree_per_iteration", "max_feature_idx")
+        classes, per_round, features = (int(header[name]) for name in names)
         stated = re.search(r"num_class:(\d+)", header.get("objective", ""))
         _require(classes == int(stated[1] if stated else 1), "its objective has another number of classes")
         _require(per_round in (1, classes) and len(trees) % per_round == 0, "its rounds do not match its trees")
+        _require(found.count("leaf_const=") == text.count("leaf_const="), "its linear trees lack numbers")
         for tree in trees:
             _check_text_tree(_parse_lines(tree), features + 1)
         return found
@@ -539,17 +551,19 @@ def _as_damaged(library: str, where: str) -> Iterator[None]:
 
 def _read_in_child(read: str, raw: bytes) -> bytes:
     """The model as its library writes it after reading it; ValueError: the library cannot read it."""
-    command = [sys.executable, "-P", "-c", _CHILD.format(read=read)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        child = subprocess.run(command, input=raw, capture_output=True, timeout=MOST_SECONDS, env=environment)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"its library takes longer than {MOST_SECONDS:.0f} s to read it") from None
-    _require(child.returncode >= 0, "its library crashes when reading it")
-    lines = child.stderr.decode(errors="replace").splitlines()
-    reason = next((line for line in lines if "Check failed" in line or "Error" in line), "no reason")
-    _require(child.returncode == 0, f"its library cannot read it: {reason}")
-    return child.stdout
+    _require(len(raw) <= MOST_BYTES, f"it has {len(raw)} bytes, more than the limit of {MOST_BYTES}")
+    command = [sys.executable, "-P", "-c", _CHILD.format(memory=MOST_MEMORY, read=read)]
+    streams: dict[str, Any] = {"stderr": subprocess.PIPE, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    with tempfile.TemporaryFile() as written:
+        try:
+            child = subprocess.run(command, input=raw, stdout=written, timeout=MOST_SECONDS, **streams)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"its library takes longer than {MOST_SECONDS:.0f} s to read it") from None
+        _require(child.returncode >= 0, "its library crashes when reading it")
+        lines = child.stderr.decode(errors="replace").rpartition("reason: ")[2].strip().splitlines() or ["no reason"]
+        _require(child.returncode == 0, f"its library cannot read it: {lines[-1]}")
+        written.seek(0)
+        return written.read()
 
 
 def _require(holds: Any, reason: str) -> None:
@@ -590,15 +604,23 @@ def _check_learner(learner: Mapping[str, Any]) -> None:
     _boundaries(model.get("iteration_indptr", [0, trees]), trees, "rounds")
     for tree in model["trees"]:
         _check_json_tree(tree, features)
+    names = model.get("cats") or {}
+    if names.get("enc"):  # categories of data frames, since XGBoost 3.1
+        edges = _boundaries(names["feature_segments"], len(names["sorted_idx"]), "names of categories")
+        for one, start, end in zip(names["enc"], edges[:-1], edges[1:], strict=True):
+            ends = one.get("offsets") or [*range(len(one["values"]) + 1)]
+            _boundaries(ends, len(one["values"]), "names of categories")
+            order = sorted(names["sorted_idx"][start:end])
+            _require(order == [*range(len(ends) - 1)], "its categories do not match their number")
 
 
 def _check_json_tree(tree: Mapping[str, Any], features: int) -> None:
     n = int(tree["tree_param"]["num_nodes"])
     left, right = (_integers(tree[side], -1, n, "nodes", n) for side in ("left_children", "right_children"))
     parents, inner = _integers(tree["parents"], -1, 2**31, "nodes", n), left != -1
-    children = np.concatenate([left[inner], right[inner]])
+    children, owners = np.concatenate([left[inner], right[inner]]), np.tile(np.flatnonzero(inner), 2)
     _require(n and (right[~inner] == -1).all() and (children > 0).all(), "nodes point outside their tree")
-    once = len(np.unique(children)) == len(children)
+    once = len(np.unique(children)) == len(children) and (parents[children] == owners).all()
     _require(once and ((parents < n) | (parents == 2**31 - 1)).all(), "a node has two parents or a wrong one")
     _integers(np.asarray(tree["split_indices"])[inner], 0, features, "features")
     _require(int(tree["tree_param"].get("size_leaf_vector", 1)) <= 1, "a tree has several outputs")
