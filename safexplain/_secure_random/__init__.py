@@ -30,7 +30,7 @@ GENERATOR = "the operating system's cryptographic generator and AES-256 in count
 
 ENTROPY: ContextVar[Callable[[int], bytes]] = ContextVar("entropy", default=os.urandom)
 """The source of all bits. An audit that repeats a training step by step sets a seeded one in its own context
-(`safexplain.audit.canaries.white_box`)."""
+(`safexplain.audit.canaries.trainer`)."""
 
 DIRECT = 1024  # bytes up to which the operating system is as fast as a cipher under a new key
 

@@ -30,7 +30,7 @@ from safexplain.errors import ConfigurationError, InputError
 
 STEP_OBSERVER: ContextVar[Callable[[Tensor, Tensor, Tensor], Tensor] | None] = ContextVar("step", default=None)
 """Maps the sum, the noise and the rows of the batch of each step of one head to the noisy sum, for
-`safexplain.audit.canaries.white_box`."""
+`safexplain.audit.canaries.trainer`."""
 
 _BLOCK = {"cpu": 2**21, "cuda": 2**29}
 """Bytes of features that a step gathers, to fit in a processor's cache or a GPU's memory."""

@@ -11,7 +11,7 @@ from safexplain.audit.attacks.learned import Boosted
 from safexplain.audit.attacks.suite import fitting, values_of
 from safexplain.audit.signals import Signals
 from safexplain.errors import InputError
-from safexplain.tune.objectives import FPRS, LeakMeter, rates, resampled_rates
+from safexplain.tune.study import FPRS, LeakMeter, rates, resampled_rates
 from safexplain.verdict.policy import Policy
 
 M, N, D = 11, 100, 6

@@ -13,7 +13,7 @@ from safexplain.audit.answers import ExplainModel, Predictions
 from safexplain.audit.question import AuditOptions, Question
 from safexplain.audit.signals import Store
 from safexplain.explain.hardened import HARDENED
-from safexplain.tune.objectives import Natives
+from safexplain.tune.study import Natives
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([[0, 1, 2, 0, 1, 2], [2, 2, 1, 1, 0, 0]])

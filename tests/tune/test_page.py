@@ -11,8 +11,18 @@ from html_page import Page
 from results import audited
 
 from safexplain import GaussianNoise, Hardening, RankNorm, Relative, TopKSet, UnitNorm
-from safexplain.tune.page import as_python, chosen_words, pareto_figure, render, table_rows
-from safexplain.tune.result import Examples, Point, Study, choose, front_of
+from safexplain.tune.result import (
+    Examples,
+    Point,
+    Study,
+    as_python,
+    choose,
+    chosen_words,
+    front_of,
+    pareto_figure,
+    render,
+    table_rows,
+)
 from safexplain.verdict.result import AuditResult
 
 CERTIFIED = 0.0

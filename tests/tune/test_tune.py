@@ -17,9 +17,9 @@ from safexplain import HardenedInputXGradient, HardenedSaliency, Hardening
 from safexplain.audit import AuditOptions, Dither, Population
 from safexplain.audit.controls.splits import Splits
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
-from safexplain.tune import Tuned, objectives, study
-from safexplain.tune.objectives import Leakage
+from safexplain.tune import Tuned, study
 from safexplain.tune.result import front_of
+from safexplain.tune.study import Leakage
 from safexplain.verdict.certificate.read import load_certificate
 
 pytestmark = pytest.mark.usefixtures("few_trees")
@@ -145,13 +145,13 @@ def test_points_that_keep_less_than_one_that_adds_nothing_are_not_attacked() -> 
 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
 def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for_each(monkeypatch) -> None:
-    asked, before = [], objectives.explanations_of
+    asked, before = [], study.explanations_of
 
     def counted(*args, **options):
         asked.append(str(args[3][0].release.methods[0].arguments))
         return before(*args, **options)
 
-    monkeypatch.setattr(objectives, "explanations_of", counted)
+    monkeypatch.setattr(study, "explanations_of", counted)
     tuned = search(HardenedSaliency, trials=13)
     assert len(asked) == len(set(asked)) == 3  # as given, and with each value of the one option
     assert all(p.options.keys() <= {"abs"} for p in tuned.study.points)

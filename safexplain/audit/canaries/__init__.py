@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from safexplain.audit.canaries.probe import CanaryProbe, audit_training
 from safexplain.audit.canaries.run import Setting, preset, run_canaries
-from safexplain.audit.canaries.white_box import WhiteBox, add_noise
+from safexplain.audit.canaries.trainer import WhiteBox, add_noise
 from safexplain.verdict.canaries.result import Claim, load_finding
 
 __all__ = [

@@ -47,6 +47,7 @@ from safexplain.audit.canaries.trainer import (
     NeighbouringData,
     Run,
     Train,
+    WhiteBox,
     call_watched,
     digest_of,
     in_precision,
@@ -59,7 +60,6 @@ from safexplain.audit.canaries.trainer import (
     takes,
 )
 from safexplain.audit.canaries.trainer import records as records_of
-from safexplain.audit.canaries.white_box import WhiteBox
 from safexplain.dp.heads import features
 from safexplain.dp.sgd.finetune import DPFineTuner, has_closed_form, head_problem, trainable_linear
 from safexplain.dp.sgd.sampling import InMemory

@@ -20,7 +20,7 @@ from safexplain._progress import Progress, show_progress
 from safexplain._validate import from_table, read_toml
 from safexplain.audit.canaries.probe import CanaryProbe, audit_within
 from safexplain.audit.canaries.run import PRESETS, Setting, preset, run_canaries
-from safexplain.audit.canaries.white_box import WhiteBox
+from safexplain.audit.canaries.trainer import WhiteBox
 from safexplain.audit.planning import Plan, plan_canaries, plan_probes
 from safexplain.cli.console import choose_folder, device_of, make_folder, resumable
 from safexplain.cli.options import CanaryOptions

@@ -21,7 +21,7 @@ from safexplain.errors import InputError
 from safexplain.hardening.hardening import Hardening
 from safexplain.loading.data import load_records
 from safexplain.tune import Tuned
-from safexplain.tune.page import as_python, chosen_words, table_rows
+from safexplain.tune.result import as_python, chosen_words, table_rows
 from safexplain.tune.study import plan_tune, searched
 from safexplain.verdict.words import in_words
 

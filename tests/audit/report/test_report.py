@@ -17,7 +17,7 @@ from html_page import Page
 from matplotlib.image import imread
 from results import CONTROLS, POLICY, WHOLE, audited, of_targets
 
-from safexplain.audit.report import figures
+from safexplain.audit.report import outcome
 from safexplain.audit.report.outcome import render, write_report
 from safexplain.audit.report.root_cause import Ablation, sentence
 from safexplain.audit.report.tables import Configuration, Pictures, ReportData, Scale, attack_tables, target_table
@@ -349,7 +349,7 @@ def pixels(uri):
 
 def test_maps_with_signs_are_symmetric_around_a_white_zero_and_enlarged_without_smoothing():
     values = np.array([[[[-2.0, 0.0], [1.0, 2.0]]]])
-    (uri,) = figures.heat_maps(values)
+    (uri,) = outcome.heat_maps(values)
     drawn = pixels(uri)[..., :3]
     blocks = drawn.reshape(2, 80, 2, 80, 3)
     assert (blocks == blocks[:, :1, :, :1]).all()
@@ -364,20 +364,20 @@ def test_maps_with_signs_are_symmetric_around_a_white_zero_and_enlarged_without_
 
 def test_maps_without_negative_values_go_from_white_and_each_map_has_its_own_scale():
     values = np.array([[[[0.0, 1.0]]], [[[0.0, 100.0]]], [[[0.0, 0.0]]], [[[np.nan, 3.0]]]])
-    a, b, c, d = map(pixels, figures.heat_maps(values))
+    a, b, c, d = map(pixels, outcome.heat_maps(values))
     assert (a == b).all()
     assert (a == d).all()
     assert (c[0, 0] == c[0, -1]).all()
     assert a[0, 0].min() > 0.9
-    assert figures.has_signs(Pictures(values, values, None, ("a", "b", "c", "d"))) == (False, True)
+    assert outcome.has_signs(Pictures(values, values, None, ("a", "b", "c", "d"))) == (False, True)
 
 
 def test_the_drawn_curve_is_the_conservative_rate_that_the_statistics_give():
     rng = np.random.default_rng(3)
     member = rng.random(3000) < 0.5
     curve = roc(np.round(rng.normal(size=3000) + 0.8 * member, 2), member)
-    x, y = figures._steps(curve, 1e-3)
-    assert len(x) <= figures.POINTS
+    x, y = outcome._steps(curve, 1e-3)
+    assert len(x) <= outcome.POINTS
     assert (np.diff(x) > 0).all()
     for fpr, tpr in zip(x, y, strict=True):
         assert tpr == tpr_at_fpr(curve, fpr=fpr).tpr
@@ -476,7 +476,7 @@ def test_what_the_sample_could_certify_and_what_would_decide_are_given():
 @pytest.mark.parametrize("policy", [POLICY, WHOLE])
 def test_the_shaded_band_is_what_the_verdict_compares(policy):
     found = audited(INCONCLUSIVE, policy)
-    shaded = figures.confidence_band(found, 1e-3)
+    shaded = outcome.confidence_band(found, 1e-3)
     assert shaded is not None
     fpr, low, high = shaded
     at = int(np.flatnonzero(fpr == policy.fpr)[0])
@@ -492,7 +492,7 @@ def test_the_shaded_band_is_what_the_verdict_compares(policy):
         below = lower_bound(found_above(order, rank), found.members, each / 2) * share
         assert low[i] == pytest.approx(max(below, 1e-4))
     assert (
-        figures.confidence_band(audited(INCONCLUSIVE, policy, group=5), 1e-3) is None
+        outcome.confidence_band(audited(INCONCLUSIVE, policy, group=5), 1e-3) is None
     )  # groups count, not who stands where
 
 
