@@ -227,6 +227,11 @@ def test_the_weak_attacks_are_folded_away_but_there():
     assert "<summary>" not in render(alone(audited(LEAK, few=5)))
 
 
+def test_bars_of_every_standing_have_a_colour():
+    for kind in (*phrases.STANDINGS, "cause"):
+        assert re.search(rf"\.{kind}\b[^{{}}]*{{ --mark: var\(", standard()), kind
+
+
 @pytest.mark.parametrize("policy", [POLICY, WHOLE])
 def test_each_row_says_in_words_how_it_stands_to_the_limit(policy):
     seen = set()
