@@ -1,8 +1,8 @@
 """Hardened explainers: the methods of Captum, Alibi, AIX360, lime and shap with hardened answers.
 
 `catalog` has a row for each method, and `harden` wraps an existing explainer. A native explainer on private modules
-(`isolation`) computes the map, `query` finds what its noise is a function of, and `hardening` hardens it. `certified`
-loads audited explainers, and `served` what a service releases.
+(`isolation`) computes the map, and `hardened` hardens it. `certified` loads audited explainers, and `served` what a
+service releases.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.captum import check_mode
 from safexplain.explain.catalog import CATALOG
 from safexplain.explain.certified import Predict
-from safexplain.explain.hardened import PROBABILITY, Direction, explained_classes
+from safexplain.explain.hardened import PROBABILITY, Direction, explained_classes, round_as_hashed
 from safexplain.explain.libraries import load
-from safexplain.explain.query import round_as_hashed
 from safexplain.explain.tables import TableExplainer, TableExplainerFactory, dense, feature_names
 from safexplain.hardening.hardening import Hardening, hardening_or_default
 from safexplain.hardening.noise import as_hashed, query_seeds, resolve_key

@@ -21,7 +21,7 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputE
 from safexplain.explain.captum import check_mode
 from safexplain.explain.catalog import CATALOG, Row
 from safexplain.explain.certified import Predict
-from safexplain.explain.hardened import Direction
+from safexplain.explain.hardened import Direction, round_as_hashed
 from safexplain.explain.libraries import (
     SHARED_PIPELINE_LOCK,
     defined_in,
@@ -31,7 +31,6 @@ from safexplain.explain.libraries import (
     quiet_failed_searches,
     seeded_generators,
 )
-from safexplain.explain.query import round_as_hashed
 from safexplain.explain.shap import HardenedKernelExplainer, HardenedShap, HardenedTreeExplainer
 from safexplain.explain.tables import TableExplainer, TableExplainerFactory, dense, feature_names
 from safexplain.hardening.clips import NormClip, RangeClip, RankNorm, TopKMask, UnitNorm

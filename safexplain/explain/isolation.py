@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from enum import IntEnum
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -39,17 +38,11 @@ _guard = threading.Lock()
 _lock_without_model = threading.RLock()
 
 
-class Touch(IntEnum):
-    """What an explainer does to the modules of its model while it runs."""
-
-    CALLS = 0
-    HOOKS = 1
-    WRITES = 2
-
-
-_TOUCH: dict[type, Touch] = {Gradient: Touch.CALLS} | {
-    row.native: Touch(2 if row.writes else row.hooks) for row in CATALOG.values() if row.in_base
+_CALLS, _HOOKS, _WRITES = range(3)
+_TOUCH: dict[type, int] = {Gradient: _CALLS} | {
+    row.native: _WRITES if row.writes else _HOOKS if row.hooks else _CALLS for row in CATALOG.values() if row.in_base
 }
+"""Native class -> what it does to the modules of its model while it runs; unknown ones may write."""
 
 
 def modules_in(state: Mapping[str, Any]) -> tuple[nn.Module, ...]:
@@ -66,11 +59,6 @@ def explainers_in(state: Mapping[str, Any]) -> list[Attribution]:
     return [each for value in inner for each in (value, *explainers_in(vars(value)))]
 
 
-def touch_of(native: type[Attribution], state: Mapping[str, Any]) -> Touch:
-    """The most that an explainer, or one inside it, does to the model; WRITES for unknown classes."""
-    return max([_TOUCH.get(kind, Touch.WRITES) for kind in (native, *map(type, explainers_in(state)))])
-
-
 @contextmanager
 def lend(
     native: type[Attribution],
@@ -82,15 +70,16 @@ def lend(
     `originals` (from `modules_in`) and `trains` (is one in training mode?) are found if None."""
     originals = modules_in(state) if originals is None else originals
     trains = any(map(in_training_mode, originals)) if trains is None else trains
-    touch = touch_of(native, state)
+    kinds = {native, *map(type, explainers_in(state))}
+    touch = max(_TOUCH.get(kind, _WRITES) for kind in kinds)
     explainer: Attribution = object.__new__(native)
-    if not touch and not trains:
+    if touch == _CALLS and not trains:
         explainer.__dict__.update(fresh_state(state))
         _set_gradients((explainer, *explainers_in(vars(explainer))), gradients_in_blocks)
         yield explainer
         return
-    aliases = _aliases(originals) if not trains and _only_replaces_data(native, state, originals) else {}
-    private = private_copy(state, originals, share_parameters=touch is not Touch.WRITES, parameters=aliases)
+    aliases = _aliases(originals) if not trains and _only_replaces_data(kinds, originals) else {}
+    private = private_copy(state, originals, share_parameters=touch != _WRITES, parameters=aliases)
     with nullcontext() if private is not None else one_at_a_time(originals):
         explainer.__dict__.update(fresh_state(state) if private is None else private)
         private_explainers = (explainer, *explainers_in(vars(explainer)))
@@ -107,9 +96,9 @@ def _set_gradients(explainers: tuple[Attribution, ...], function: Callable[..., 
             explainer.gradient_func = function
 
 
-def _only_replaces_data(native: type[Attribution], state: Mapping[str, Any], originals: tuple[nn.Module, ...]) -> bool:
+def _only_replaces_data(kinds: set[type[Attribution]], originals: tuple[nn.Module, ...]) -> bool:
     """As Captum's own rules for LRP do."""
-    kinds = {kind for kind in (native, *map(type, explainers_in(state))) if _TOUCH.get(kind) is not Touch.CALLS}
+    kinds = {kind for kind in kinds if _TOUCH.get(kind) != _CALLS}
     if not kinds or not kinds <= {LRP, LayerLRP}:
         return False
     rules = [vars(part).get("rule") for module in originals for part in module.modules()]

@@ -18,8 +18,7 @@ from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient
 from safexplain._digest import model_digest
 from safexplain.errors import RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
-from safexplain.explain.hardened import HARDENED
-from safexplain.explain.query import _rows_of, probe
+from safexplain.explain.hardened import HARDENED, _rows_of, probe
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
