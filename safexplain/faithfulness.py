@@ -45,7 +45,6 @@ def faithfulness(
     maps: Tensor | NDArray[Any],
     *,
     fraction: float = 0.1,
-    baseline: float | Tensor | NDArray[Any] = 0.0,
     batch_size: int = 256,
     seed: int = 0,
 ) -> Faithfulness:
@@ -55,7 +54,8 @@ def faithfulness(
 
     A feature is a number of the map: for images with three channels one of d = 3 h w numbers, if the map has them; a
     map of one channel names pixels, with all their channels. The max(1, round(fraction d)) highest numbers are named,
-    with their signs, but only numbers above 0: others do not count for the class. Ties are broken at random.
+    with their signs, but only numbers above 0: others do not count for the class. Ties are broken at random. Deleted
+    features are set to 0.
 
     Args:
         model: in evaluation mode, (batch, ...) -> (batch, classes >= 2) logits or probabilities, which the first batch
@@ -64,7 +64,6 @@ def faithfulness(
         labels: (n,) the class that each map explains.
         maps: (n, ...) released or native, in the shape of x, broadcastable to it, or flat (n, d). NaN names nothing.
         fraction: of the features that is named, in (0, 1].
-        baseline: value of deleted features: a number, or numbers that can be broadcast to x.
         batch_size: examples in one call of the model.
         seed: for ties; the result does not depend on `batch_size`.
 
@@ -76,7 +75,7 @@ def faithfulness(
         raise ConfigurationError(f"fraction must be at most 1, got {fraction!r}")
     check_whole("batch_size", batch_size, 1)
     x, labels, maps = torch.as_tensor(x), torch.as_tensor(labels).long(), torch.as_tensor(maps)
-    maps, filler = _aligned(x, labels, maps), _filler(x, baseline)
+    maps = _aligned(x, labels, maps)
     generator = np.random.default_rng(check_whole("seed", seed, 0))
     device = next((p.device for p in model.parameters()), x.device) if isinstance(model, nn.Module) else x.device
     probabilities: bool | None = None
@@ -84,8 +83,8 @@ def faithfulness(
     with torch.no_grad():
         for part in (slice(start, start + batch_size) for start in range(0, len(x), batch_size)):
             named = named_features(maps[part], fraction, generator).to(device)
-            batch, fill, targets = x[part].to(device), filler[part].to(device), labels[part].to(device)
-            versions = (batch, torch.where(named, fill, batch), torch.where(named, batch, fill), fill.clone())
+            batch, targets = x[part].to(device), labels[part].to(device)
+            versions = (batch, torch.where(named, 0, batch), torch.where(named, batch, 0), torch.zeros_like(batch))
             outputs = [_as_float64(model(version), targets) for version in versions]
             if probabilities is None:
                 probabilities = are_probabilities(torch.cat(outputs))
@@ -121,15 +120,6 @@ def _aligned(x: Tensor, labels: Tensor, maps: Tensor) -> Tensor:
             f" {tuple(maps.shape)}: enlarge maps of another resolution"
         )
     return maps
-
-
-def _filler(x: Tensor, baseline: float | Tensor | NDArray[Any]) -> Tensor:
-    """(n, ...) values of deleted features, without a copy for each example."""
-    filler = torch.as_tensor(baseline, dtype=x.dtype, device=x.device)
-    try:
-        return filler.expand(x.shape)
-    except RuntimeError:
-        raise InputError(f"baseline {tuple(filler.shape)} cannot be broadcast to x {tuple(x.shape)}") from None
 
 
 def _as_float64(out: Tensor, labels: Tensor) -> Tensor:

@@ -24,14 +24,13 @@ Harden = Callable[[Tensor, slice], Tensor]
 _TOLERANCE = 1e-5
 
 
-def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0, sigma: float = 0.0) -> Tensor:
+def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0) -> Tensor:
     """SLIC superpixels (Achanta et al., IEEE TPAMI 34(11), 2012) of each image, by scikit-image: a `feature_mask`.
 
     Args:
         images: (batch, 1 or 3, height, width), on any scale: each is scaled to [0, 1].
         n_segments: approximate number of superpixels.
         compactness: weight of space against colour; larger gives squarer superpixels.
-        sigma: width in pixels of a Gaussian blur before.
 
     Returns:
         Integers (batch, 1, height, width) from 0, on the images' device; squares if SLIC finds a single superpixel.
@@ -56,7 +55,7 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0,
     for image in images.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0):
         shifted = image - image.amin()
         pixels = (shifted / shifted.amax() if bool(shifted.any()) else shifted).movedim(0, -1).numpy()
-        found = slic(pixels, n_segments=n_segments, compactness=compactness, sigma=sigma, start_label=0)
+        found = slic(pixels, n_segments=n_segments, compactness=compactness, start_label=0)
         mask = torch.from_numpy(found).long()
         side = max(2, math.isqrt(n_segments))
         masks.append(mask if bool((mask != mask[0, 0]).any()) else grid_segments(image[None], side)[0, 0])

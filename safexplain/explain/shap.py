@@ -152,14 +152,12 @@ class HardenedShap(TableExplainer):
     If the model has one output for two classes (boosters, linear models), each row's values are for its predicted
     class, or for `target`; natively, and with `Hardening.none()`, all are for class 1. If it has an output for each
     class, so have the values, and `target` picks one. If the output is a number, `direction` selects why it is as high
-    as it is ("up") or as low.
+    as it is ("up") or as low. Each output of a row is hardened independently, but two outputs whose values are each
+    other's negatives share their noise.
 
-    Each output of a row is hardened independently, but two outputs whose values are each other's negatives share their
-    noise: two answers to one question would average it.
-
-    Certificates are about the d values of a row for the predicted class. A certified explainer returns NaN for all
-    other classes. Of a Pipeline, the last step is explained, and the values of all columns that other steps make of one
-    user's column are added up.
+    Certificates are about the d values of a row for the predicted class; for others, a certified explainer returns NaN.
+    Of a Pipeline, the last step is explained, and the values of all columns that other steps make of one user's column
+    are added up.
 
     Args:
         background: the same as `data`, (n, d) public rows with which the values compare: all applicants, or those who

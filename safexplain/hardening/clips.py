@@ -21,10 +21,8 @@ from safexplain.hardening.features import Features, Reason
 
 @dataclass(frozen=True)
 class Relative:
-    """An amount in units of the clip's scale; a plain float is absolute (in the units of the attribution).
-
-    The scale is the larger end of a `RangeClip`, or the root mean square coordinate c / sqrt(d) of d features at L2
-    norm c.
+    """An amount in units of the clip's scale: the larger end of a `RangeClip`, or the root mean square coordinate
+    c / sqrt(d) of d features at L2 norm c. A plain float is in the units of the attribution.
 
     >>> from safexplain import UnitNorm
     >>> UnitNorm(1.0).scale(d=64) * Relative(0.4).factor
@@ -100,10 +98,8 @@ class NormClip:
 
 @dataclass(frozen=True)
 class UnitNorm:
-    """Scale every explanation to L2 norm `norm`: same direction and ranking, and no size left to read.
-
-    An explanation of zeros gets a keyed random direction if there is noise.
-    """
+    """Scale every explanation to L2 norm `norm`, which leaves no size to read. An explanation of zeros gets a keyed
+    random direction if there is noise."""
 
     norm: float = 1.0
 
@@ -131,8 +127,7 @@ class RankNorm:
     The balance of positive and negative entries still reveals members of overfitted models. From `balanced_from`
     features on, an explanation with both signs is therefore ranked by its signed values: the larger half gets the
     magnitudes above (those of d/2 features) with a plus, the smaller half the same ones with a minus, and the middle
-    one of an odd number zero. Small entries of the more frequent sign then change theirs: few on pixels, whose signs
-    nearly balance.
+    one of an odd number zero. Small entries of the more frequent sign then change theirs.
 
     Args:
         norm: L2 norm of every explanation.
@@ -230,10 +225,8 @@ class ThresholdMask:
 
 @dataclass(frozen=True)
 class TopKMask:
-    """Keep the `fraction` of each example's coordinates with the largest magnitudes (at least one), zero the rest.
-
-    Exactly that many are kept: among equals, the first.
-    """
+    """Keep the `fraction` of each example's coordinates with the largest magnitudes (at least one; among equals, the
+    first), zero the rest."""
 
     fraction: float
 
@@ -276,9 +269,8 @@ def kth_largest(keys: Tensor, ks: Sequence[int]) -> Tensor:
 class TopKSet:
     """Name the features that count most for the explained class: 1 for each of them, 0 for all others.
 
-    Of d features, those with the max(k, fraction * d) largest values are named, but only values above zero: a feature
-    that counts against the class, or not at all, is never named. Among equals, the first. All named features have the
-    same number, which hides their order; ordered, the strongest has the number k, the next k - 1, and so on.
+    Of d features, those with the max(k, fraction * d) largest values are named, but only values above zero: none that
+    counts against the class. Among equals, the first. Ordered, the strongest has the number k, the next k - 1, ...
 
     Args:
         k: number of named features; None: by `fraction` alone.

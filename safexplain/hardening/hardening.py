@@ -86,9 +86,8 @@ class Hardening:
         clip: `RangeClip`, `NormClip`, `UnitNorm`, `RankNorm`, a format (`TopKSet`, `Levels`) or None.
         mask: `ThresholdMask`, `TopKMask` or None.
         noise: `GaussianNoise` or None.
-        grid: outputs are rounded to multiples of this. None: the largest power of two that is at most 1/16 of the
-            noise's std (no rounding without noise). Without it the low-order bits of value + noise reveal masked
-            coordinates.
+        grid: outputs are rounded to multiples of this, as low-order bits of value + noise reveal masked coordinates.
+            None: the largest power of two that is at most 1/16 of the noise's std (no rounding without noise).
         features: of a table: names and groups of its features, and which may not be reasons. Features of one group then
             have one number.
 
@@ -150,10 +149,8 @@ class Hardening:
 
     @classmethod
     def ranked(cls, key: bytes | None = None) -> Hardening:
-        """Ranks with keyed noise: for curves and weights, for which a set of the largest numbers is useless.
-
-        Order and signs are kept up to the noise, which a patient client averages away.
-        """
+        """Ranks with keyed noise: for curves and weights, for which a set of the largest numbers is useless. Order and
+        signs are kept up to the noise, which a patient client averages away."""
         return cls(clip=RankNorm(), noise=GaussianNoise(Relative(0.3), key=key))
 
     def __repr__(self) -> str:
@@ -181,10 +178,8 @@ class Hardening:
         return replace(self, features=Features(self.features.names, self.features.groups))
 
     def without_noise(self) -> Hardening:
-        """The hardening with its noise averaged away, as an attacker simulates it.
-
-        The key stays, because it fills exact zeros; the grid, which is smooth under noise, goes.
-        """
+        """The hardening with its noise averaged away, as an attacker simulates it. The key, which fills exact zeros,
+        stays; the grid goes."""
         return self if self.noise is None else replace(self, noise=replace(self.noise, std=0.0), grid=None)
 
     def sign_error_rate(self, d: int, k: int | None = None) -> float:
