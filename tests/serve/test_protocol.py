@@ -239,7 +239,13 @@ def test_what_a_body_may_hold_follows_from_rows_and_shape(shape):
 
 @pytest.mark.parametrize(
     ("named", "user", "expected"),
-    [([], "", "anonymous"), (["\uff53py"], "", "spy"), (["x"], "ada", "user:ada"), ([], "ada", "user:ada")],
+    [
+        ([], "", "anonymous"),
+        (["Jos\xc3\xa9"], "", "José"),
+        (["\uff53py"], "", "spy"),
+        (["x"], "ada", "user:ada"),
+        ([], "ada", "user:ada"),
+    ],
 )
 def test_a_user_goes_before_the_header_and_names_that_look_alike_are_one(named, user, expected):
     assert client_name(named, user) == expected

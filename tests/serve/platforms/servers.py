@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 import torch
 from captum.attr import InputXGradient
 from servers import wait_until
@@ -60,15 +59,6 @@ class Server:
     def heard(self) -> bytes:
         """Every byte of responses and logs."""
         return b"\n".join([*self.said, self.logged()])
-
-    def peaks(self) -> dict[int, int]:
-        """The most bytes of memory that each process below this one has ever held."""
-        found, peak = {}, re.compile(r"VmHWM:\s+(\d+) kB")
-        for process in psutil.Process().children(recursive=True):
-            with suppress(OSError):
-                if size := peak.search(Path(f"/proc/{process.pid}/status").read_text()):
-                    found[process.pid] = 1024 * int(size[1])
-        return found
 
 
 def everything(response: httpx.Response) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import mlflow
 
 from safexplain.errors import (
     BudgetExhausted,
-    CertificateError,
     ConfigurationError,
     InputError,
     RefusedError,
@@ -106,13 +104,6 @@ def test_what_must_not_be_saved_is_refused(noisy, tmp_path, options, error, said
     with pytest.raises(error, match=said):
         adapter.save_model(tmp_path / "release", noisy.model, noisy.certificate, **options)
     assert not (tmp_path / "release").exists()
-
-
-def test_a_release_whose_model_is_another_one_is_not_loaded(release, made, tmp_path):
-    other = Path(shutil.copytree(release, tmp_path / "other"))
-    shutil.copy(made.model, other / "artifacts" / "model.pt2")
-    with pytest.raises(CertificateError):
-        mlflow.pyfunc.load_model(str(other))
 
 
 def test_labels_without_parameters_and_the_services_own_maps_with_explain(loaded, expected, noisy):

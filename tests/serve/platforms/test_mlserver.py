@@ -122,19 +122,6 @@ class TestMLServer(V2):
         assert "n_steps" in grpc_infer(x[:1], "clumsy", n_steps=9).message()
         assert "finite" in grpc_infer(x[:1] * np.nan, "clumsy").message()
 
-    def test_its_own_client_is_answered(self, server, expected, noisy, tmp_path):
-        x = noisy.rows[:2]
-        questions = [json.dumps({"inputs": self.question([row])["inputs"]}) + "\n" for row in x.tolist()]
-        (tmp_path / "asked.jsonl").write_text("".join(questions))
-        url = server.url.partition("//")[2]
-        options = ["-u", url, "-m", "digits", "-H", "x-client-id:cli"]
-        options += ["-i", tmp_path / "asked.jsonl", "-o", tmp_path / "answered.jsonl"]
-        subprocess.run([sys.executable, *MLSERVER, "infer", *options], env=environment(), check=True, timeout=120)
-        answers = [json.loads(line) for line in (tmp_path / "answered.jsonl").read_text().splitlines()]
-        answers.sort(key=lambda answer: answer["parameters"]["batch_index"])
-        maps = [next(one["data"] for one in answer["outputs"] if one["name"] == "explanation") for answer in answers]
-        np.testing.assert_array_equal(np.float32(maps), expected.explain(x).explanation)
-
     @pytest.mark.parametrize(
         ("more", "named"),
         [
