@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import shlex
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +16,6 @@ from torch import nn
 from safexplain.audit import Recipe, Signals
 from safexplain.audit.controls import splits as holdout_uses
 from safexplain.cli import _run
-from safexplain.cli.audit import audit_command, tune_command
-from safexplain.cli.options import Options
 from safexplain.cli.run.question import explainers_of, parse_hardening
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain.hardened import HARDENED
@@ -152,18 +144,6 @@ def test_an_exported_model_is_audited_natively_and_hardened(cli: Cli, tmp_path: 
     assert again[0] == code  # the same configuration: the same use (another one: tests/verdict/test_claims.py)
 
 
-def test_a_state_dict_with_its_architecture_and_an_unhardened_release(cli: Cli, tmp_path: Path) -> None:
-    command = ("audit", "state.pt", "--arch", "digits_arch:build", "--data", "data.npz", "--hardening", "none")
-    extra = ("--references", 0, "--explainer", "InputXGradient", "--output", "logit", "--run-dir", tmp_path / "run")
-    code, out, _ = cli(*command, *extra, "--json")
-    content = json.loads(out)
-    assert content["configuration"] == "native"
-    assert content["compared"] == {}
-    assert content["references"] == 0
-    assert content["verdict"] != "certified"
-    assert code in (1, 3)
-
-
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table whose rows belong to persons and regions, a model of its other columns, and its recipe."""
@@ -238,34 +218,6 @@ def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
     for nothing, said in (("strong", "deepleak"), (str(tmp_path / "model.pt2"), "not a text file")):
         with pytest.raises(ConfigurationError, match=said):
             parse_hardening(nothing)
-
-
-def test_audit_and_tune_share_their_options_and_audit_has_at_most_32() -> None:
-    audits, tunes = ({*inspect.signature(command).parameters} for command in (audit_command, tune_command))
-    assert {f.name for f in fields(Options)} <= audits & tunes
-    assert len(audits - {"model"}) <= 32
-
-
-# --- interruptions --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_command_that_is_terminated_says_how_to_continue(tmp_path: Path) -> None:
-    command, run = ["canaries", "--preset", "logit-768"], tmp_path / "run"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "safexplain", *command, "--json", "--run-dir", str(run)],
-        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not run.is_dir() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.terminate()
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err.count("\n")) == (143, 1), err
-    said = json.loads(out)
-    assert (said["exit_code"], said["run_dir"]) == (143, str(run))
-    assert shlex.split(said["resume"]) == ["safexplain", *command, "--json", "--run-dir", str(run), "--resume"]
 
 
 # --- demo -----------------------------------------------------------------------------------------------------------

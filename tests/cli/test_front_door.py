@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from torch import nn
 import safexplain
 from safexplain.audit.canaries.run import PRESETS
 from safexplain.cli import options
-from safexplain.errors import did_you_mean
 from safexplain.verdict.canaries.result import SCENARIOS
 from safexplain.verdict.stats.lower_bounds import BoundMethod
 
@@ -120,10 +120,7 @@ AUDIT = ("audit", "model.pt2", "--data", "data.npz")
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("audit",), "--data"),
     (("audit", "nope.pt2", "--data", "data.npz"), "nope.pt2"),
-    ((*AUDIT, "--policy", "nope.toml"), "nope.toml"),
     ((*AUDIT, "--run-dir", "data.npz"), "data.npz"),
-    (("audit", "bad.pt2", "--data", "data.npz"), "bad.pt2"),
-    ((*AUDIT, "--policy", "bad.toml"), "bad.toml"),
     (("attack", "data.npz"), "membership"),
     (("ledger", "show", "bad.db"), "bad.db"),
     ((*AUDIT, "--references", "many"), "as 8,16,32; got 'many'"),
@@ -162,11 +159,6 @@ def test_with_json_an_error_is_an_object_on_standard_output_too(cli: Cli) -> Non
         assert err == f"error: {content['error']}\n"
 
 
-def test_near_names_only_what_is_near() -> None:
-    assert did_you_mean("salency", ["Saliency", "IG"]) == "; did you mean Saliency?"
-    assert did_you_mean("Tarot", ["Saliency", "IG"]) == ""
-
-
 # --- whoever stops reading, or presses Ctrl-C -------------------------------------------------------------------------
 
 
@@ -185,20 +177,21 @@ def test_a_reader_that_leaves_changes_neither_exit_code_nor_standard_error(case:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(
-    ("where", "wrapped"), [("safexplain.cli.options.policy_of", False), ("safexplain.audit.Signals.load", True)]
-)
-def test_ctrl_c_is_one_line_and_exit_code_130(cli, monkeypatch, where, wrapped):
-    def pressed(*_: object, **__: object) -> None:
-        if wrapped:
+@pytest.mark.parametrize(("how", "code"), [("pressed", 130), ("wrapped", 130), ("terminated", 143)])
+def test_ctrl_c_is_one_line_and_exit_code_130_and_sigterm_143(cli, monkeypatch, how, code):
+    def interrupted(*_: object, **__: object) -> None:
+        if how == "terminated":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif how == "wrapped":
             raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(where, pressed)
-    assert cli("attack", "data.npz") == (130, "", "interrupted\n")
-
-
-# --- completion -------------------------------------------------------------------------------------------------------
+    monkeypatch.setattr("safexplain.audit.Signals.load", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli("attack", "data.npz") == (code, "", "interrupted\n")
+    assert signal.getsignal(signal.SIGTERM) == before
+    printed = json.loads(cli("attack", "data.npz", "--json")[1])
+    assert printed == {"error": "interrupted", "exit_code": code}
 
 
 def test_names_in_the_help_of_canaries_are_those_that_there_are() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import time
 from dataclasses import replace
 
 import pytest
@@ -140,3 +142,30 @@ def test_fields_that_came_later_stand_only_in_statements_that_use_them():
 def test_a_bound_on_rows_belongs_to_persons(wrong):
     with pytest.raises(ConfigurationError):
         replace(DP_SGD, **wrong)
+
+
+PHASE = {"noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 100, "sampling": "poisson"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"phases": [PHASE | {"steps": 10**300}]},
+        {"phases": [PHASE | {"noise_multiplier": 1e300, "steps": 10**11}], "delta": 1e-12},
+        {"phases": [PHASE | {"noise_multiplier": 1 + i * 1e-3} for i in range(400)]},
+        {"phases": [PHASE] * 100_000},
+        {"phases": [PHASE | {"sampling": "truncated-poisson", "records": 10**30, "largest_batch": 10**29}]},
+        {"records": 10**400, "expected_batch_size": 10**399},
+        {"epsilon": {}},
+    ],
+    ids=lambda changed: json.dumps(changed)[:60],
+)
+def test_a_hostile_statement_is_refused_quickly_and_clearly(changed, tmp_path):
+    stated = PrivacyStatement("DP-SGD", 2000, 1e-5, phases=(Steps(1.0, 0.01, 100),)).to_dict()
+    (tmp_path / "privacy.json").write_text(json.dumps(stated | changed))
+    start = time.process_time()
+    with pytest.raises(InputError, match="privacy statement") as refused:
+        PrivacyStatement.load(tmp_path / "privacy.json")
+    assert len(str(refused.value)) < 700
+    assert time.process_time() - start < 10  # seconds; two on a quiet machine
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # KiB

@@ -102,6 +102,9 @@ def test_what_is_in_reach_is_the_number_that_was_simulated():
     assert best_certifiable(replace(LOOSE, fpr=0.2, max_tpr=0.3), 1000, 2) == 1.0
     assert examples_needed(Policy()) == 1200
     assert examples_needed(replace(LOOSE, max_tpr=0.08)) == 16_200
+    best = best_certifiable(LOOSE, 500, 500)
+    assert best - 0.05 == ((2 * best - 0.05) - 0.05) / 2, "a limit that is just twice as far above guessing"
+    assert examples_needed(replace(LOOSE, max_tpr=2 * best - 0.05)) == 1000
     wide = [AttackBounds(0.02, 0, 0.06, 0.05)]
     assert sample_needed(wide, 0.05, 0.05, 100, 1000) == SampleSize(563, 5627, "certified")
     less, none = AttackBounds(-0.05, -0.1, 0.03, 0.05), AttackBounds(0.0, -0.05, 0.08, 0.05)

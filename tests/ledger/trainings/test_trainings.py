@@ -11,8 +11,8 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 
 from safexplain._privacy_loss import Steps
-from safexplain.errors import ConfigurationTypeError, LedgerError, RefusedError
-from safexplain.ledger import Approximate, BudgetExhausted, Ledger, Pure, Renyi
+from safexplain.errors import ConfigurationError, ConfigurationTypeError, LedgerError, RefusedError
+from safexplain.ledger import Approximate, BudgetExhausted, Concentrated, Ledger, Pure, Renyi
 from safexplain.ledger.accounts import training_of
 from safexplain.ledger.composition import Budget, Composition
 from safexplain.ledger.releases import Training
@@ -274,21 +274,34 @@ def test_a_training_of_epsilon_zero_is_told_too(make):
 # ------------------------------------------------------------------------------------------------ records of it
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        ("UPDATE ledger_answers SET value = '{}'", "answer of charge 2 is altered"),
-        ("DELETE FROM ledger_answers", "answer of charge 2 is missing"),
-    ],
-)
-def test_a_training_that_was_tampered_with_is_found(make, damage, says):
+def test_a_training_whose_statement_is_gone_is_damage(make):
     ledger = make(epsilon=9.0, delta=1e-5, adjacency="substitute")
-    ledger.charge("ann", epsilon=0.1)
     ledger.charge_training(full())
-    ledger.charge("bob", epsilon=0.1)
     with ledger._storage.transaction() as execute:
-        execute(damage, ())
-    with pytest.raises(LedgerError, match=says):
-        ledger.verify()
-    with pytest.raises(LedgerError, match="statement of charge 2 cannot be read"):
+        execute("DELETE FROM ledger_answers", ())
+    with pytest.raises(LedgerError, match="statement of charge 1 cannot be read"):
         ledger.charge_training(full())
+
+
+# ---------------------------------------------------------------------------------------------------- adjacency
+
+
+def test_the_adjacency_is_stated_when_the_ledger_is_made(make):
+    assert make(epsilon=5.0, adjacency="zero_out").adjacency == make().adjacency == "zero_out"
+    with pytest.raises(ConfigurationError, match="created with 'zero_out', got 'substitute'"):
+        make(adjacency="substitute")
+
+
+@pytest.mark.parametrize(
+    "release", [Renyi.of_steps(Steps(2.0, 0.02, 100), "add_remove"), Concentrated(0.1, adjacency="add_remove")]
+)
+def test_a_release_that_names_other_neighbours_is_refused(make, release):
+    ledger = make(epsilon=5.0, delta=1e-6)
+    for ask in (
+        lambda: ledger.charge("ann", release),
+        lambda: ledger.answer("ann", "why?", lambda: 1, release),
+        lambda: ledger.answer_many("ann", ["a", "b"], lambda at: [1] * len(at), release),
+    ):
+        with pytest.raises(ConfigurationError, match=r"expected substitute, .* got a release under add_remove"):
+            ask()
+    assert ledger.total().charges == 0

@@ -87,6 +87,12 @@ def test_batches_of_the_claimed_rate_pass_and_larger_ones_and_shuffled_ones_fail
     )
     assert (rate.passed, anew.passed) == (True, True)
     assert rate.found == pytest.approx(-np.log10(likely))
+    each = np.zeros((5, 30, 40), dtype=bool)
+    each.reshape(150, 40)[:33] = True  # no record is in strikingly many batches, but all together are
+    all_of_them = -distributions.binom.logsf(33 * 40 - 1, 150 * 40, 0.2) / np.log(10)
+    rate = checks_of(each, mechanism)[0]
+    assert rate.found == pytest.approx(all_of_them)
+    assert rate.says == "a record was in 0.22 of the batches, the most frequent one in 0.22; claimed is 0.2"
     assert (rate.allowed, anew.allowed) == (pytest.approx(6.0), pytest.approx(1.5 * distributions.norm.isf(1e-6 / 16)))
     assert not checks_of(rng.random((5, 30, 40)) < 0.26, mechanism)[0].passed
     fixed = np.argsort(rng.random((40, 30, 40)), axis=2) < 8

@@ -44,40 +44,38 @@ def pair(folder: Path, name: str, private: Any = None, password: bytes | None = 
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def keys(tmp_path_factory):
     return pair(tmp_path_factory.mktemp("keys"), "own")
 
 
 @pytest.fixture(scope="module")
-def envelope(keys: tuple[Path, Path]) -> dict[str, Any]:
+def envelope(keys):
     return sign_certificate(made(), keys[0])
 
 
 @pytest.fixture
-def signed(tmp_path: Path, envelope: dict[str, Any]) -> Path:
+def signed(tmp_path, envelope):
     return write_json(tmp_path / "signed.json", envelope)
 
 
-def test_a_signed_certificate_is_read_with_the_public_key(signed: Path, keys: tuple[Path, Path]) -> None:
+def test_a_signed_certificate_is_read_with_the_public_key(signed, keys):
     for key in (keys[1], str(keys[1]), keys[1].read_bytes()):
         found = load_certificate(signed, public_key=key)
         assert found.signature == "valid"
         assert found.judgement == CERTIFIED
 
 
-def test_the_wrong_key_is_refused(signed: Path, tmp_path: Path) -> None:
+def test_the_wrong_key_is_refused(signed, tmp_path):
     with pytest.raises(CertificateError, match="was not signed with the private key of"):
         load_certificate(signed, public_key=pair(tmp_path, "other")[1])
 
 
-def test_an_unsigned_file_is_refused_where_a_key_is_given(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+def test_an_unsigned_file_is_refused_where_a_key_is_given(tmp_path, keys):
     with pytest.raises(CertificateError, match="is not signed, but a public key was given"):
         load_certificate(write_json(tmp_path / "plain.json", made()), public_key=keys[1])
 
 
-def test_a_guarantee_by_construction_is_signed_and_verified_as_an_audits_is(
-    tmp_path: Path, keys: tuple[Path, Path]
-) -> None:
+def test_a_guarantee_by_construction_is_signed_and_verified_as_an_audits_is(tmp_path, keys):
     guarantee = Guarantee("public models", "InputXGradient", ("ab" * 32,))
     subject = {"model.pt": {"safexplainModelDigest": "12" * 32}}
     content = guarantee_statement(
@@ -92,9 +90,7 @@ def test_a_guarantee_by_construction_is_signed_and_verified_as_an_audits_is(
         load_guarantee(write_json(tmp_path / "plain.json", content), public_key=keys[1])
 
 
-def test_a_changed_payload_is_refused_even_with_its_checksum(
-    tmp_path: Path, envelope: dict[str, Any], keys: tuple[Path, Path]
-) -> None:
+def test_a_changed_payload_is_refused_even_with_its_checksum(tmp_path, envelope, keys):
     other = made()
     other["predicate"]["notes"] = ["all is well"]
     payload = base64.b64encode(as_json(sealed(other))).decode()
@@ -104,7 +100,7 @@ def test_a_changed_payload_is_refused_even_with_its_checksum(
         load_certificate(path, public_key=keys[1])
 
 
-def test_a_signed_certificate_must_be_right_too(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+def test_a_signed_certificate_must_be_right_too(tmp_path, keys):
     wrong = made()
     wrong["predicate"]["verdict"] = "leak"
     path = write_json(tmp_path / "wrong.json", sign_certificate(sealed(wrong), keys[0]))
@@ -112,7 +108,7 @@ def test_a_signed_certificate_must_be_right_too(tmp_path: Path, keys: tuple[Path
         load_certificate(path, public_key=keys[1])
 
 
-def test_the_envelope_is_dsse_with_one_ed25519_signature(envelope: dict[str, Any], keys: tuple[Path, Path]) -> None:
+def test_the_envelope_is_dsse_with_one_ed25519_signature(envelope, keys):
     assert envelope["payloadType"] == PAYLOAD_TYPE == "application/vnd.in-toto+json"
     payload = base64.b64decode(envelope["payload"])
     assert json.loads(payload) == made()
@@ -123,9 +119,7 @@ def test_the_envelope_is_dsse_with_one_ed25519_signature(envelope: dict[str, Any
     public.verify(signature, signed)
 
 
-def test_key_ids_are_hints_and_the_other_alphabet_of_base64_is_read(
-    tmp_path: Path, envelope: dict[str, Any], keys: tuple[Path, Path]
-) -> None:
+def test_key_ids_are_hints_and_the_other_alphabet_of_base64_is_read(tmp_path, envelope, keys):
     sig = envelope["signatures"][0]["sig"].replace("+", "-").replace("/", "_")
     stranger = {"keyid": "somebody", "sig": base64.b64encode(bytes(64)).decode()}
     for signatures in ([{"sig": sig}], [stranger, {"keyid": "", "sig": sig}]):
@@ -145,17 +139,13 @@ def test_key_ids_are_hints_and_the_other_alphabet_of_base64_is_read(
         {"more": 1},
     ],
 )
-def test_a_damaged_envelope_is_refused(
-    tmp_path: Path, envelope: dict[str, Any], keys: tuple[Path, Path], change: dict[str, Any]
-) -> None:
+def test_a_damaged_envelope_is_refused(tmp_path, envelope, keys, change):
     path = write_json(tmp_path / "damaged.json", {**envelope, **change})
     with pytest.raises(CertificateError):
         load_certificate(path, public_key=keys[1])
 
 
-def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
-    tmp_path: Path, keys: tuple[Path, Path], envelope: dict[str, Any]
-) -> None:
+def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(tmp_path, keys, envelope):
     raw, file, refused = as_json(envelope), tmp_path / "c.json", 0
     for place in range(7, len(raw), len(raw) // 60):
         file.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
@@ -168,7 +158,7 @@ def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
     assert refused > 50
 
 
-def test_keys_of_another_kind_are_bad_input(tmp_path: Path, keys: tuple[Path, Path], signed: Path) -> None:
+def test_keys_of_another_kind_are_bad_input(tmp_path, keys, signed):
     curve, curve_public = pair(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
     locked, _ = pair(tmp_path, "locked", password=b"secret")
     (tmp_path / "text").write_text("no key")
@@ -180,16 +170,14 @@ def test_keys_of_another_kind_are_bad_input(tmp_path: Path, keys: tuple[Path, Pa
             load_certificate(signed, public_key=public)
 
 
-def test_no_error_shows_a_private_key(keys: tuple[Path, Path], signed: Path) -> None:
+def test_no_error_shows_a_private_key(keys, signed):
     secret = keys[0].read_text().splitlines()[1]
     with pytest.raises(InputError) as error:
         load_certificate(signed, public_key=keys[0].read_bytes())
     assert secret not in str(error.value)
 
 
-def test_without_the_extra_its_name_is_said(
-    monkeypatch: pytest.MonkeyPatch, keys: tuple[Path, Path], envelope: dict[str, Any], signed: Path
-) -> None:
+def test_without_the_extra_its_name_is_said(monkeypatch, keys, envelope, signed):
     monkeypatch.setitem(sys.modules, "securesystemslib.dsse", None)
     for call in (lambda: sign_certificate(made(), keys[0]), lambda: verify_envelope(envelope, keys[1], "x")):
         with pytest.raises(MissingExtraError, match=r"safexplain\[sign\]"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from safexplain._privacy_loss import epsilons
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
 from safexplain.verdict.stats import bound_epsilon, clopper_pearson, epsilon_from_errors, epsilon_lower_bound
 from safexplain.verdict.stats.lower_bounds import STRICTER, choose_score
 
@@ -79,17 +79,9 @@ def test_gdp_and_pld_agree_on_many_steps():
 def test_each_half_of_the_claim_matters():
     """Other steps, sampling rates and ways to draw a batch: other noise, and another epsilon."""
     errors = 30, 500, 30, 500, DELTA, "pld"
-    found = [
-        epsilon_from_errors(*errors, sample_rate=q, steps=steps, sampling=sampling)
-        for q, steps, sampling in (
-            (1.0, 2, None),
-            (0.9, 2, None),
-            (0.9, 9, None),
-            (0.5, 9, None),
-            (0.5, 9, "fixed-size"),
-        )
-    ]
-    assert len({round(f, 2) for f in found}) == len(found)
+    claims = ((1.0, 2, None), (0.9, 2, None), (0.9, 9, None), (0.5, 9, None), (0.5, 9, "fixed-size"))
+    found = {round(epsilon_from_errors(*errors, sample_rate=q, steps=t, sampling=drawn), 2) for q, t, drawn in claims}
+    assert len(found) == len(claims)
 
 
 # -------------------------------------------------------------------------------------------------------- how tight
@@ -238,9 +230,3 @@ def test_the_number_is_that_of_the_whole_result():
 def test_what_makes_no_sense_is_refused_by_bounds(call, message):
     with pytest.raises(InputError, match=message):
         call()
-
-
-@pytest.mark.parametrize("wrong", [{"sample_rate": 2.0}, {"steps": 0}, {"sampling": "shuffled", "sample_rate": 0.5}])
-def test_a_claim_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(ConfigurationError):
-        bound_epsilon([1, 2], [1, 2], DELTA, **wrong)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from safexplain.errors import ConfigurationError, InputError
+from safexplain.errors import InputError
 from safexplain.verdict.stats import clopper_pearson, one_run_lower_bound
 from safexplain.verdict.stats.lower_bounds import gaussian_epsilon
 
@@ -134,21 +134,15 @@ def test_the_mechanism_that_is_claimed_matters_to_its_family_only():
         ((0, 0, 9, DELTA), "at least one guess"),
         ((5, 10, 10, 1.0, "steinke"), "delta"),
         ((5, 10, 10, DELTA, "pld"), "method: expected one of f-dp, steinke"),
+        ((5, 5, 10, DELTA, "f-dp"), "confidence"),
     ],
 )
 def test_one_run_that_makes_no_sense_is_refused(arguments, message):
     with pytest.raises(InputError, match=message):
-        one_run_lower_bound(*arguments)
+        one_run_lower_bound(*arguments, confidence=0.0 if message == "confidence" else 0.95)
 
 
 def test_one_guess_is_enough_for_a_bound():
     """Right in at least 4 of 5 cases, if such a bound is wrong in at most 4 of 5."""
     assert one_run_lower_bound(1, 1, 1, 0.0, "steinke", confidence=0.2) == pytest.approx(math.log(4), abs=1e-6)
     assert one_run_lower_bound(0, 1, 1, DELTA) == 0
-
-
-def test_confidence_and_claim_of_one_run_are_checked():
-    with pytest.raises(InputError, match="confidence"):
-        one_run_lower_bound(5, 5, 10, DELTA, confidence=0.0)
-    with pytest.raises(ConfigurationError):
-        one_run_lower_bound(5, 5, 10, DELTA, sample_rate=0.0)

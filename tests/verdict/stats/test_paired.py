@@ -159,15 +159,6 @@ def test_counts_may_be_as_large_as_their_units_and_no_larger():
 def test_what_cannot_be_is_refused():
     good = counted(0, 300, 300, 0.05, 0.2, 0.1, 0.5)
     good.check(300, 300, 0.05)
-    for bad in (
-        replace(good, only=good.only + 1),
-        replace(good, missed=-1.0),
-        replace(good, non_member_only=40.0),
-        replace(good, attack_window=good.attack_window[:-1]),
-        replace(good, baseline_window=good.baseline_window[::-1]),
-    ):
-        with pytest.raises(InputError, match="impossible"):
-            bad.check(300, 300, 0.05)
     with pytest.raises(InputError, match="impossible"):
         good.check(100, 300, 0.05)
     for value in ("1", None, True):
