@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hardening_oracle import slow_normal, slow_table
+from hardening_oracle import slow_normal, slow_table, slow_words
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as distributions
@@ -171,6 +171,11 @@ def test_the_stream_is_what_its_description_says():
             double = torch.empty(0, dtype=torch.float64)
             assert torch.equal(noise.keyed_normal(seeds, count, purpose, double), expected)
             assert torch.equal(noise.keyed_normal(seeds, count, purpose, double.float()), expected.float())
+
+
+def test_zeros_become_words_of_the_stream_that_are_never_zero():
+    filled = noise.fill_zeros(torch.zeros(1, 9).double(), [KEY], whole_rows_only=False)
+    assert filled.tolist() == [[(word | 1) / 2**35 for word in slow_words(KEY, 9, b"direction")]]
 
 
 @pytest.mark.gpu

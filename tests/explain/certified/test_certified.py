@@ -115,7 +115,7 @@ def test_the_audited_option_may_be_said_again_and_by_place(tmp_path: Path) -> No
 def test_only_one_tensor_was_audited(tmp_path: Path) -> None:
     model = image_net()
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
-    for inputs in ((images(),), [1.0], None):
+    for inputs in ((images(),), [1.0], None, torch.tensor(1.0)):
         with pytest.raises(InputError, match="one tensor"):
             loaded.attribute(inputs, target=1)
 
