@@ -70,11 +70,9 @@ class Probability(_Wrapper):
 
 
 class EstimatorModule(nn.Module):
-    """A scikit-learn classifier as a module: (n, ...) inputs -> (n, classes) probabilities, without gradients, so that
-    only perturbation explains it (`KernelShap`, `Occlusion`, ...).
-
-    Its digest is that of the fitted estimator: the same after `joblib.dump` and `joblib.load` in another process, and
-    different for any other fit. It is made in evaluation mode.
+    """A scikit-learn classifier as a module in evaluation mode: (n, ...) inputs -> (n, classes) probabilities, without
+    gradients, so that only perturbation explains it (`KernelShap`, `Occlusion`, ...). Its digest is that of the fitted
+    estimator: the same in another process, and different for any other fit.
 
     Args:
         estimator: fitted, with `predict_proba`. It gets inputs as rows of float32, under the names of the columns that
@@ -227,9 +225,8 @@ def log_probabilities(p: Tensor) -> Tensor:
 
 
 def class_log_odds(scores: Tensor) -> Tensor:
-    """log p_c - log(1 - p_c) of every class c, where p = softmax(scores), for (batch, classes) float64 logits or log
-    probabilities; finite for finite scores: for the largest p, 1 - p is added up from the others, as it may round to 0.
-    """
+    """log p_c - log(1 - p_c) of every class c, where p = softmax(scores), for (batch, classes) float64 scores; finite
+    if they are, as for the largest p, 1 - p is added up from the others."""
     log_p = scores.log_softmax(1)
     top = scores.argmax(1, keepdim=True)
     odds = log_p - torch.log1p(-log_p.exp().scatter(1, top, 0.0))

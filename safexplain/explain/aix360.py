@@ -43,7 +43,7 @@ class HardenedProtoDash(TableExplainer):
     the training set only if one of the two does (as features computed by the trained model).
 
     Audited and certified one row at a time. With p public rows, its numbers are p ranks, (m - i) / m for the i-th
-    prototype and 0 for all others, and then p weights; a service releases the prototypes' rows, order and weights.
+    prototype and 0 for others, and p weights; a service releases the prototypes' rows, order and weights.
 
     Args:
         public: candidate prototypes (n, d), n > 2, which are released unchanged. A read-only copy is kept, as `public`;

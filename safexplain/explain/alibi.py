@@ -171,9 +171,9 @@ def _new_generator(hardening: Hardening | None) -> np.random.RandomState | None:
 class HardenedAlibi(TableExplainer):
     """An Alibi explainer, hardened: takes the native arguments, `hardening`, and `model_digest` as in `harden`.
 
-    `explain` has the native arguments and returns a new `Explanation` with the listed fields. With `Hardening.none()`
-    they have the native values. A repeated query gets the same answer: its samples come from its own generator, seeded
-    like the noise. Threads may share it, but not while `fit` or `reset_predictor` runs.
+    `explain` returns a new `Explanation` with the listed fields, native with `Hardening.none()`. A repeated query gets
+    the same answer: its samples come from its own generator, seeded like the noise. Threads may share it, but not while
+    `fit` or `reset_predictor` runs.
     """
 
     _kind: ClassVar[str]
@@ -255,10 +255,9 @@ class HardenedAnchors(HardenedAlibi):
     The rule is released as it is, precision and coverage hardened; training rows, predictions and background images are
     not released. Source: Ribeiro, Singh, Guestrin: Anchors, AAAI 2018 (doi 10.1609/aaai.v32i1.11491).
 
-    Anchors of rows of tables can be audited and certified. With d features, the numbers of a row are the 2 d of its
-    rule (see `Rule`), precision and coverage; a service releases the rule and both. They explain the predicted class. A
-    certificate states `feature_names`, `categorical_names` (column -> names), `seed` and `disc_perc`, and the options
-    of `explain`.
+    Anchors of rows of tables can be audited and certified, for the predicted class. With d features, the numbers of a
+    row are the 2 d of its rule (see `Rule`), precision and coverage; a service releases rule and both. A certificate
+    states `feature_names`, `categorical_names` (column -> names), `seed` and `disc_perc`, and the options of `explain`.
 
     Args:
         native: the native explainer, fitted or not.

@@ -396,8 +396,8 @@ def check_first_call(explainer: Attribution, original: nn.Module, options: Mappi
 
 def _check_sum(explainer: Attribution, original: nn.Module, options: Mapping[str, Any]) -> None:
     """Compare the sum of DeepLift's attributions with f(x) - f(baseline), for each model in evaluation mode once
-    without baselines (zeros) and once with some; for methods of neurons, which have no target, at the first output.
-    They may differ by 0.1 % of the attributions' total size, plus rounding errors."""
+    without baselines (zeros) and once with some; for methods of neurons, at the first output. They may differ by 0.1 %
+    of the attributions' total size, plus rounding errors."""
     model, given = explainer.forward_func, options.get("baselines")
     case = "given baselines" if given is not None and not callable(given) else "zeros"
     if case in _checked.get(original, ()) or _changed_by_training(model):
@@ -527,10 +527,10 @@ def rewrite_functional(model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | N
         model = rewrite_functional(model, inputs=x)
         HardenedDeepLift(model).attribute(x, target=y)
 
-    Functions (`F.relu`, `torch.relu`, `x.relu()`, `F.max_pool2d`, ...) become modules, and such modules that are called
-    several times become several. The new network is a `torch.fx.GraphModule` that shares all parameters and buffers
-    with the old one, under the same names; parts that its `forward` does not call are left out, and dropout functions
-    are off. Its digest differs from the model's, and is the same each time: rewrite again to load a certificate.
+    Functions (`F.relu`, `x.relu()`, `F.max_pool2d`, ...) become modules, and such modules that are called several times
+    become several. The new network is a `torch.fx.GraphModule` that shares all parameters and buffers with the old one,
+    under the same names; parts that its `forward` does not call are left out, and dropout functions are off. Its digest
+    differs from the model's, and is the same each time: rewrite again to load a certificate.
 
     Args:
         model: in evaluation mode, the same calls for all inputs.

@@ -141,9 +141,9 @@ def load_release(
         public: (rows, ...) public rows, for methods that need a background.
         uncertified: accept other verdicts than "certified"; everything else is still checked.
         method: without a certificate, the explainer's name in the catalog; it runs with default options.
-        hardening: without a certificate, applied to each explanation; None: `default_hardening`.
-        shape: without a certificate, of one input, to test whether the model returns probabilities; otherwise those of
-            a softmax are explained.
+        hardening: without a certificate; None: `default_hardening`.
+        shape: without a certificate, of one input, to test whether the model returns probabilities; None: those of a
+            softmax are explained.
 
     Raises:
         CertificateError: as of `Hardened.from_certificate`.
@@ -197,8 +197,7 @@ def load_release(
 
 
 def default_hardening(rows: Sequence[Row], model: Any) -> Hardening:
-    """The recommended hardening of methods that are released together: ordered if all of them explain rows of tables,
-    or the model is a scikit-learn classifier."""
+    """The recommended hardening of methods, ordered if all explain tables or the model is a scikit-learn classifier."""
     table = is_estimator(as_module(model))
     return Hardening.recommended(
         ordered=all(not TABLE_METHODS[r.name]._has_answers if r.name in TABLE_METHODS else table for r in rows)

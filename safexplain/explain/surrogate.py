@@ -113,10 +113,8 @@ class PublicExplainer:
         public_key: str | Path | bytes | None = None,
         model_digest: bytes | None = None,
     ) -> Self:
-        """The explainer of a guarantee's certificate, for exactly the models that it names.
-
-        `public_models` of a `StudentExplainer` is its student; other arguments are as of `Hardened.from_certificate`
-        and the constructor.
+        """The explainer of a guarantee's certificate, for exactly the models that it names. `public_models` of a
+        `StudentExplainer` is its student; other arguments are as of `Hardened.from_certificate` and the constructor.
 
         Raises:
             CertificateError: the certificate is damaged, altered, unsigned, of an audit, or about other models, another
@@ -258,14 +256,13 @@ class StudentExplainer(PublicExplainer):
         torch.save(explainer.student.state_dict(), "student.pt")
         explainer.certificate("guarantee.json")
 
-    It learns from labels only: a student of probabilities copies what its teacher remembers of its training records
-    (docs/surrogates.md).
+    It learns from labels only, as probabilities would teach it what its teacher remembers (docs/surrogates.md).
 
     Args:
         model, explainer, model_digest: as of `PublicExplainer`.
         public_x: (n, ...) inputs that are public, or whose labels anybody may request.
-        build: (seed) -> an untrained module, (batch, ...) -> scores (batch, classes), of all the private model's
-            classes. Unused if the recipe is a function.
+        build: (seed) -> an untrained module, (batch, ...) -> scores (batch, classes). Unused if the recipe is a
+            function.
         recipe: a `safexplain.audit.Recipe`, or a function `train(x, y, generator)` that returns a trained module.
         seed: of the initial weights and of training, together with the recipe's own.
         progress: called while labelling and training.
