@@ -12,7 +12,7 @@ import results
 from scipy import stats as distributions
 
 from safexplain.errors import InputError
-from safexplain.verdict import words
+from safexplain.verdict import power, words
 from safexplain.verdict.certificate.read import recount
 from safexplain.verdict.judgement import Control, Evidence, Judgement
 from safexplain.verdict.policy import Policy
@@ -113,6 +113,17 @@ def test_what_is_in_reach_is_the_number_that_was_simulated():
     assert sample_needed(leaks, 0.05, 0.05, 100, 100) == SampleSize(616, 616, "leak")
     policy = Policy(max_excess=0.05)
     assert [leak_power(policy, 400, 400, heavy_tails=tails) for tails in (False, True)] == [0.16, 0.01]
+
+
+def test_the_power_is_of_100_audits_and_of_20_for_more_than_5000_units_a_side(monkeypatch):
+    audits = []
+    monkeypatch.setattr(power, "by_score", lambda *_: None)
+    monkeypatch.setattr(power, "count_pairs", lambda *_: None)
+    monkeypatch.setattr(power, "difference_bounds", lambda *_: audits.append(1) or (0.0, 0.0))
+    for members, others, number in ((5000, 4999, 100), (4999, 5001, 20)):
+        audits.clear()
+        assert leak_power.__wrapped__(Policy(), members, others) == 0
+        assert len(audits) == number
 
 
 # -------------------------------------------------------------------------------------------- before anything is run
