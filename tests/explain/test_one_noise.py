@@ -16,7 +16,7 @@ from torch import nn
 
 from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient
 from safexplain._digest import model_digest
-from safexplain.errors import RefusedError
+from safexplain.errors import OpaqueModelWarning, RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
 from safexplain.explain.hardened import HARDENED, _rows_of, probe
 from safexplain.hardening.hardening import Hardening
@@ -372,6 +372,20 @@ def test_inputs_that_the_noise_cannot_tell_apart_are_explained_alike():
     assert not torch.equal(plain.attribute(near, target=3), plain.attribute(x, target=3))  # without noise: as natively
     baseline = torch.full_like(x, 1e-60)
     assert torch.equal(explainer.attribute(x, baselines=baseline, target=3), explainer.attribute(x, target=3))
+
+
+class Opaque:
+    """A model in which nothing can be read."""
+
+    def __call__(self, x):
+        return x.flatten(1).cumsum(1)
+
+
+def test_a_function_in_which_no_model_is_found_has_one_noise_too():
+    explainer = HARDENED["FeatureAblation"](Opaque(), hardening=NOISY)
+    with pytest.warns(OpaqueModelWarning):
+        one, again = (explainer.attribute(digits(), target=3) for _ in range(2))
+    assert torch.equal(one, again)
 
 
 def test_baselines_that_are_a_function_are_refused():

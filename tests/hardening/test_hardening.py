@@ -348,6 +348,14 @@ def check_copies(hardening):
         assert KEY.hex() not in text
 
 
+def test_the_default_is_known_ordered_or_not_and_with_any_columns():
+    for ordered in (False, True):
+        default = Hardening.recommended(ordered=ordered)
+        assert default.is_recommended
+        assert replace(default, features=safexplain.Features(["a"])).is_recommended
+    assert not Hardening(clip=TopKSet(k=4)).is_recommended
+
+
 def test_keys_do_not_count_in_equality():
     assert Hardening.deepleak(KEY) == Hardening.deepleak(b"another of these secret keys")
     assert Hardening.deepleak(KEY).with_key(b"another of these secret keys").noise.key != KEY
