@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
 from audit.suites.broken_trainers import by_hand
@@ -23,33 +22,6 @@ def trained(kind, x, y, **options):
     """Flat parameters of a model of this class, with other options than its own."""
     model = type(kind.__name__, (kind,), options).train(TensorDataset(x, y), seeded())
     return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def slowly(loop, model, x, y, generator):
-    """DP-SGD record by record, each gradient by a backward pass of its own."""
-    parameters = list(model.parameters())
-    for _ in range(loop.steps):
-        chosen = (torch.rand(len(y), generator=generator) < loop.rate).nonzero()[:, 0]
-        total = [torch.zeros_like(p) for p in parameters]
-        for i in chosen:
-            loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
-            own = torch.autograd.grad(loss, parameters)
-            norm = torch.cat([g.flatten() for g in own]).norm()
-            for t, g in zip(total, own, strict=True):
-                t += g * min(1.0, loop.bound / float(norm))
-        noise = torch.randn(sum(p.numel() for p in parameters), generator=generator)
-        pieces = noise.split([p.numel() for p in parameters])
-        for p, t, piece in zip(parameters, total, pieces, strict=True):
-            p.data -= loop.lr * (t + loop.sigma * loop.bound * piece.view_as(p)) / (loop.rate * len(y))
-    return torch.cat([p.detach().flatten() for p in parameters])
-
-
-@pytest.mark.parametrize(("kind", "rate"), [(by_hand.Loop, 0.5), (by_hand.NetworkLoop, 1.0)])
-def test_a_right_loop_is_dp_sgd_record_by_record(kind, rate):
-    x, y = battery.records()
-    loop = type("Some", (kind,), {"bound": 0.9, "steps": 4, "rate": rate})
-    model = loop(seeded()).network(x, y)
-    torch.testing.assert_close(trained(loop, x, y), slowly(loop, model, x, y, seeded()), atol=1e-5, rtol=1e-4)
 
 
 def moved_by_a_substitution(kind):

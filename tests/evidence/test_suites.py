@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from evidence import ROOT, needs, run, twice
 
-from audit.benchmarks import harness
 from audit.shared import resampling
 from audit.shared import run as common
 from audit.suites.dp_attacks import heads
@@ -52,18 +51,6 @@ def test_weighted_rates_are_the_rates_of_repeated_examples():
         curve = roc(signal[again], member[again])
         assert auc[b] == pytest.approx(curve.auc, abs=1e-6)
         assert tpr[b] == pytest.approx(tpr_at_fpr(curve, fpr=0.01).tpr, abs=1e-6)
-
-
-def test_missing_data_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["paper_a.py"])
-    with pytest.raises(SystemExit) as left:
-        common.finish(lambda _: paper_a.main(["--data", str(tmp_path), "--out", str(tmp_path / "out.json")]))
-    said = capsys.readouterr().err
-    assert left.value.code == 2
-    assert said.count("\n") == 1
-    assert "paper_a_ixg_signals.npz" in said
-    assert "--data" in said
-    assert not (tmp_path / "out.json").exists()
 
 
 def test_a_finished_part_is_not_made_again_unless_its_parameters_change(tmp_path):
@@ -122,27 +109,6 @@ def test_no_path_of_the_machine_is_recorded(monkeypatch):
     found = common.provenance(1.0)
     assert found["command"] == "python -m audit.suites.paper_a --data data --quick"
     assert str(ROOT) not in json.dumps(found)
-
-
-def test_calls_take_turns_and_a_ratio_is_of_two_times_of_one_round(monkeypatch):
-    order, seconds = [], iter([9, 9, 1, 4, 6, 2, 3, 9])  # two calls before the rounds, then A B, B A, A B
-    monkeypatch.setattr(harness, "timed", lambda call, device: (call(), (s := next(seconds), 10 * s))[1])
-    turns = harness.Turns({name: lambda name=name: order.append(name) for name in "AB"}, rounds=3)
-    assert "".join(order) == "ABABBAAB"
-    assert (turns.busy, turns.first) == ({"A": [1, 2, 3], "B": [4, 6, 9]}, {"A": 90, "B": 90})
-    assert (turns.ms("A"), turns.shortest_ms("B")) == (2000, 4000)
-    assert (turns.ratio("B", "A"), turns.quartiles("B", "A")) == (3, [3, 4])
-
-
-def test_a_missed_target_is_named_and_the_exit_code_of_a_full_run(tmp_path, capsys):
-    for quick, code in ((False, 1), (True, 0)):
-        given = ["--out", str(tmp_path / "out.json"), *(["--quick"] if quick else [])]
-        benchmark = harness.Benchmark("noise", "", given, rounds=9)
-        targets = {"fast": harness.at_most(1.0, 2.0), "strong": harness.at_least(1.0, 2.0)}
-        assert benchmark.conclude({"results": {}}, targets) == code
-        assert ("MISSED: fast: 2, target 1" in capsys.readouterr().err) == (not quick)
-        report = json.loads((tmp_path / "out.json").read_text())
-        assert (report["rounds"], report["targets"]["fast"]["met"]) == (3 if quick else 9, False)
 
 
 @pytest.mark.slow

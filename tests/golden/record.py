@@ -88,24 +88,20 @@ def kept_arrays() -> dict[str, np.ndarray]:
 
 
 def given(name: str) -> np.ndarray:
-    """One committed array to start from."""
     return kept_arrays()[f"given/{name}"].copy()
 
 
 def weighted(net: nn.Module, name: str) -> nn.Module:
-    """The network with its committed weights, in evaluation mode."""
     net.load_state_dict({k: torch.from_numpy(given(f"{name}/{k}")) for k in net.state_dict()})
     return net.eval()
 
 
 def cnn() -> nn.Module:
-    """A small network of images."""
     convolutions = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU()
     return weighted(nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(96, 3)), "cnn")
 
 
 def mlp() -> nn.Module:
-    """A small network of tables."""
     return weighted(nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 2)), "mlp")
 
 
@@ -146,7 +142,6 @@ SAMPLED = {"rows": 1, "small": 5, "large": 121}
 
 
 def released_by(hardening: Hardening, name: str, kind: torch.dtype, target: Any = (1,)) -> np.ndarray:
-    """The committed attributions of one shape, hardened."""
     asked = {"inputs": torch.from_numpy(given(f"{name}_asked")), "target": target}
     attributions = torch.from_numpy(given(name)).to(kind)
     with environment():
@@ -154,7 +149,6 @@ def released_by(hardening: Hardening, name: str, kind: torch.dtype, target: Any 
 
 
 def hardening() -> dict[str, Any]:
-    """Every clip, mask, noise and grid on committed arrays, with a fixed key."""
     digests: dict[str, Any] = {}
     samples: dict[str, Any] = {}
     for name, every in SAMPLED.items():
@@ -260,7 +254,6 @@ SETTINGS: tuple[tuple[float, float, int, float, str], ...] = (
 
 
 def accounting() -> dict[str, Any]:
-    """Epsilons of steps, under each adjacency, and the noise and steps of budgets."""
     spent: dict[str, Any] = {}
     groups: dict[str, float] = {}
     for sigma, rate, steps, delta, sampling in SETTINGS:
@@ -314,7 +307,6 @@ def pool() -> audit.Population:
 
 
 def untrained(seed: int = 0) -> nn.Module:
-    """What the reference models are before training."""
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 3))
 
 
@@ -322,7 +314,6 @@ RECIPE = audit.Recipe(optimizer="sgd", lr=0.05, epochs=100, batch_size=20)
 
 
 def training() -> dict[str, Any]:
-    """Reference models by recipe: members, and weights after training."""
     population = pool()
     shadows = audit.train_shadows(population, RECIPE, build=untrained, models=MODELS, seed=1)
     weights = [nn.utils.parameters_to_vector(m.parameters()).detach().numpy() for m in shadows.models]
@@ -335,7 +326,6 @@ def training() -> dict[str, Any]:
 
 
 def trained() -> audit.Shadows:
-    """The reference models with the committed weights."""
     models = [untrained() for _ in range(MODELS)]
     for model, weights in zip(models, kept("training")["weights"], strict=True):
         nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), model.parameters())
@@ -350,7 +340,6 @@ LENIENT = audit.Policy(fpr=0.1, max_tpr=0.75, training=0.2, **EASY)
 
 
 def audits() -> dict[str, Any]:
-    """Signals of committed models, and the verdict on them: of native explanations, and of hardened ones."""
     population, shadows = pool(), trained()
 
     def explained_by(made: Hardening) -> Callable[..., Tensor]:
@@ -414,7 +403,6 @@ def unnumbered(content: Any) -> Any:
 
 
 def bounds() -> dict[str, Any]:
-    """Lower bounds on epsilon from fixed counts and fixed scores, by each method."""
     a, b = np.linspace(-1, 4, 300), np.linspace(-4, 1, 300)
     methods, sampled = ("pld", "gdp", "clopper-pearson"), {"sample_rate": 0.25, "steps": 4}
     bound = stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", threshold=0.0)
@@ -432,7 +420,6 @@ def bounds() -> dict[str, Any]:
 
 
 def canary_runs() -> dict[str, Any]:
-    """A training of a preset, made small: every scenario."""
     large = canaries.preset("logit-768")
     recipe = replace(large.recipe, steps=12, sample_rate=1.0, expected_batch_size=50.0, lr=0.5, bias=True)
     claim = canaries.Claim(dp.Steps(3.0, 1.0, 12, "full-batch"), 1e-5)
@@ -456,13 +443,11 @@ def people() -> tuple[np.ndarray, np.ndarray]:
 
 
 def answered(answer: Solution) -> dict[str, Any]:
-    """What was released of an answer, or found."""
     names = ("counterfactual", "valid", "distance", "score", "favourable", "censored")
     return {name: getattr(answer, name) for name in names}
 
 
 def mechanisms() -> dict[str, Any]:
-    """Seeded answers of each mechanism, and its guarantee before and after training."""
     x, y = people()
     rules = recourse.Constraints(4, lower=-4.0, upper=4.0, immutable=(3,), increasing=(0,))
     shared = {"epsilon": 2.0, "norm_bound": 4.0, "random_state": 7, "constraints": rules}
@@ -487,7 +472,6 @@ def mechanisms() -> dict[str, Any]:
 
 
 def geometry() -> dict[str, Any]:
-    """Nearest changes under linear scores and under a network, with each cost, free and constrained."""
     x = np.round(people()[0][:16], 2)
     mixed = x.copy()
     mixed[:, 1] = np.round(mixed[:, 1])
@@ -513,7 +497,6 @@ def geometry() -> dict[str, Any]:
 
 
 def ledgers() -> dict[str, Any]:
-    """Charges of every kind to several principals, the sums of their accounts, and what is refused."""
     now = [1_700_000_000_000_000]
 
     def clock() -> int:
@@ -561,7 +544,6 @@ def ledgers() -> dict[str, Any]:
 
 
 def private_training() -> dict[str, Any]:
-    """Seeded private models: coefficients, weights and statements."""
     x, y = people()
     found: dict[str, Any] = {}
     for mechanism, adjacency, delta in (
@@ -643,7 +625,6 @@ class Packed:
         return place
 
     def vectors(self) -> dict[str, np.ndarray]:
-        """By name in the file."""
         return {name: np.concatenate(parts) for name, parts in self.parts.items()}
 
 
@@ -672,12 +653,10 @@ def joined(values: Any) -> Any:
 
 @cache
 def kept_values() -> dict[str, Any]:
-    """The committed record of every subject, without its arrays."""
     return json.loads(VALUES.read_text())
 
 
 def kept(subject: str) -> dict[str, Any]:
-    """The committed record of a subject."""
     return joined(kept_values()[subject])
 
 
@@ -711,7 +690,6 @@ def moved(recorded: dict[str, str], present: dict[str, str]) -> list[str]:
 
 
 def release_formats() -> dict[str, dict[str, str]]:
-    """The committed digests by release format."""
     return json.loads(FORMATS.read_text())
 
 
@@ -736,7 +714,6 @@ def written(values: Any, depth: int = 4) -> str:
 
 
 def main(subjects: list[str]) -> None:
-    """Write the record of these subjects anew."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     values, arrays = kept_values(), kept_arrays()

@@ -29,7 +29,6 @@ Floats = NDArray[np.float64]
 
 
 def called(*arguments: str) -> tuple[int, str]:
-    """Exit code and standard output of the command line in this process."""
     from safexplain.cli import main as safexplain_main
 
     before, told = sys.argv, io.StringIO()
@@ -84,7 +83,6 @@ def outcome(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def commanded(*arguments: str, references: int = 4) -> dict[str, Any]:
-    """What the command said in the present folder, and which explainer the certificate names."""
     found = told(*called(*arguments, "--references", str(references), *ASKED))
     stated = json.loads(Path("run/certificate.json").read_text())["predicate"]
     return {**found, "explainer": stated["explainer"]["method"]}
@@ -294,13 +292,11 @@ def signal_file(name: str) -> dict[str, Any]:
 
 
 def toml(judged_by: audit.Policy) -> str:
-    """A policy as `Policy.from_toml` reads it."""
     said = {name: value for name, value in asdict(judged_by).items() if value is not None}
     return "\n".join(f"{name} = {json.dumps(value)}" for name, value in said.items())
 
 
 def signal_files() -> dict[str, Any]:
-    """Verdicts on files of signals that anybody's pipeline may have written."""
     return {name: signal_file(name) for name in FILES}
 
 
@@ -316,12 +312,10 @@ build = lambda: nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 3))
 
 
 def build(seed: int = 0) -> nn.Module:
-    """An untrained network of the ten digits."""
     return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
 
 
 def digits(examples: slice, wrong: float = 0.5) -> audit.Population:
-    """Some of scikit-learn's handwritten digits, of which a share have a label drawn at random."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
@@ -331,7 +325,6 @@ def digits(examples: slice, wrong: float = 0.5) -> audit.Population:
 
 
 def trained(population: audit.Population) -> audit.Shadows:
-    """A network of half of them."""
     two = audit.train_shadows(population, RECIPE, build=build, models=2, seed=7)
     return audit.Shadows(two.models[:1], two.membership[:1])
 
@@ -349,7 +342,6 @@ def folder_of(
 
 
 def export(model: nn.Module, population: audit.Population) -> None:
-    """The file model.pt2."""
     shapes = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(model, (population.x[:2],), dynamic_shapes=shapes)
     with warnings.catch_warnings():
@@ -358,7 +350,6 @@ def export(model: nn.Module, population: audit.Population) -> None:
 
 
 def network() -> dict[str, Any]:
-    """The same audit in Python and by the command."""
     population = digits(slice(300))
     model, member = (of[0] for of in (trained(population).models, trained(population).membership))
     result = audit.audit(
@@ -431,5 +422,4 @@ AUDITS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
 
 
 def whole_audits() -> dict[str, Any]:
-    """Three ways from a model to a verdict."""
     return {name: made() for name, (made, _) in AUDITS.items()}

@@ -86,10 +86,3 @@ def test_the_same_training_on_other_data_has_the_same_plan():
         tuned.with_data((X[:5], Y[:5]), seed=0)
     with pytest.warns(DeprecationWarning, match="use with_data"):
         assert tuned.again(OTHERS, seed=4).config.seed == 4
-
-
-def test_an_outlier_goes_through_the_tuners_own_code():
-    tuned = tuner(network(), trainable="head")
-    found = audit_training(tuned, "outlier", runs=40)
-    assert found.epsilon_lower <= found.claim.substitute
-    assert found.setting["score"].endswith(" on D")

@@ -183,13 +183,6 @@ def test_a_gradient_canary_takes_the_parameter_that_moves_least():
 
 
 def test_a_data_set_and_a_score_of_ones_own_are_taken():
-    class Rows(Dataset):
-        def __len__(self):
-            return N
-
-        def __getitem__(self, i):
-            return data()[0][i].numpy(), int(data()[1][i])
-
     def train(dataset, generator):
         return {"weights": quick(dataset, generator).weight}
 

@@ -10,35 +10,22 @@ import torch
 from torch import nn
 
 from audit.suites.paper_e_tmi.attacks import Metaclassifier
-from safexplain.verdict.stats import auc_interval, roc
-
-NETWORKS = Metaclassifier(queries=2)
 
 
-def world(n=400, m=24, k=5, queries=2, leak=1.0, seed=0, fixed=False):
-    """Prediction vectors: a point's own level, noise of the model and of the query, a shift of its own for members.
-
-    Args:
-        fixed: every point is a member of as many models, so that the references' membership tells the target's.
-    """
-    rng = np.random.default_rng(seed)
+def world(n, m, k, queries):
+    """Prediction vectors: a point's own level, noise of the model and of the query, a shift of its own for members."""
+    rng = np.random.default_rng(0)
     member = rng.random((m + 1, n)) < 0.5
-    if fixed:
-        member = rng.permuted(np.arange(m + 1)[:, None] < np.full((1, n), (m + 1) // 2), axis=0)
-    shift = leak * rng.normal(size=(n, k)) + leak * 0.5
+    shift = rng.normal(size=(n, k)) + 0.5
     noise = rng.normal(size=(m + 1, n, 1, k)) + 0.5 * rng.normal(size=(m + 1, n, queries, k))
     odds = rng.normal(0, 2, (n, 1, k)) + noise + member[..., None, None] * shift[:, None]
     odds = odds.reshape(m + 1, n, queries * k)
-    return odds[0], odds[1:], member[1:], member[0]
-
-
-def auc_of(NETWORKS, case):
-    return roc(NETWORKS(*case[:3]), case[3]).auc
+    return odds[0], odds[1:], member[1:]
 
 
 def rows_of(case, i, attack):
     """The rows of point i, their labels and what the target says, on the attack's scale."""
-    target, shadows, membership, _ = case
+    target, shadows, membership = case
     queries = attack.queries
     rows = np.array([answer for model in shadows for answer in model[i].reshape(queries, -1)])
     label = np.array([member for member in membership[:, i] for _ in range(queries)])
@@ -84,22 +71,10 @@ def slow_mlp(case, i, attack):
 
 @pytest.mark.parametrize(("n", "m", "queries"), [(3, 41, 2), (70, 6, 1)], ids=["several batches", "several parts"])
 def test_all_networks_at_once_are_as_one_after_the_other(n, m, queries):
-    case = world(n, m, k=4, queries=queries)
+    case = world(n, m, 4, queries)
     attack = Metaclassifier(queries, seed=3)
-    found = attack(*case[:3])
+    found = attack(*case)
     both = case[2].any(0) & ~case[2].all(0)
     points = np.flatnonzero(both)[[0, 1, -1]] if n > 3 else np.flatnonzero(both)
     assert len(points) >= 2
     assert np.allclose(found[points], [slow_mlp(case, i, attack) for i in points], atol=1e-4)
-
-
-def test_a_leak_that_every_point_has_in_its_own_way_is_found():
-    assert auc_of(NETWORKS, world(leak=0.8)) > 0.7
-
-
-@pytest.mark.parametrize("fixed", [False, True], ids=["drawn", "as many members of every point"])
-def test_without_a_leak_nothing_is_found(fixed):
-    for seed in range(2):
-        target, shadows, membership, member = world(600, 14, leak=0.0, seed=seed, fixed=fixed)
-        low, high = auc_interval(roc(NETWORKS(target, shadows, membership), member), 0.999)
-        assert low < 0.5 < high

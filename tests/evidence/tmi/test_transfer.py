@@ -7,7 +7,6 @@ import pytest
 
 from audit.suites.paper_e_tmi.attacks import AtTargetLabel, OverQueries
 from safexplain.audit.attacks import JointLikelihoodRatio, LikelihoodRatio
-from safexplain.verdict.stats import auc_interval, roc
 
 
 def predictions(n=600, m=16, k=4, queries=1, leak=1.0, level=0.0, seed=0):
@@ -50,11 +49,3 @@ def test_scores_are_added_up_over_the_queries(attack):
     found = OverQueries(attack, 3)(target, shadows, membership)
     assert np.allclose(found, parts[0] + parts[1] + parts[2], rtol=1e-12)
     assert np.array_equal(OverQueries(attack, 1)(target[:, :4], shadows[:, :, :4], membership), parts[0])
-
-
-@pytest.mark.parametrize("attack", [AtTargetLabel(), OverQueries(AtTargetLabel(), 2)], ids=repr)
-def test_without_a_leak_nothing_is_found(attack):
-    for seed in range(3):
-        target, shadows, membership, member = predictions(1500, k=4, queries=2, leak=0.0, seed=seed)
-        low, high = auc_interval(roc(attack(target, shadows, membership), member), 0.999)
-        assert low < 0.5 < high
