@@ -19,9 +19,11 @@ from safexplain.audit.report.outcome import (
     LIMIT,
     MUTED,
     STRONG,
+    captions,
     heat_maps,
     page_templates,
     photo,
+    scaled,
     style_axes,
     svg_of,
 )
@@ -40,21 +42,21 @@ class Point:
 
     Args:
         number: of the trial, from 0; -1 for public models.
-        hardening: of the release, without a key.
+        hardening: without a key.
         options: searched arguments of `attribute`; for several explainers, name -> arguments.
         leak: largest mean excess TPR over the label at 0.5, 1, 2 and 5 % FPR among the attacks; a share, at least 0.
         leak_error: its standard error, by resampling examples and targets.
         utility: mean of `overlap`, `rank_correlation` and `cosine`.
         overlap: of the top 10 % of features with the native ones.
-        rank_correlation: Spearman correlation of magnitudes with the native map.
+        rank_correlation: of magnitudes with the native map (Spearman).
         cosine: with the native map.
         deletion: mean drop of the explained probability when the released top 10 % is removed; None if maps and
             inputs differ in resolution.
         insertion: mean of that probability when only these are kept, less that with nothing kept; or None.
-        sign_errors: share of the released non-zero numbers with another sign than the native ones.
-        attack: the attack that found the leak; "" if none found more than the label.
+        sign_errors: share of released non-zero numbers with another sign than the native ones.
+        attack: that found the leak; "" if none found more than the label.
         targets: number of attacked models.
-        name: of a given point, such as "native"; "" for sampled ones.
+        name: of a given point, such as "native", or "".
     """
 
     number: int
@@ -113,8 +115,8 @@ def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def choose(front: Iterable[Point], allowance: float) -> tuple[Point, bool]:
-    """The most useful point whose `upper` is within the allowance (largest tolerated excess), and True; if there is
-    none, the least leaking point, and False. InputError: there are no points."""
+    """The most useful point whose `upper` is within the allowance, and True; if there is none, the least leaking point,
+    and False. InputError: no points."""
     points = list(front)
     if not points:
         raise InputError("front: expected at least one point, got none")
@@ -130,18 +132,18 @@ class Study:
 
     Args:
         trials: number of trials, including pruned and failed ones.
-        pruned: trials that were dominated by utility alone, so that their leak was not measured.
+        pruned: trials dominated by utility alone, whose leak was not measured.
         failed: trials whose options the explainer refused.
         seed: of the search.
         allowance: largest leak that the policy tolerates.
         digest: SHA-256 of setting and trials, which certificates carry.
-        path: folder of the study; None: in memory.
+        path: its folder; None: in memory.
         reference: points for comparison: native, recommended, DeepLeak's best, public models.
-        points: all measured points, in the order of their numbers.
+        points: all measured points.
         sizes: numbers of examples in the selection split and of models.
         notes: caveats for the reader.
         interrupted: whether it ended before its last trial.
-        title: of the model, as in its audit.
+        title: of the model.
         explainer: method and explained output, in words.
     """
 
@@ -208,14 +210,14 @@ class Row(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """An image with its maps under each release."""
+    """An image with its maps."""
 
     caption: str
     row: list[tuple[str, str, bool]]  # name, URI, whether it is the chosen release; the input first
 
 
 def as_python(point: Point) -> str:
-    """The hardening in Python, with numbers to four digits, and then the explainer's options."""
+    """The hardening in Python, to four digits, and the explainer's options."""
     options = "".join(f", {name}={_rounded(v)!r}" for name, v in point.options.items())
     return as_written(_rounded(point.hardening.to_dict())) + options
 
@@ -227,7 +229,7 @@ def _rounded(value: Any) -> Any:
 
 
 def chosen_words(study: Study, chosen: Point, within: bool) -> tuple[str, ...]:
-    """The choice and its reason, in sentences; `within`: whether the bound of its leak is within the allowance."""
+    """The choice and its reason; `within`: whether the bound of its leak is within the allowance."""
     allowed = f"{100 * study.allowance:.3g} percentage points"
     number = f"{100 * chosen.leak:.1f} points (at most {100 * chosen.upper:.1f} with 95% confidence)"
     called = words.capital(chosen.name or f"trial {chosen.number}")
@@ -259,7 +261,7 @@ def chosen_words(study: Study, chosen: Point, within: bool) -> tuple[str, ...]:
 
 
 def table_rows(study: Study, front: tuple[Point, ...], chosen: Point) -> list[Row]:
-    """The points for comparison, then the chosen release and the front, from the most useful one on."""
+    """Points for comparison, the chosen release, and the front from the most useful one on."""
     compared, on_front = {p.number for p in study.reference.values()}, {p.number for p in front}
     points = {p.number: p for p in (*study.reference.values(), chosen, *reversed(front))}
     rows = []
@@ -273,7 +275,7 @@ def table_rows(study: Study, front: tuple[Point, ...], chosen: Point) -> list[Ro
 
 
 def pareto_figure(study: Study, front: tuple[Point, ...], named: list[Row]) -> Markup:
-    """Leak against utility: trials faint, the front connected, named points with their bounds, the chosen marked."""
+    """Leak against utility, with named points."""
     shown = [*study.points, *front, *(row.point for row in named)]
 
     def draw(axes: Axes) -> None:
@@ -301,7 +303,7 @@ def pareto_figure(study: Study, front: tuple[Point, ...], named: list[Row]) -> M
 
 
 def pictured(shown: list[Row], examples: Examples | None) -> list[Picture]:
-    """Pictures of the examples under these releases; none unless they are images."""
+    """Examples under these releases, if they are images."""
     if examples is None or not len(examples.inputs):
         return []
     inputs = examples.inputs
@@ -310,15 +312,10 @@ def pictured(shown: list[Row], examples: Examples | None) -> list[Picture]:
         return []
     rows = [[(row.named, uri, row.chosen) for uri in heat_maps(m)] for row, m in released]
     if inputs.shape[1] in (1, 3):
-        pixels = np.nan_to_num(inputs.astype(np.float64))
-        low, high = pixels.min((1, 2, 3), keepdims=True), pixels.max((1, 2, 3), keepdims=True)
-        unit = (pixels - low) / np.maximum(high - low, 1e-12)
+        unit = scaled(np.nan_to_num(inputs.astype(np.float64)))
         rows.insert(0, [("input", photo(image), False) for image in unit])
-    captions = [
-        f"predicted {label} · {'member' if inside else 'non-member'}"
-        for label, inside in zip(examples.labels.tolist(), examples.member.tolist(), strict=True)
-    ]
-    return [Picture(caption, list(row)) for caption, row in zip(captions, zip(*rows, strict=True), strict=True)]
+    titles = captions(examples.labels, examples.member)
+    return [Picture(title, list(row)) for title, row in zip(titles, zip(*rows, strict=True), strict=True)]
 
 
 def render(

@@ -34,7 +34,7 @@ from safexplain.audit.queries import Population
 from safexplain.audit.question import Method, Question, Release
 from safexplain.audit.references.recipe import Recipe, Train
 from safexplain.audit.references.shadows import Shadows
-from safexplain.audit.report.outcome import AuditRun
+from safexplain.audit.report.outcome import AuditRun, in_turn
 from safexplain.audit.run import Models, judge, trained
 from safexplain.audit.signals import Signals, Store
 from safexplain.audit.usefulness import utility
@@ -175,8 +175,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Leakage:
-    """What the best attack adds to the label, among those that add something on held-out models, and the stack of all
-    scores, so that small leaks are measured."""
+    """What the best attack adds to the label, among those that add something on held-out models."""
 
     excess: float  # mean over targets and `FPRS` of its TPR minus the label's, at least 0
     error: float  # standard error, by resampling examples and targets together; also where the excess is 0
@@ -189,9 +188,8 @@ class LeakMeter:
 
     Fast enough for a hundred trials: one query, and neither boosted trees nor attacks that learn from maps. Stacks of
     the suite are fitted to some models that play the target; each other model is scored with all others as references.
-    `known` are signals without an explanation: "label" (m, n), and "loss" and "margin" if the policy releases
-    predictions. Examples of one of the (n,) `groups` are resampled together. InputError: too few models, or examples of
-    one kind.
+    `known` are signals without an explanation, such as "label" (m, n). Examples of one of the (n,) `groups` are
+    resampled together. InputError: too few models, or examples of one kind.
     """
 
     def __init__(
@@ -303,7 +301,7 @@ def rates(scores: Array, member: Bools) -> float:
 
 
 def resampled_rates(scores: Array, member: Bools, weights: Array) -> Array:
-    """(b,) `rates` where example i stands weights[b, i] times; 0 where one side is not drawn."""
+    """(b,) `rates` where example i stands weights[b, i] times."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     ends = np.append(ordered[1:] != ordered[:-1], True)
@@ -333,8 +331,8 @@ class Objectives:
         options: dict[str, Any],
         beaten: Callable[[float, float], bool],
     ) -> Point | float:
-        """The point of a release, with the larger of its leaks with and without noise, or only its utility if
-        `beaten(utility, 0)`. InputError: the explainer refuses the options, or maps have another shape."""
+        """The point, with the larger of its leaks with and without noise, or only its utility if `beaten(utility, 0)`;
+        InputError: the explainer refuses the options, or maps have another shape."""
         natives = self.natives.maps(options)
         kept = self.kept(self.natives.release(natives, hardening, self.few))
         if beaten(kept["utility"], 0.0):
@@ -351,7 +349,7 @@ class Objectives:
         return range(min(m, max(1, ROWS // n)))
 
     def kept(self, released: Sequence[Tensor]) -> dict[str, float]:
-        """Agreement of maps of the first models with the native ones under default options, as in `Point`."""
+        """Agreement with the native maps under default options, of the first models."""
         found = []
         for native, maps in zip(self.natives.maps({}), released, strict=True):
             values = native.values[: len(maps)]
@@ -425,13 +423,12 @@ class Objectives:
 
 SELECTION = 0.3  # share of the examples for the search if the policy sets none aside
 MIN_EXAMPLES = 10  # fewest examples of the selection split for a search
-PICTURED = 6  # examples whose maps are kept for pictures
 TIMED, SOME = 6, 180  # trials that a plan times, and examples for these
 FILE = "study.json"  # results, in the folder of a study; certificates hold the digest of its content
 PUBLIC = "public models"  # name of the point whose explanations come from models of public data
 
 COMPARED = {"native": "native", "recommended": "recommended", "DeepLeak's default": "DeepLeak's best"}
-"""Names of the trials for comparison -> their names in `Study.reference`."""
+"""Names of trials -> names in `Study.reference`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -512,28 +509,27 @@ def tune(
 
     A trial hardens native maps that were computed once. It is measured by their agreement with the native maps
     (`Point.utility`) and by how much the best attack adds to the label at one query; slow attacks, more queries and
-    further classes are left to the audit. A trial that is less useful than a point without a leak is not attacked. The
-    search uses only the examples that the policy sets aside (`Policy.selection`, else 30 %); the chosen point is
-    audited once, on the certification split, and the certificate records the search.
+    further classes are left to the audit. A trial less useful than a point without a leak is not attacked. The search
+    uses only the examples that the policy sets aside (`Policy.selection`, else 30 %); the chosen point is audited once,
+    on the certification split, and the certificate records the search.
 
-    With a folder, the study is saved there after each trial and resumes from it, even after a crash. Ctrl-C ends the
-    search, chooses among the points found so far and skips the audit.
+    With a folder, the study is saved there after each trial and resumes from it. Ctrl-C ends the search, chooses among
+    the points found so far and skips the audit.
 
     Args:
         model: the target; see `safexplain.audit.Question`.
         population: likewise.
         recipe: likewise.
         trials: number of points to try; the first ones are known formats.
-        folder: of the study, and of reference models if `cache` is not given; None: in memory.
-        public_models: trained on public data only; their explanations of the predicted class are for comparison.
+        folder: of the study, and of reference models without `cache`; None: in memory.
+        public_models: trained on public data only, for comparison.
         references: reference models, at least 4.
         question: `member`, `explainer` and further arguments of `Question`, except `hardening`. Options in the catalog
             of the explainer are searched too, except those in `arguments`.
 
     Raises:
         ConfigurationError: fewer than one trial, or a policy that releases no explanation.
-        InputError: as `audit`; too few reference models or examples; or the folder holds a study of other data,
-            models or settings.
+        InputError: as `audit`; too few reference models or examples; or the folder holds another study.
         MissingExtraError: Optuna is not installed.
     """
     asked = Question(model, population, recipe, references=references, **{"hardening": Hardening.none(), **question})
@@ -600,8 +596,8 @@ def searched(question: Question, trials: int, folder: str | Path | None, public_
 
 
 def plan_tune(question: Question, *, trials: int = 100, budget: float = BUDGET) -> Plan:
-    """The cost of `searched` for the same question, and what its audit can decide, in about `budget` seconds; trials
-    are timed with copies of the model as reference models."""
+    """The cost of `searched`, and what its audit can decide, in about `budget` seconds; trials are timed with copies of
+    the model as reference models."""
     question = _to_search(question)
     found = planned(replace(question, hardening=Hardening.recommended()), budget=0.6 * budget)
     policy, population, number = question.policy, question.population, found.references
@@ -779,8 +775,7 @@ class Search:
     def pictured(self, points: Mapping[int, Point], public: Tensor | None) -> Examples:
         """A few examples, members and non-members in turn, with their maps."""
         natives = self.natives
-        sides = [np.flatnonzero(side)[: PICTURED // 2].tolist() for side in (self.member, ~self.member)]
-        at = [i for pair in zip(*sides, strict=False) for i in pair]
+        at = in_turn(self.member)
         maps = {} if public is None else {-1: public[at].numpy()}
         for number, point in points.items():
             maps[number] = natives.release(natives.maps(point.options), point.hardening, [0])[0][0][at].numpy()

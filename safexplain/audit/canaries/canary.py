@@ -99,7 +99,7 @@ def at_least_single(x: Tensor) -> Tensor:
 
 
 def check_data(network: Model, x: Tensor, y: Tensor) -> None:
-    """Raise InputError unless a network can be trained on the records x (n, ...), y (n,)."""
+    """Raise InputError unless a network can be trained on x (n, ...), y (n,)."""
     check_records("data", network, x, y)
     if len(x) < 2 or bool((y == y[0]).all()):
         raise InputError(f"data: expected records of at least two classes, got {len(x)} of class {int(y[0])} alone")
@@ -187,7 +187,7 @@ def probe_rows(records: int, target: int) -> list[int]:
 def outlier_scores(pair: Tensor, others: Tensor, y: int, y_canary: int, labels: Tensor) -> Tensor:
     """The scores (R, 8) of R models, float64, in the order of `OUTLIER_SCORES`, minus infinity for NaN; from logits
     (R, 2, outputs) at z and z', and (R, p, outputs) at others, labels (p,)."""
-    pair, others = (_two(logits.double()) for logits in (pair, others))
+    pair, others = (two_logits(logits.double()) for logits in (pair, others))
     at_z, at_canary = margins(pair[:, 0], y), margins(pair[:, 1], y_canary)
     if len(labels) and not 0 <= int(labels.max()) < others.shape[-1]:
         raise InputError(f"label {int(labels.max())}: expected 0 to {others.shape[-1] - 1}, the outputs of the model")
@@ -209,7 +209,8 @@ def outlier_scores(pair: Tensor, others: Tensor, y: int, y_canary: int, labels: 
     return torch.where(found.isnan(), -torch.inf, found)
 
 
-def _two(logits: Tensor) -> Tensor:
+def two_logits(logits: Tensor) -> Tensor:
+    """Logits (..., outputs), of which one stands for class 1 of two, with the zero of class 0."""
     return torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
 
 
@@ -300,9 +301,6 @@ def _record(scenario: RecordScenario, target: Target, row: int, x: Tensor, y: in
     found = target.to_all(x[None], torch.tensor([y], device=x.device))
     norms = (target.norm, float(found.norm))
     return RecordCanary(scenario, row, x.detach().clone(), y, cosine=float(found.cosine), norms=norms)
-
-
-# ------------------------------------------------------------------------------------------------ crafted inputs
 
 
 @dataclass(frozen=True, eq=False)

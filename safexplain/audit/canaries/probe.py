@@ -82,7 +82,7 @@ SOME = 1024  # records that are read from a map-style data set for an outlier
 
 
 def given_canary(given: Any, data: Any, target: int | None, scenario: ScenarioName) -> RecordCanary:
-    """The user's record canary (x', y'); InputError: not a record like those of the data."""
+    """The user's record canary; InputError: not a record like those of the data."""
     if target is None:
         raise ConfigurationError("canary: expected target=, the number of the record that it replaces; got None")
     z, own = data[target]
@@ -199,26 +199,8 @@ class ModuleNetwork:
         return found[None]
 
 
-def find_coordinate(train: Callable[[GradientHook], Any], target: int) -> GradientCanary:
-    """The gradient canary at the parameter that moves least in a training on D without noise and without the target."""
-    hook = GradientHook(target)
-    train(hook)
-    assert hook.movement is not None
-    at = int(hook.movement.argmin())
-    sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
-    return GradientCanary(target, at, hook.moved[at : at + 1].cpu() if sgd else None)
-
-
-def save_canary(path: Path, canary: Canary) -> None:
-    """Write it atomically."""
-    with atomic_file(path) as partial, partial.open("wb") as file:
-        torch.save(canary, file)
-
-
-def load_canary(path: Path) -> Canary | None:
-    """The canary that `save_canary` wrote; None if there is none; InputError: the file is damaged."""
-    if not path.is_file():
-        return None
+def load_canary(path: Path) -> Canary:
+    """The stored canary; InputError: the file is damaged."""
     try:
         with torch.serialization.safe_globals([*get_args(Canary)]):
             found: Canary = torch.load(path, weights_only=True)
@@ -258,8 +240,7 @@ class CanaryProbe:
         workers: processes that train; 1: this process, or those of `joblib.parallel_config`.
         cache: folder for finished runs, from which a probe of the same training function, data, `model`, canary,
             `score` and seed resumes, also with more runs or another claim.
-        version: identifies the training function in the cache, instead of a digest of everything that it refers to;
-            and `score` if it cannot be digested.
+        version: identifies the training function in the cache, instead of its digest; and `score` if that has none.
         method: of `safexplain.verdict.stats.epsilon_lower_bound`.
         threshold: a number fixed beforehand; "split": chosen on some of the runs, which then do not count; "auto": 0
             for a gradient canary under SGD, otherwise "split".
@@ -333,17 +314,18 @@ class CanaryProbe:
         if self._given is not None:
             return self._given
         path = self.folder and self.folder / "canary.pt"
-        if path and (found := load_canary(path)) is not None:
-            return found
+        if path and path.is_file():
+            return load_canary(path)
         made = self._made()
         if path:
             make_folder(path.parent)
-            save_canary(path, made)
+            with atomic_file(path) as partial, partial.open("wb") as file:
+                torch.save(made, file)
         return made
 
     @cached_property
     def targets(self) -> int:
-        """Number of records whose canaries are trained in turn."""
+        """Number of records that are replaced in turn."""
         return len(class_targets(None, self.data)) if self._classes else 1
 
     def each(self, progress: Progress | None = None) -> tuple[CanaryResult, ...]:
@@ -410,10 +392,16 @@ class CanaryProbe:
         return (*own, *(f"bias or statistic {i}" for i in range(scores - len(own))))
 
     def _made(self) -> Canary:
+        target = self._target or 0
         if self.scenario == "gradient":
-            return find_coordinate(self.reference_model, self._target or 0)
+            hook = GradientHook(target)  # without noise and without the target
+            self.reference_model(hook)
+            assert hook.movement is not None
+            at = int(hook.movement.argmin())
+            sgd = isinstance(hook.optimizer.original_optimizer, torch.optim.SGD)  # Adam's steps depend on the noise
+            return GradientCanary(target, at, hook.moved[at : at + 1].cpu() if sgd else None)
         if self.scenario == "outlier":
-            return make_outlier(self.data, self._target or 0)
+            return make_outlier(self.data, target)
         seed = seed_of_run(self.seed, "reference", 0)
         return make_record(self.scenario, self._reference, self.data, self._target, self.auxiliary, seed)
 
@@ -432,7 +420,7 @@ class CanaryProbe:
 
     @property
     def seconds_each(self) -> float:
-        """Seconds of one training, measured on the second one."""
+        """Seconds of one training."""
         return self._plain[1]
 
     @cached_property
@@ -523,20 +511,13 @@ def runs_within(probe: CanaryProbe, minutes: float) -> int:
 def audit_within(
     probes: Mapping[str, CanaryProbe], minutes: float, progress: Progress = silent
 ) -> tuple[list[CanaryResult], dict[str, str]]:
-    """Audit one training function by several scenarios, in about so many minutes, by successive halving (Jamieson and
-    Talwalkar 2016, arXiv 1502.07943).
+    """Audit a training function by several scenarios, in so many minutes, by successive halving (arXiv 1502.07943).
 
     Every scenario gets the same number of runs; the half with the stronger signs gets twice as many more, until one is
     left. Each judgement has the confidence 1 - risk / (scenarios * stages), so by the union bound, the probability that
     any refutes a correct training is at most the risk. Probes are by scenario, all of the same function, data and
-    claim; the first one's `confidence` is that of the whole.
-
-    Returns:
-        The last judgement of each scenario that was tried; and the reasons why others were not.
-
-    Raises:
-        ConfigurationError: no probes, or minutes not above 0.
-        InputError: as `CanaryProbe.run`.
+    claim; the first one's `confidence` is that of the whole. Returns the last judgement of each scenario that was
+    tried, and the reasons why others were not; raises ConfigurationError, and as `CanaryProbe.run`.
     """
     if not probes or not minutes > 0:
         raise ConfigurationError(f"expected scenarios, and minutes above 0; got {len(probes)} and {minutes!r}")

@@ -1,4 +1,4 @@
-"""Canaries for linear heads on fixed features, many trainings side by side (algorithm 1 of arXiv 2511.21804): the
+"""Canaries for linear heads on fixed features, many trainings side by side (arXiv 2511.21804, algorithm 1): the
 adversary's reference trainings without noise (algorithms 2 to 5), the runs on D and D', and presets."""
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from safexplain.audit.canaries.canary import (
     check_target,
     make_canary,
     record_scores,
+    two_logits,
 )
 from safexplain.dp.heads import Batch, HeadRecipe, Rows, clipped_sum, common_batches, separate_batches
 from safexplain.dp.sgd.clipping import Clipping, FlatClipping
@@ -175,7 +176,7 @@ _NUMBERS = {"cpu": 2**27, "cuda": 2**28}  # most numbers of the rows that are co
 
 @dataclass(frozen=True)
 class Block:
-    """Runs [first, last), whose randomness is a function of the seed and `number`."""
+    """Runs [first, last), whose randomness is a function of seed and number."""
 
     number: int
     first: int
@@ -248,9 +249,9 @@ def train_runs(
 
     The canary joins each run's batch by that run's own coin, with probability `recipe.sample_rate` at each step. Runs
     differ in coins, in noise and, unless `initial` (P,) or (runs, P) is given, in their start. They share one Poisson
-    sample of the other records at each step: given that sample, runs are independent, and the claimed guarantee and its
-    dominating pair hold. Scores do not depend on the number of `devices` (None: that of x), each of which gets a
-    thread. Finished blocks are stored in the folder `cache`. Even runs are on D.
+    sample of the other records at each step, given which runs are independent, and the claimed guarantee and its
+    dominating pair hold. Scores do not depend on the number of `devices` (None: that of x). Finished blocks are stored
+    in the folder `cache`. Even runs are on D.
 
     InputError: an unusable canary, or diverged weights. ConfigurationError: too few runs, or `every` out of range.
     """
@@ -374,8 +375,7 @@ def steps_of(
 
     All runs share `others`, the records except the target, which `inserted` replaces. `rows_at_once` bounds the memory.
     """
-    runs, records = len(theta), len(others.x)
-    rows = others
+    runs, records, rows = len(theta), len(others.x), others
     if len(inserted.x):
         new = Rows.of(inserted.x, inserted.y, bias=network.bias)
         pairs = ((others.x, new.x), (others.labels, new.labels), (others.norms, new.norms))
@@ -433,7 +433,6 @@ def reference(
     generator: torch.Generator,
     initial: Tensor | None = None,
     movement: bool = True,
-    progress: Progress = silent,
 ) -> Reference:
     """Train without noise and clipping and, for a gradient canary (`movement`), with clipping and without the target;
     InputError: the parameters diverged."""
@@ -444,7 +443,6 @@ def reference(
     every, theta = max(1, recipe.steps // _READS), start
     confidence = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for step, theta in enumerate(_training(network, rows, replace(recipe, clipping=None), start, None, generator), 1):
-        progress("reference", step, recipe.steps)
         if step % every == 0:
             confidence += true_class_probability(network, theta, x, y)
     confidence /= recipe.steps // every
@@ -452,7 +450,20 @@ def reference(
     found = Reference(theta[0], int(confidence.argmin()), confidence, bound)
     if not bool(theta.isfinite().all()):
         raise InputError("the reference training diverged to NaN or infinity; lower the learning rate")
-    return _moved(network, rows, recipe, start, found, generator, progress) if movement else found
+    if not movement:
+        return found
+    state, moved, before = generator.get_state(), torch.zeros_like(start[0]), start[0].clone()
+    for theta in _training(network, rows, recipe, start, found.target, generator):
+        moved += (theta[0] - before).abs()
+        before.copy_(theta[0])
+    found = replace(found, movement=moved)
+    if recipe.optimizer == "adam":
+        return found
+    generator.set_state(state)  # again, as all parameters at all steps may not fit into memory
+    at, drift = found.least_moving, [torch.zeros_like(start[0, 0])]
+    for theta in _training(network, rows, recipe, start, found.target, generator):
+        drift.append(theta[0, at] - start[0, at])
+    return replace(found, drift=torch.stack(drift))
 
 
 def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -460,9 +471,7 @@ def true_class_probability(network: Model, theta: Tensor, x: Tensor, y: Tensor) 
     found = []
     for inputs, labels in zip(torch.split(x, _ROWS), torch.split(y, _ROWS), strict=True):
         with torch.no_grad():
-            logits = network.logits(theta, inputs)[0].double()
-        if logits.shape[1] == 1:
-            logits = torch.cat([torch.zeros_like(logits), logits], 1)
+            logits = two_logits(network.logits(theta, inputs)[0].double())
         found.append(logits.softmax(1).gather(1, labels[:, None])[:, 0])
     return torch.cat(found)
 
@@ -473,32 +482,6 @@ def least_confident(confidence: Tensor, y: Tensor) -> dict[int, int]:
     classes, counts = torch.unique(y, return_counts=True)
     rarest = counts.argsort(stable=True)
     return {int(c): int(torch.where(y == c, order, torch.inf).argmin()) for c in classes[rarest]}
-
-
-def _moved(
-    network: LinearHead,
-    rows: Rows,
-    recipe: HeadRecipe,
-    start: Tensor,
-    found: Reference,
-    generator: torch.Generator,
-    progress: Progress,
-) -> Reference:
-    """The reference with movement and drift; trains twice, as all parameters at all steps may not fit into memory."""
-    state, movement, before = generator.get_state(), torch.zeros_like(start[0]), start[0].clone()
-    for step, theta in enumerate(_training(network, rows, recipe, start, found.target, generator), 1):
-        progress("movement", step, recipe.steps)
-        movement += (theta[0] - before).abs()
-        before.copy_(theta[0])
-    found = replace(found, movement=movement)
-    if recipe.optimizer == "adam":
-        return found
-    generator.set_state(state)
-    at, drift = found.least_moving, [torch.zeros_like(start[0, 0])]
-    for step, theta in enumerate(_training(network, rows, recipe, start, found.target, generator), 1):
-        progress("drift", step, recipe.steps)
-        drift.append(theta[0, at] - start[0, at])
-    return replace(found, drift=torch.stack(drift))
 
 
 def _training(
@@ -581,7 +564,7 @@ class Setting:
         return replace(self, x=self.x.to(device), y=self.y.to(device), auxiliary=auxiliary, initial=initial)
 
     def describe(self) -> Mapping[str, Any]:
-        """Description of the training and data as plain values by name."""
+        """Training and data as plain values by name."""
         r, m = self.recipe, self.mechanism
         return {
             "name": self.name,
@@ -602,7 +585,7 @@ AUXILIARY = 500  # records outside the data, for the natural canary
 
 
 class Preset(NamedTuple):
-    """A row of the table; other values are those of arXiv 2511.21804, table A1."""
+    """Values besides those of arXiv 2511.21804, table A1."""
 
     summary: str
     records: int
@@ -743,20 +726,17 @@ def scores_of(
 
 
 def canary_for(setting: Setting, scenario: ScenarioName, target: int | None, seed: int, progress: Progress) -> Canary:
-    """The canary of a scenario, on the setting's device; other arguments as for `run_canaries`."""
+    """The canary of a scenario, on the setting's device."""
     if target is not None:
         check_target(target, len(setting.x))
     progress("crafting", 0, 1)
-    generator = generator_of(seed, "craft", setting.x.device)
+    generator, trained = generator_of(seed, "craft", setting.x.device), (setting.network, setting.x, setting.y)
     found = reference(
-        setting.network, setting.x, setting.y, setting.recipe, generator=generator, initial=setting.initial,
-        movement=scenario == "gradient",
-    )  # fmt: skip
+        *trained, setting.recipe, generator=generator, initial=setting.initial, movement=scenario == "gradient"
+    )
     if target is not None:
         found = replace(found, target=target)
-    made = make_canary(
-        scenario, setting.network, setting.x, setting.y, found, auxiliary=setting.auxiliary, generator=generator,
-    )  # fmt: skip
+    made = make_canary(scenario, *trained, found, auxiliary=setting.auxiliary, generator=generator)
     progress("crafting", 1, 1)
     return made
 

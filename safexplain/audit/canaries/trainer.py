@@ -134,17 +134,17 @@ class Fetched:
         self._single: list[int] = []
 
     def batch(self, numbers: Sequence[int]) -> None:
-        """Note a batch of a loader."""
+        """A batch of a loader."""
         if torch.is_grad_enabled():
             self._batches = [*(self._batches or []), *numbers]
 
     def one(self, number: int) -> None:
-        """Note a single record."""
+        """A single record."""
         if torch.is_grad_enabled():
             self._single.append(number)
 
     def take(self) -> list[int]:
-        """The records since the last call."""
+        """Those since the last call."""
         found = self._single if self._batches is None else self._batches
         self._batches, self._single = None, []
         return found
@@ -433,7 +433,7 @@ def biases_and_statistics(model: nn.Module) -> list[float]:
 
 
 def leaves_of(result: Any) -> list[Any]:
-    """The leaves of nested lists and dictionaries, and the parameters and buffers of modules."""
+    """The leaves of nested containers, and the tensors of modules."""
     own = [leaf.state_dict() if isinstance(leaf, nn.Module) else leaf for leaf in tree_flatten(result)[0]]
     return tree_flatten(own)[0]
 
@@ -664,7 +664,10 @@ class WhiteBox:
         began = time.monotonic()
         plain = self._watched(0)
         if not plain.taken and plain.optimizer is not None:
-            return self._without_steps(plain, began)
+            target = self._targets([])[0]
+            runs = [plain, *(self._watched(0, {target: new}) for new in self._new_records(target))]
+            seconds = time.monotonic() - began
+            return WhiteBoxResult(self.claim, (_released([runs]),), len(runs), seconds, {"steps seen": 0})
         if not plain.taken:
             raise RefusedError(
                 "expected training steps, observed none: train uses no Opacus optimizer, created it before it was"
@@ -714,13 +717,6 @@ class WhiteBox:
         name = getattr(self.train, "__qualname__", type(self.train).__qualname__)
         setting = {"trained": name, "records": len(self.data), "clip": clip, "steps seen": plain.taken}
         return WhiteBoxResult(self.claim, checks, total, time.monotonic() - began, setting)
-
-    def _without_steps(self, plain: Watched, began: float) -> WhiteBoxResult:
-        target = self._targets([])[0]
-        runs = [plain, *(self._watched(0, {target: new}) for new in self._new_records(target))]
-        return WhiteBoxResult(self.claim, (_released([runs]),), len(runs), time.monotonic() - began, {"steps seen": 0})
-
-    # ------------------------------------------------------------------------------------ trainings
 
     def _watched(
         self, number: int, instead: Mapping[int, Record] | None = None, replay: Watched | None = None
@@ -786,8 +782,6 @@ class WhiteBox:
         else:
             inputs = [x[i] for i in np.linspace(0, len(x) - 1, 3).astype(int)]
         return [*((one, label) for one in inputs for label in labels), (z, other)]
-
-    # ------------------------------------------------------------------------------------ checks
 
     def _accounted(self, runs: Sequence[Watched]) -> Iterator[Check]:
         claim = self.claim

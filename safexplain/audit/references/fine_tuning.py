@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 Trainable = Literal["head", "all", "lora"] | int
 """The part of a pre-trained model that is fine-tuned; a number n means the last n blocks and the head."""
 
-_STREAM = 0xF17E  # separates the random numbers from those of the pre-training with the same seed
-_FEATURES = 2**30  # approximate bytes of features of heads that train together
+_STREAM = 0xF17E  # separates random numbers from those of the pre-training
+_FEATURES = 2**30  # bytes of features of heads that train together
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class FineTune:
         return self.outputs or self.downstream.classes
 
     def shares(self, seed: int, number: int, member: NDArray[np.bool_]) -> list[tuple[Population, NDArray[np.int64]]]:
-        """The rows, a random share, on which model `number`, pre-trained on `member` (n,) bool, is fine-tuned."""
+        """The rows on which model `number`, pre-trained on `member` (n,) bool, is fine-tuned."""
         n = len(self.downstream)
         rng = np.random.default_rng([seed, number, _STREAM])
         return [(self.downstream, np.sort(rng.choice(n, min(max(round(self.sample * n), 1), n), replace=False)))]
@@ -123,8 +123,8 @@ def fine_tune(
     """Fine-tune each model on its own random share of another task's data, with a new head for its classes.
 
     Layers that are not fine-tuned stay in eval mode and bit for bit the same, with the statistics of BatchNorm (which
-    the code of arXiv 2306.01181 updates). If only the head trains, without augmentation, all heads train together on
-    features computed once: the same models up to rounding.
+    the code of arXiv 2306.01181 updates). Heads that train alone, without augmentation, do so on features computed
+    once: the same models up to rounding.
 
     Args:
         pretrained: models with known membership of the pool, from `train_shadows`; their head is one `nn.Linear`.
@@ -277,7 +277,7 @@ class _Job:
             return model(x.to(device_of(model)))
 
     def on_features(self, model: nn.Module) -> bool:
-        """Whether the head can train on features computed once, as it would within the network."""
+        """Whether the head can train on features computed once."""
         from safexplain.dp.heads import features
 
         if self.how.trainable != "head" or self.how.recipe.dp is not None or self.how.recipe.augmentation != "none":
@@ -336,7 +336,7 @@ class _Job:
             model.load_state_dict(restore(learner).state_dict())
 
     def dp_architecture(self, i: int, model: nn.Module) -> nn.Module:
-        """The architecture that DPFineTuner returns: GroupNorm in place of BatchNorm that trains."""
+        """With GroupNorm in place of BatchNorm that trains."""
         from safexplain.dp.models.replacements import BatchNormReplacedWarning
 
         with warnings.catch_warnings():
@@ -385,7 +385,7 @@ class _Job:
         return found
 
     def _with_adapters(self, model: nn.Module, i: int) -> nn.Module:
-        """A copy with adapters on the projections of attention, or else on all linear layers but the head."""
+        """A copy with adapters."""
         from safexplain.dp.models.replacements import add_lora, replace_composites, replace_module
 
         model, _ = replace_composites(copy.deepcopy(model), frozen_too=True)

@@ -1,6 +1,6 @@
 """Long work in several processes or on several machines, by the active joblib backend: loky, Dask or Ray.
 
-Without one, and with joblib's threads, everything runs in this process: torch has one random generator for all threads.
+Otherwise everything runs in this process: torch has one random generator for all threads.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from safexplain._progress import Progress
 from safexplain._versions import VERSION
 from safexplain.errors import ConfigurationError
 
-TRIES = 3  # losses of workers in a row, with no task finished, after which the error of the backend is raised
-LARGE = 1 << 20  # bytes from which an array is sent outside the pickle, once for all tasks that share it
+TRIES = 3  # losses of workers in a row, with no task finished, that are not made good
+LARGE = 1 << 20  # bytes from which an array is sent outside the pickle, once for all tasks
 
 VERSIONS = {"safexplain": VERSION, "torch": torch.__version__}
 
@@ -37,7 +37,7 @@ _one_at_a_time = threading.Lock()  # a worker of Dask may have several threads
 
 
 def workers() -> int:
-    """Workers of the active joblib backend; 1 if work is done in this process."""
+    """Workers of the active backend; 1: this process."""
     backend = get_active_backend()[0]
     if getattr(backend, "supports_sharedmem", False):  # threads
         return 1
@@ -50,7 +50,7 @@ def parallel() -> bool:
 
 
 def present(device: str | torch.device) -> torch.device:
-    """The device if this process has it, else the CPU: workers may have GPUs that this process lacks."""
+    """The device, or the CPU if only workers have it."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
@@ -147,7 +147,7 @@ def _is_dask(backend: Any) -> bool:
 
 
 def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) -> tuple[int, bool, bytes]:
-    """One task, in a worker: its number, whether it raised, and the pickled result or exception."""
+    """A task's number, whether it raised, and the pickled result or exception."""
     try:
         if versions != VERSIONS:
             raise ConfigurationError(f"expected {versions} in every worker, got {VERSIONS}: install the same versions")
@@ -170,7 +170,7 @@ def _do(i: int, versions: Mapping[str, str], raw: bytes, *arrays: NDArray[Any]) 
 
 
 def _packed(work: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> dict[int, tuple[bytes, list[NDArray[Any]]]]:
-    """Number -> a pickled task and its large arrays, for all tasks that can be pickled."""
+    """Number -> pickled task and its large arrays, where it can be pickled."""
     found, known = {}, dict[Any, Any]()
     for i, task in enumerate(tasks):
         pickler = _Pickler(file := io.BytesIO(), known)
@@ -190,7 +190,7 @@ def _unpacked(raw: bytes, arrays: Sequence[NDArray[Any]]) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Keeps large arrays and tensors out of the pickle, as bytes in `arrays`; `known` has those of all tasks."""
+    """Keeps large arrays and tensors out of the pickle, in `arrays`; `known` has those of all tasks."""
 
     def __init__(self, file: io.BytesIO, known: dict[Any, Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._is_small)

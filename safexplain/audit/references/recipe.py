@@ -1,5 +1,4 @@
-"""The recipe by which a target was trained and reference models train, also with differential privacy; its batches,
-its loop, and compiled passes."""
+"""The recipe by which a target was trained and reference models train, its batches and its loop."""
 
 from __future__ import annotations
 
@@ -37,12 +36,11 @@ if TYPE_CHECKING:
 ClippingName = Literal["auto-s", "flat", "per-layer"]
 
 CLIPPINGS = {"AutoSClipping": "auto-s", "FlatClipping": "flat", "PerLayerClipping": "per-layer"}
-"""Class in `safexplain.dp` -> name in a recipe."""
 
 MECHANISM = "DP-SGD: clipped gradients of Poisson batches, summed, with Gaussian noise"
 """Beginning of the mechanism in statements whose training can be repeated."""
 
-NEAR = 0.01  # relative difference below which numbers of a recipe and of a statement count as equal but for rounding
+NEAR = 0.01  # relative difference between rounded numbers of a recipe and of a statement
 FEWER = 0.05  # relative difference allowed between the statement's records and the members in the data
 
 Trained = str | tuple[str, ...]
@@ -54,15 +52,13 @@ class DPTraining:
 
     Args:
         delta: of the guarantee.
-        epsilon: of the guarantee; noise is calibrated to it for the members of each reference model. None: the noise
-            multiplier is given.
+        epsilon: of the guarantee, to which noise is calibrated. None: the noise multiplier is given.
         adjacency: of epsilon: substitute, add_remove or zero_out.
         noise_multiplier: instead of a calibrated one; with `epsilon`, training stops before that is exceeded.
         steps: of the optimizer, instead of the recipe's epochs.
         sample_rate: expected share of the members in a batch, instead of the recipe's batch size.
         clip: largest norm C of one example's gradient.
-        clipping: auto-s (normalised gradients, as `DPFineTuner` has by default), flat (min(1, C / norm), as in Opacus),
-            or per-layer.
+        clipping: auto-s (normalised gradients), flat (min(1, C / norm)), or per-layer.
         gamma: of auto-s.
         trainable: all, head, last-block, bias, lora, or patterns of parameter names. All other parameters are the
             target's.
@@ -112,7 +108,7 @@ class DPTraining:
         return values if isinstance(values, cls) else from_table(cls, values, what)
 
     def to_toml(self) -> str:
-        """The table, without values at their defaults."""
+        """The table, without defaults."""
         lines = [f"{f.name} = {as_toml(v)}\n" for f in fields(self) if (v := getattr(self, f.name)) != f.default]
         return "\n[dp]\n" + "".join(lines)
 
@@ -153,7 +149,7 @@ class DPTraining:
     def tuner(
         self, how: Recipe, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, tick: Callable[..., None] | None = None
     ) -> DPFineTuner:
-        """The training of one model on (x, y), on its device, by the `Recipe` that holds this."""
+        """The training of one model on (x, y) by the `Recipe` that holds this."""
         from safexplain.dp.sgd.finetune import DPFineTuner
 
         plain = not (how.momentum and how.optimizer == "sgd") and how.weight_decay == WEIGHT_DECAYS[how.optimizer]
@@ -182,16 +178,16 @@ class DPTraining:
 
 
 WEIGHT_DECAYS = {"adam": 0.0, "adamw": 0.01, "sgd": 0.0}
-"""Default weight decay of torch's optimizers, and so of `DPFineTuner`."""
+"""Defaults of torch's optimizers."""
 
 
 def defaults_of(optimizer: str) -> dict[str, float]:
-    """Defaults of a recipe with `[dp]`; fixed, so that older files keep their meaning."""
+    """Defaults of a recipe with `[dp]`, fixed for older files."""
     return {"lr": 5e-4, "batch_size": 256, "momentum": 0.0, "weight_decay": WEIGHT_DECAYS.get(optimizer, 0.0)}
 
 
 def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> dict[str, Any]:
-    """Values of a recipe, name -> value as in the file, completed from a privacy statement; raises as `Recipe.of`."""
+    """Values of a recipe as in the file, completed from a privacy statement; raises as `Recipe.of`."""
     table = values.get("dp", {})
     if not isinstance(table, Mapping):
         DPTraining.of(table, f"{what}: [dp]")
@@ -218,7 +214,7 @@ def filled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) ->
 
 
 def overruled(values: Mapping[str, Any], statement: PrivacyStatement, what: str) -> str:
-    """The caveat if a recipe's epochs and batch size differ from those of the statement, or ""."""
+    """The caveat if epochs and batch size differ from those of the statement, or ""."""
     phase = statement.phases[0]
     size = phase.sample_rate * statement.records
     given = {
@@ -287,7 +283,7 @@ def _same(value: Any, expected: Any) -> bool:
 
 
 def as_toml(value: Any) -> str:
-    """A text, number, boolean or list in TOML, where it is written as in JSON."""
+    """A text, number, boolean or list in TOML, which is as in JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -400,7 +396,7 @@ def _train_heads(
     generators: Sequence[torch.Generator],
     tick: Callable[..., None],
 ) -> bool:
-    """Compute features once, then train all heads at once; False, and nothing done, if there is no closed form."""
+    """Train all heads at once on features computed once; False, and nothing done, if there is no closed form."""
     from safexplain.dp.heads import Heads, linear_head, train_heads
     from safexplain.dp.sgd.finetune import has_closed_form, head_problem, trainable_linear
     from safexplain.dp.sgd.sampling import InMemory, records_of
@@ -447,7 +443,7 @@ SHARE = 1 / 3  # largest share of the free memory of a GPU that data takes; the 
 
 
 def fits(x: Tensor, device: torch.device) -> bool:
-    """Whether data is on the device, or takes at most `SHARE` of its free memory."""
+    """Whether data is on the device, or may be."""
     if x.device == device or device.type != "cuda":
         return True
     free = torch.cuda.mem_get_info(device)[0]
@@ -456,7 +452,7 @@ def fits(x: Tensor, device: torch.device) -> bool:
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device; copies to a GPU are asynchronous, from pinned memory."""
+    """A tensor on the device; copies to a GPU are asynchronous."""
     if x.device.type == "cpu" and device.type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
@@ -465,9 +461,8 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
 class Batches:
     """The (b, ...) inputs and (b,) labels of one model's epochs, on the device, in batches of the given sizes.
 
-    An epoch's random numbers are drawn together on the CPU, so that a GPU trains on the same batches.
-
-    InputError: augmentation or channels_last for data other than images, or images too small for crops.
+    An epoch's random numbers are drawn together on the CPU, so that a GPU trains on the same batches. InputError:
+    augmentation or channels_last for data other than images, or images too small for crops.
     """
 
     def __init__(
@@ -530,8 +525,7 @@ def padding(x: Tensor) -> int:
 
 
 def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -> Tensor:
-    """A crop of each reflect-padded image (b, c, h, w), from row and column (b,), 0 .. 2 * padding, mirrored (b,) or
-    not."""
+    """A crop of each reflect-padded image (b, c, h, w), from row and column (b,) on, mirrored (b,) or not."""
     (h, w), device = x.shape[2:], x.device
     padded = F.pad(x, (padding(x),) * 4, mode="reflect").permute(0, 2, 3, 1)
     at = columns.to(device)[:, None] + torch.arange(w, device=device)
@@ -541,7 +535,7 @@ def shift_and_flip(x: Tensor, rows: Tensor, columns: Tensor, mirrored: Tensor) -
     return padded[index, down[:, :, None], at[:, None, :]].permute(0, 3, 1, 2)
 
 
-TELL_SECONDS = 0.5  # seconds between reports of progress within an epoch; the end of each epoch is always reported
+TELL_SECONDS = 0.5  # seconds between reports of progress within an epoch
 
 Tick = Callable[..., None]
 """tick(share, note=""): the share of a training that is done, in [0, 1], and a note such as "epoch 3 of 30"."""
@@ -568,11 +562,11 @@ class Recipe:
         schedule: constant, or cosine to zero over all steps.
         augmentation: none, flip (horizontal), or crop-flip (reflect-pad by 1/8 and crop, then flip); images only.
         seed: the base of every random choice, together with a model's index.
-        precision: float32 (on a GPU, PyTorch rounds convolutions to TF32 by default), or bf16: forward pass and loss
-            under `torch.autocast` with bfloat16, which changes the trained models, see `caveat`.
-        channels_last: memory format of images and convolutions, faster on most devices; the same up to rounding.
-        compile: use `torch.compile` on full batches, once for all models of one architecture, with CUDA graphs on a
-            GPU. The same up to rounding; dropout draws other numbers.
+        precision: float32, or bf16: forward pass and loss under `torch.autocast` with bfloat16, which changes the
+            trained models, see `caveat`.
+        channels_last: memory format of images and convolutions; the same up to rounding.
+        compile: use `torch.compile` on full batches, with CUDA graphs on a GPU; the same up to rounding, but dropout
+            draws other numbers.
         dp: the training of a target with differential privacy, as a `DPTraining` or a mapping of its arguments.
             batch_size is then the expected size of a Poisson batch, and nothing is augmented, scheduled, compiled or in
             bf16. None: it was trained without.
@@ -624,8 +618,7 @@ class Recipe:
         """Read a recipe: one `name = value` per line, with the names and defaults of the arguments.
 
         With a table `[dp]`, learning rate, batch size, momentum and weight decay default to those of `DPFineTuner`.
-
-        InputError: the file cannot be read or is not TOML. ConfigurationError: an unknown name, or as the constructor.
+        InputError: not a file in TOML. ConfigurationError: an unknown name, or as the constructor.
         """
         return cls.of(read_toml(path, "recipe"), f"recipe {path}")
 
@@ -633,8 +626,8 @@ class Recipe:
     def of(cls, values: Mapping[str, Any], what: str, statement: PrivacyStatement | None = None) -> Recipe:
         """From named values as in TOML, called `what`; the privacy statement fills `dp`, epochs and batch size.
 
-        InputError: the statement's training cannot be repeated from it. ConfigurationError: an unknown name, values
-        that contradict the statement, or as the constructor.
+        InputError: the statement's training cannot be repeated from it. ConfigurationError: an unknown name, a
+        contradiction to the statement, or as the constructor.
         """
         if statement is not None:
             values = filled(values, statement, what)
@@ -652,7 +645,7 @@ class Recipe:
         return "".join(f"{k} = {as_toml(v)}\n" for k, v in plain.items()) + (self.dp.to_toml() if self.dp else "")
 
     def caveat(self, target: nn.Module | None = None) -> str:
-        """The caveat of a report about bf16 training, or "", also for a target in half precision."""
+        """The caveat about bf16 training, or "", also for a target in half precision."""
         halves = {torch.bfloat16, torch.float16}
         if self.precision == "float32" or (target is not None and any(p.dtype in halves for p in target.parameters())):
             return ""
@@ -662,7 +655,7 @@ class Recipe:
         )
 
     def privacy_note(self, statement: PrivacyStatement | None) -> str:
-        """The note of a report about differential privacy of the references; `statement` is the target's."""
+        """The note about differential privacy of the references; `statement` is the target's."""
         if self.dp is not None:
             return f"Reference models were trained with differential privacy, as the target was: {self.dp.in_words()}."
         if statement is None:
@@ -673,7 +666,7 @@ class Recipe:
         )
 
     def make_optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """The optimizer over these tensors; all work elementwise, so that stacked models train as single ones."""
+        """The optimizer; all work elementwise, so that stacked models train as single ones."""
         fused = all(p.is_cuda and p.is_floating_point() for p in parameters) or None
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
         match self.optimizer:
@@ -713,11 +706,9 @@ class Recipe:
     ) -> nn.Module:
         """Train `model` in place on (members, ...) inputs and (members,) labels; returns it in eval mode.
 
-        The CPU `generator` draws the order and the augmentation; dropout draws from the global one, seeded by it. With
-        `parts`, only these modules train, and all others stay in eval mode.
-
-        InputError: the loss became NaN or infinite; augmentation or channels_last for data other than images.
-        ConfigurationError: the model cannot be compiled; with `dp`, as `DPFineTuner`.
+        The CPU `generator` draws order and augmentation, and seeds the global one for dropout. With `parts`, only these
+        modules train, and all others stay in eval mode. InputError: training diverged; augmentation or channels_last
+        for data other than images. ConfigurationError: the model cannot be compiled; with `dp`, as `DPFineTuner`.
         """
         if self.dp is not None:
             if parts is not None:
@@ -753,7 +744,7 @@ class Recipe:
 
 
 def check_examples(examples: int | None, rows: int) -> None:
-    """Raise InputError if reference models train on fewer rows than the target, where its number is known."""
+    """Raise InputError if reference models train on fewer rows than the target."""
     if examples is not None and rows < (1 - FEWER) * examples:
         raise InputError(
             f"the model was trained on {examples:,} rows according to the recipe, but reference models would train on"
@@ -765,7 +756,7 @@ def check_examples(examples: int | None, rows: int) -> None:
 def descend(
     recipe: Recipe, parameters: list[Tensor], batches: Any, loss: Callable[..., Tensor], tick: Tick | None
 ) -> None:
-    """Run all steps of a recipe on these parameters; `loss` takes the tensors of one of the `batches`."""
+    """Run all steps on these parameters; `loss` takes the tensors of one of the `batches`."""
     optimizer = recipe.make_optimizer(parameters)
     steps = batches.steps * recipe.epochs
     schedule = recipe.make_schedule(optimizer, steps)
@@ -819,7 +810,7 @@ class StandIn:
             self.compiled_loss = _compiled(self.loss, next(model.parameters()).device)
 
     def takes(self, model: nn.Module) -> bool:
-        """Copy the weights, buffers and flags of a model; False if its architecture differs."""
+        """Copy a model's tensors and flags; False if its architecture differs."""
         if _outline(model) != _outline(self.module):
             return False
         copy_tensors(model, self.module)
@@ -837,7 +828,7 @@ class StandIn:
 
 
 def stand_in_for(model: nn.Module, recipe: Recipe) -> StandIn:
-    """A stand-in with a model's weights; a compiled one is reused if the architecture is that of the last call."""
+    """A stand-in with a model's weights; a compiled one is reused for the same architecture."""
     last: StandIn | None = getattr(_last, "stand_in", None)
     if recipe.compile and last is not None and last.channels_last == recipe.channels_last and last.takes(model):
         return last
@@ -853,7 +844,7 @@ def forget() -> None:
 
 
 def copy_tensors(source: nn.Module, target: nn.Module) -> None:
-    """Copy parameters and buffers in place; the target's keep their memory format."""
+    """Copy parameters and buffers in place, in the target's memory format."""
     with torch.no_grad():
         for (_, t), (_, copied) in zip(_tensors_of(source), _tensors_of(target), strict=True):
             copied.copy_(t)

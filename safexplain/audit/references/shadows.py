@@ -1,4 +1,4 @@
-"""Reference ("shadow") models: trained like the target on random subsets of one pool, and stored when finished."""
+"""Reference ("shadow") models: trained like the target on random subsets of one pool, and stored."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ from safexplain.outputs import EstimatorModule
 
 
 class ModelCache:
-    """A directory of finished models named by digest; InputError if it cannot be made or written. Only tensors are
-    loaded, so that a tampered cache cannot run code."""
+    """A directory of finished models; InputError if it cannot be made or written. Only tensors are loaded, so that a
+    tampered cache cannot run code."""
 
     def __init__(self, folder: str | Path) -> None:
         self._store = FileStore(folder, "a trained model")
@@ -60,7 +60,7 @@ class ModelCache:
         return self._store.folder
 
     def load(self, key: str, model: nn.Module) -> bool:
-        """Fill `model` with the stored weights; False if they are missing, damaged or of another shape."""
+        """Fill `model` with stored weights; False if they are missing, damaged or of another shape."""
 
         def fill(path: Path) -> bool:
             with zipfile.ZipFile(path) as file:  # torch does not check the checksums that it writes
@@ -82,7 +82,7 @@ class ModelCache:
         self._store.save(f"{key}.pt", lambda path: torch.save(state, path))
 
     def load_bytes(self, key: str, read: Callable[[bytes], Any]) -> Any:
-        """The result of `read` on the stored bytes; None if there are none, or `read` fails."""
+        """`read` of the stored bytes; None if there are none, or it fails."""
         return self._store.load(f"{key}.model", lambda path: read(path.read_bytes()))
 
     def save_bytes(self, key: str, raw: bytes) -> None:
@@ -100,8 +100,8 @@ def load_or_train(
     stage: str,
     progress: Progress,
 ) -> list[nn.Module]:
-    """The models 0 .. m - 1 in eval mode. Those that `load` does not find are trained by `train(places, starts, tick=)`
-    in groups, here or in workers, and saved."""
+    """All models in eval mode; those that `load` does not find are trained by `train(places, starts, tick=)` in groups,
+    here or in workers, and saved."""
     models = [load(i) for i in range(len(starts))]
     missing = [i for i, model in enumerate(models) if model is None]
     parts = groups(missing)
@@ -133,9 +133,7 @@ def is_batchable(model: nn.Module, recipe: Recipe) -> bool:
     return isinstance(model, nn.Sequential) and plain and all(type(m) in BATCHABLE for m in leaves)
 
 
-ALIGNED = 16
-"""Batches of models that train together are padded to multiples of this, so that vector instructions cover each."""
-
+ALIGNED = 16  # batches of models that train together are padded to multiples of this, for vector instructions
 TOGETHER = 32  # most models in one batched computation; finished models are stored after each
 
 train_one = Recipe.train
@@ -150,8 +148,8 @@ def train_models(
     generators: Sequence[torch.Generator],
     tick: Tick | None = None,
 ) -> None:
-    """Train models of one architecture and device in place, each on its rows of (x, y) with its own generator, together
-    if possible; raises as `Recipe.train`."""
+    """Train models of one architecture in place, each on its rows of (x, y), together if possible; raises as
+    `Recipe.train`."""
     if recipe.dp is not None:
         train_private_models(recipe, recipe.dp, models, x, y, members, generators, tick)
         return
@@ -177,7 +175,7 @@ def train_models(
 
 
 def groups_by_steps(recipe: Recipe, members: Mapping[int, int], most: int = TOGETHER) -> list[list[int]]:
-    """Groups of at most `most` models with equal steps per epoch, which can train together; `members` has counts."""
+    """Groups of at most `most` models with equal steps per epoch; `members` has counts."""
     by_steps: dict[int, list[int]] = {}
     for i, count in members.items():
         by_steps.setdefault(recipe.steps_per_epoch(count), []).append(i)
@@ -185,7 +183,7 @@ def groups_by_steps(recipe: Recipe, members: Mapping[int, int], most: int = TOGE
 
 
 def most_together(models: int) -> int:
-    """Size of a batched computation for so many models that keeps all workers busy to the end, at least 4."""
+    """Size of a batched computation that keeps all workers busy to the end, at least 4."""
     count = workers()
     return TOGETHER if count == 1 else min(max(-(-models // (2 * count)), 4), TOGETHER)
 
@@ -269,7 +267,7 @@ class _ManyBatches:
 
 @dataclass(frozen=True, eq=False)
 class EstimatorTraining:
-    """How reference models repeat a fitted classifier: as clones with its hyper-parameters, and seeds of their own."""
+    """Reference models of a fitted classifier: clones with its hyper-parameters and seeds of their own."""
 
     estimator: Any  # not changed
     labels: NDArray[Any] | None = None  # of the outputs, if not 0, 1, ...; y then has their indices
@@ -307,7 +305,7 @@ class EstimatorTraining:
         return EstimatorModule(one, classes, columns=self.columns, labels=self.labels)
 
     def key(self) -> str:
-        """Digest of the training without data and seed; "" if it has no stable identity, or none is stored."""
+        """Digest of the training without data and seed; "" if it has no stable identity."""
         from sklearn.base import clone
 
         named = estimator_digest(clone(self.estimator).set_params(**self.given))
@@ -341,7 +339,7 @@ class EstimatorTraining:
         return "\n".join([f"# {type(self.estimator).__name__}", *lines]) + "\n"
 
 
-LIBRARIES = ("sklearn", "xgboost", "lightgbm")  # libraries whose version changes the model of the same hyper-parameters
+LIBRARIES = ("sklearn", "xgboost", "lightgbm")  # whose versions change a model
 
 
 Build = Callable[[int], nn.Module]
@@ -383,16 +381,15 @@ def train_shadows(
     """Train reference models, each on members drawn by its own coin flips.
 
     Networks of linear layers and activations train as batched computations, others in a plain loop. With `cache`, each
-    finished model is stored under a key of recipe, data, members, initial weights and code version, so that an
-    interrupted run resumes and a changed one reuses nothing; models that `build` did not make would need pickles and
-    are not stored. Everything random about a model follows from `seed` and its number: more models leave the first ones
-    the same (for batched networks, see `training.train_together`). In a `joblib.parallel_config` of several workers,
-    these train the same models up to rounding (docs/scale.md).
+    finished model is stored under a key of recipe, data, members, initial weights and code, so that an interrupted run
+    resumes and a changed one reuses nothing; models that `build` did not make are not stored. Everything random about a
+    model follows from `seed` and its number: more models leave the first ones the same (for batched networks, see
+    `train_together`). In a `joblib.parallel_config` of several workers, these train the same models up to rounding.
 
     Args:
         population: the pool.
-        train: a `Recipe` (needs `build`); `train(x, y, generator) -> nn.Module`, called with the global generator
-            seeded too; a scikit-learn classifier, which is cloned, seeded and fitted; or an `EstimatorTraining`.
+        train: a `Recipe` (needs `build`); `train(x, y, generator) -> nn.Module`, with the global generator seeded too;
+            a scikit-learn classifier, which is cloned; or an `EstimatorTraining`.
         build: makes an untrained model from a seed.
         models: number of models.
         membership: (models, n) bool to use instead of coin flips.

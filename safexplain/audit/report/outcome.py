@@ -47,7 +47,7 @@ from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_
 COLOURS = ("ink", "grid", "muted", "strong", "label", "chance", "limit", "ghost")
 VARIABLES = (*(f"--figure-{colour}" for colour in COLOURS), "--good")
 INK, GRID, MUTED, STRONG, LABEL, CHANCE, LIMIT, GHOST, GOOD = (f"#0a0b{i:02x}" for i in range(len(VARIABLES)))
-"""Stand-in colours for matplotlib, later replaced by CSS variables."""
+"""Stand-ins for CSS variables."""
 
 SIZE = 4.7
 POINTS = 260  # vertices of a curve: one for every pixel or two of the figure
@@ -55,7 +55,7 @@ BOUNDS = 60  # false-positive rates at which the bounds of the strongest attack 
 
 
 def smallest_rate(results: Sequence[AuditResult]) -> float:
-    """Smallest rate shown on both axes: the power of ten below one non-member and below the policies' rates."""
+    """Where axes begin: the power of ten below one non-member and below the policies' rates."""
     smallest = min(min(r.policy.fpr / 2, 1 / r.non_members) for r in results)
     return float(max(10 ** np.floor(np.log10(smallest)), 1e-5))
 
@@ -64,15 +64,14 @@ def roc_figure(
     result: AuditResult,
     least: float,
     *,
-    compare: AuditResult | None = None,
-    bound: RocBound | None = None,
-    salt: str = "roc",
+    compare: AuditResult | None,
+    bound: RocBound | None,
+    salt: str,
 ) -> Markup:
-    """Log-log ROC curves of one configuration, a self-contained `<svg>` but for CSS variables.
+    """Log-log ROC curves of one configuration, as conservative step functions; the strongest judged attack has bounds.
 
-    Every curve is the conservative step function: at x, the members found with a false-positive rate of at most x. The
-    strongest judged attack has bounds; that of `compare` is drawn faintly, and `bound` is the most that any attack is
-    expected to find. Axes begin at `least`; `salt` makes the ids of a page's figures differ.
+    That of `compare` is drawn faintly; `bound` is the most that any attack is expected to find. Axes begin at `least`;
+    `salt` makes the ids of a page's figures differ.
     """
 
     def draw(axes: Axes) -> None:
@@ -127,7 +126,7 @@ def _draw(axes: Axes, result: AuditResult, least: float, compare: AuditResult | 
 
 
 def baseline_attack(result: AuditResult) -> AttackResult | None:
-    """The attack on labels (or predictions) alone, with the queries of the strongest attack; None if none was run."""
+    """The attack on labels or predictions alone, with the queries of the strongest attack."""
     base = result.baseline(result.strongest.level)
     return next((a for a in result.attacks if a is base), None) or next(
         (a for a in result.attacks if a.role == "label" and a.level == result.strongest.level), None
@@ -161,7 +160,7 @@ def style_axes(axes: Axes) -> None:
 
 
 def _steps(curve: RocCurve, least: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The vertices of a step line at this resolution: the last one left of each grid point."""
+    """The vertices of a step line: the last one left of each grid point."""
     at = np.unique(np.searchsorted(curve.fpr, np.geomspace(least, 1.0, POINTS), side="right") - 1)
     return np.maximum(curve.fpr[at], least), np.maximum(curve.tpr[at], least / 10)
 
@@ -169,11 +168,8 @@ def _steps(curve: RocCurve, least: float) -> tuple[NDArray[np.float64], NDArray[
 def confidence_band(
     result: AuditResult, least: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None:
-    """Bounds of the strongest attack's true-positive rate at any false-positive rate, as `Judgement.bounds` has them.
-
-    Returns:
-        Rates, lower and upper bounds; None if groups count, for which the order of single members is not enough.
-    """
+    """False-positive rates, and bounds of the strongest attack's true-positive rate there, as in `Judgement.bounds`;
+    None if groups count, for which the order of single members is not enough."""
     policy, n1, n0 = result.policy, result.members, result.non_members
     best = result.strongest
     order = next((o for a, o in zip(result.judged, result.orders, strict=False) if a is best), None)
@@ -191,7 +187,7 @@ def confidence_band(
 
 
 def _inline(svg: str, name: str) -> str:
-    """Matplotlib's SVG as an element of a page, without prologue, metadata, style, namespaces and group names."""
+    """Matplotlib's SVG as an element of a page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
@@ -207,11 +203,6 @@ def _inline(svg: str, name: str) -> str:
 SMALL, LARGE = 160, 192
 """Pictures are enlarged by a whole factor to at least SMALL pixels, or thinned out to at most LARGE."""
 
-SIGNED, POSITIVE = "RdBu_r", "Reds"
-"""Colour maps, white at zero: blue to red for maps with signs, white to red for maps without negative values."""
-
-NO_METADATA: dict[str, Any] = {"Software": None}
-
 
 def strips(pictures: Pictures, released_name: str) -> list[tuple[str, list[tuple[str, str]]]]:
     """The caption of every example, and its pictures as (label, data URI)."""
@@ -224,16 +215,16 @@ def strips(pictures: Pictures, released_name: str) -> list[tuple[str, list[tuple
 
 
 def has_signs(pictures: Pictures) -> tuple[bool, bool]:
-    """Whether any map uses the signed colour map, and whether any uses the other one."""
+    """Whether any maps have signs, and whether any have none."""
     signed = [bool((_channel_sum(g) < 0).any()) for g in (pictures.native, pictures.released) if g is not None]
     return any(signed), not all(signed)
 
 
 def heat_maps(attributions: NDArray[np.floating[Any]]) -> list[str]:
-    """Maps (k, c, h, w), each on its own scale; all share one colour map, in which white is zero."""
+    """Maps (k, c, h, w), each on its own scale, in one colour map."""
     rows = _channel_sum(attributions)
     signed = bool((rows < 0).any())
-    colours = matplotlib.colormaps[SIGNED if signed else POSITIVE]
+    colours = matplotlib.colormaps["RdBu_r" if signed else "Reds"]  # white at zero
     uris = []
     for row in rows:
         largest = float(np.abs(row).max())
@@ -259,8 +250,8 @@ def _png(rgb: NDArray[np.floating[Any]]) -> str:
     rgb = rgb[:: -(-longest // LARGE), :: -(-longest // LARGE)]
     factor = -(-SMALL // max(rgb.shape[:2]))
     pixels = np.round(255 * rgb).astype(np.uint8).repeat(factor, axis=0).repeat(factor, axis=1)
-    raw = io.BytesIO()
-    imsave(raw, pixels, format="png", metadata=NO_METADATA, pil_kwargs={"optimize": True})
+    raw, metadata = io.BytesIO(), dict[str, Any](Software=None)
+    imsave(raw, pixels, format="png", metadata=metadata, pil_kwargs={"optimize": True})
     return "data:image/png;base64," + base64.b64encode(raw.getvalue()).decode()
 
 
@@ -397,29 +388,42 @@ class AuditRun:
 
 
 def pictures(x: Tensor, member: NDArray[np.bool_], signals: Mapping[str, Signals], judged: str) -> Pictures | None:
-    """Members and non-members in turn, if the inputs are images and the maps have their shape."""
+    """Members and non-members in turn; None unless inputs are images and maps have their shape."""
     native = signals["native"]
     if x.dim() != 4 or x.shape[1] not in (1, 3) or native.attributions is None:
         return None
     if native.attributions.shape[2] != x[0].numel():
         return None
-    sides = [np.flatnonzero(member)[: MAX_PICTURED // 2], np.flatnonzero(~member)[: MAX_PICTURED // 2]]
-    chosen = np.array([i for pair in zip(*sides, strict=False) for i in pair])
+    chosen = np.array(in_turn(member))
 
     def maps(name: str) -> NDArray[Any]:
         kept = signals[name].attributions
         assert kept is not None
         return np.asarray(kept[0, chosen]).reshape(len(chosen), *x.shape[1:])
 
-    images = x[torch.from_numpy(chosen)].numpy()
-    low, high = images.min((1, 2, 3), keepdims=True), images.max((1, 2, 3), keepdims=True)
-    labels = native.values["label"][0, chosen].astype(int)
-    captions = tuple(
-        f"predicted {label} · {'member' if member[i] else 'non-member'}"
-        for i, label in zip(chosen, labels, strict=True)
-    )
+    images = scaled(x[torch.from_numpy(chosen)].numpy())
     released = None if judged == "native" else maps(judged)
-    return Pictures((images - low) / np.maximum(high - low, 1e-12), maps("native"), released, captions)
+    return Pictures(images, maps("native"), released, captions(native.values["label"][0, chosen], member[chosen]))
+
+
+def in_turn(member: NDArray[np.bool_]) -> list[int]:
+    """The first few members and non-members in turn."""
+    sides = [np.flatnonzero(side)[: MAX_PICTURED // 2].tolist() for side in (member, ~member)]
+    return [i for pair in zip(*sides, strict=False) for i in pair]
+
+
+def scaled(images: NDArray[Any]) -> NDArray[Any]:
+    """Images (k, c, h, w), each from 0 to 1."""
+    low, high = images.min((1, 2, 3), keepdims=True), images.max((1, 2, 3), keepdims=True)
+    return np.asarray((images - low) / np.maximum(high - low, 1e-12))
+
+
+def captions(labels: NDArray[Any], member: NDArray[np.bool_]) -> tuple[str, ...]:
+    """What was predicted, and who was a member."""
+    return tuple(
+        f"predicted {int(label)} · {'member' if inside else 'non-member'}"
+        for label, inside in zip(labels, member, strict=True)
+    )
 
 
 def environment(model: nn.Module, seed: int) -> dict[str, str]:
@@ -435,9 +439,6 @@ def environment(model: nn.Module, seed: int) -> dict[str, str]:
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
-
-
-COMMAND = "command"  # row of the provenance that reproduces the audit
 
 
 def render(report: ReportData) -> str:
@@ -461,14 +462,12 @@ def render(report: ReportData) -> str:
             alone=audited.policy.release == "prediction",
             facts=tables.facts(report.audited),
             controlled=tables.with_controls(report.configurations),
-            limits=report.limits,
             levels=tables.level_table(audited),
             targets=tables.target_table(audited),
             causes=tables.cause_table(report.root_cause),
             bound=bound,
             words=words,
             native=NATIVE,
-            configurations=report.configurations,
             hardened=[c for c in report.configurations if c.utility is not None],
             attacked=tables.attack_tables(report.configurations),
             tables=tables,
@@ -477,14 +476,14 @@ def render(report: ReportData) -> str:
             curves=curves,
             strips=strips(shown, released) if shown else [],
             signs=has_signs(shown) if shown else (False, False),
-            commands=[v for k, v in report.provenance.items() if k.casefold() == COMMAND],
-            provenance=[(k, v) for k, v in report.provenance.items() if k.casefold() != COMMAND],
+            command=report.provenance.get("command"),
+            provenance=[(k, v) for k, v in report.provenance.items() if k != "command"],
         )
     )
 
 
 def write_report(path: str | Path, report: ReportData) -> Path:
-    """Render and write atomically; InputError if the file cannot be written (no folder, no permission, disk full)."""
+    """Render and write atomically; InputError if the file cannot be written."""
     raw = render(report).encode("utf-8", errors="replace")
     size = f"{len(raw) / 1e6:.1f} MB"
     hint = f"; name a file in an existing folder that this user may write to, with {size} free"

@@ -58,10 +58,8 @@ PLURAL = ("signs", "strongest")
 
 @dataclass(frozen=True)
 class Ablation:
-    """What the attack finds in one version of the maps: the native map, one property alone, or one removed.
-
-    Bounds of the AUC are DeLong's, those of the share of members found as in `thresholds`; each at 95 %.
-    """
+    """What the attack finds in one version of the maps; bounds of the AUC are DeLong's, those of the share of members
+    found as in `thresholds`, each at 95 %."""
 
     name: str
     says: str
@@ -83,7 +81,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Version:
-    """A row of the table: one version of the maps."""
+    """One version of the maps."""
 
     name: str
     says: str
@@ -91,7 +89,7 @@ class Version:
     of: Property
     make: Callable[[Maps, NDArray[np.bool_]], Maps]
     """(k, d) maps of one model and (k, d) which coordinates are the strongest -> (k,) or (k, d')."""
-    scalar: str = ""  # stored signal with the same number, used if no maps are stored
+    scalar: str = ""  # the stored signal, used if no maps are
 
 
 def _l1(a: Maps) -> Maps:
@@ -134,11 +132,10 @@ VERSIONS: tuple[Version, ...] = (
     Version("magnitudes removed", "signs times the RMS", "removed", "magnitudes", lambda a, top: np.sign(a) * _rms(a)),
     Version(f"strongest {TOP:.0%} removed", "all others", "removed", "strongest", lambda a, top: _rest(a, top)),
 )
-"""The versions that are attacked, fixed before measuring."""
 
 
 def sentence(ablations: Sequence[Ablation]) -> str:
-    """Which property carries the leak, in plain words; empty for no ablations."""
+    """Which property carries the leak; "" for no ablations."""
     whole = [a for a in ablations if a.kind == "native"]
     if not whole:
         return ""
@@ -158,7 +155,7 @@ def sentence(ablations: Sequence[Ablation]) -> str:
 
 
 def _carrier(native: Ablation, kept: dict[Property, Ablation], lost: dict[Property, Ablation]) -> str:
-    """The property that both keeps the leak alone and loses it when removed; else the best of either kind."""
+    """The property that keeps the leak alone and loses it when removed; else the best of either kind."""
     shares = {
         p: (kept[p].excess / native.excess, 1 - max(lost[p].excess, 0.0) / native.excess) for p in kept if p in lost
     }
@@ -192,7 +189,7 @@ MAX_TARGETS = 64  # models that take turns as the target, at most; more only cos
 
 
 def draw_targets(signals: Signals, seed: int) -> NDArray[np.int64]:
-    """(n,) the target for which each example is attacked, drawn at random, so that results are averages."""
+    """(n,) a target for each example, at random, so that results are averages."""
     rng = np.random.default_rng([seed, 0xA551])
     targets = np.array(signals.targets)
     if len(targets) > MAX_TARGETS:
@@ -231,9 +228,7 @@ def root_cause(
 
     Versions are skipped if neither maps nor their scalar are stored. The (n,) `rows` (see `sample`; None: all) are
     attacked, each for the model in `target` (n,) (None: drawn from the targets); none with fewer than two references.
-
-    Raises:
-        InputError: the rows hold only members or only non-members.
+    InputError: the rows hold only members or only non-members.
     """
     if len(signals.models) < 3:
         return ()
@@ -258,7 +253,7 @@ def root_cause(
 
 
 def _chosen(signals: Signals, rows: NDArray[np.bool_], seed: int) -> NDArray[np.int64]:
-    """Sorted indices of the attacked examples, at most so many that their maps fit `MAX_NUMBERS`."""
+    """Indices of the attacked examples, whose maps fit `MAX_NUMBERS`."""
     chosen: NDArray[np.int64] = np.flatnonzero(rows)
     size = 0 if signals.attributions is None else len(signals.models) * signals.attributions.shape[2]
     most = max(2 * MIN_EXAMPLES, MAX_NUMBERS // max(size, 1))
@@ -268,7 +263,7 @@ def _chosen(signals: Signals, rows: NDArray[np.bool_], seed: int) -> NDArray[np.
 
 
 def _groups(targets: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each target with the places in `chosen` of the examples attacked for it."""
+    """Each target with the places in `chosen` of its examples."""
     for target in np.unique(targets[chosen]).tolist():
         yield target, np.flatnonzero(targets[chosen] == target)
 
@@ -364,7 +359,7 @@ class SliceRow:
 
 @dataclass(frozen=True)
 class SliceTable:
-    """All parts of the data by one column, such as the class, the most exposed first."""
+    """The parts of the data by one column, the most exposed first."""
 
     name: str
     fpr: float  # share of all non-members above the threshold, at most that of the policy

@@ -24,7 +24,7 @@ from safexplain.verdict.stats import auc_interval
 from safexplain.verdict.words import STANDINGS, Figure, Standing, limits, percent, points, standing
 
 NATIVE, ENDPOINT = "native", "endpoint"
-"""Names of releases: the native explanations; the answers of a service, whose native explanations are unknown."""
+"""Names of releases: native explanations; answers of a service, whose native explanations are unknown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Configuration:
     name: str  # such as "native", "recommended" or "custom"
     description: str  # the hardening in Python
     result: AuditResult
-    utility: Utility | None = None  # agreement with the native explanation; None for the native one itself
+    utility: Utility | None = None  # None for the native explanation
     says: str = ""  # the released content, in words
 
 
@@ -42,9 +42,9 @@ class Configuration:
 class Pictures:
     """A few examples with their explanations, as images."""
 
-    images: NDArray[np.floating[Any]]  # (k, c, h, w) in [0, 1] with c = 1 (grey) or 3 (RGB)
-    native: NDArray[np.floating[Any]]  # (k, c', h, w) attributions; channels are summed for display
-    released: NDArray[np.floating[Any]] | None  # (k, c', h, w), the same examples hardened
+    images: NDArray[np.floating[Any]]  # (k, 1 or 3, h, w) in [0, 1]
+    native: NDArray[np.floating[Any]]  # (k, c', h, w)
+    released: NDArray[np.floating[Any]] | None  # (k, c', h, w)
     captions: tuple[str, ...]
 
 
@@ -52,21 +52,19 @@ class Pictures:
 class ReportData:
     """Everything that a report shows."""
 
-    title: str  # what was audited, such as "digits MLP"
+    title: str
     explainer: str  # the released explanation, in words
-    configurations: tuple[Configuration, ...]
-    """At least one. The last one is judged; the others are shown for comparison."""
-    provenance: Mapping[str, str]  # rows of that table, in order; the one named "command" reproduces the audit
+    configurations: tuple[Configuration, ...]  # at least one; the last one is judged, the others are compared
+    provenance: Mapping[str, str]  # the row "command" reproduces the audit
     pictures: Pictures | None = None
-    notes: tuple[str, ...] = ()  # warnings and caveats, shown with the verdict
-    root_cause: tuple[Ablation, ...] = ()  # what the attacks find in versions of the native map
-    root_cause_sentence: str = ""  # the conclusion from these
-    privacy: PrivacyStatement | None = None  # the guarantee of the model's training
-    canaries: Finding | None = None  # the result of canaries on that training
+    notes: tuple[str, ...] = ()
+    root_cause: tuple[Ablation, ...] = ()
+    root_cause_sentence: str = ""
+    privacy: PrivacyStatement | None = None  # of the model's training
+    canaries: Finding | None = None  # on that training
     keyed: bool = False  # whether the release adds noise under a key that reference models do not have
-    subject_data: str | None = None
-    """The data whose members were attacked, a name in `verdict.certificate.write.SUBJECT_DATA`; None: trained once."""
-    endpoint: str | None = None  # URL of the service whose answers were attacked without access to its model
+    subject_data: str | None = None  # a name in `verdict.certificate.write.SUBJECT_DATA`; None: trained once
+    endpoint: str | None = None  # URL of a service that was audited
 
     @property
     def audited(self) -> Configuration:
@@ -118,9 +116,8 @@ class Scale:
     @classmethod
     def aucs(cls, lowest: float, highest: float) -> Scale:
         """An axis in steps of 0.05 that shows both ends and one half."""
-        return cls(
-            "auc", max(floor(20 * min(lowest, 0.49)) / 20, 0.0), min(ceil(20 * max(highest, 0.6)) / 20, 1.0), 0.5
-        )
+        low, high = max(floor(20 * min(lowest, 0.49)) / 20, 0.0), min(ceil(20 * max(highest, 0.6)) / 20, 1.0)
+        return cls("auc", low, high, 0.5)
 
     def x(self, value: float) -> float:
         """Horizontal position of a number, clipped to the ends."""
@@ -193,7 +190,7 @@ def typeset(text: str) -> str:
 
 
 class Cell(NamedTuple):
-    """A number with its bounds, and their bar."""
+    """A number with its bounds."""
 
     value: str
     interval: str
@@ -225,7 +222,7 @@ class LevelCells(NamedTuple):
 
 
 class LevelTable(NamedTuple):
-    """Labels (or predictions) alone, what the explanation adds, and both together, for each number of queries."""
+    """A row for each number of queries in the policy."""
 
     rates: Markup
     differences: Markup
@@ -233,7 +230,7 @@ class LevelTable(NamedTuple):
 
 
 def level_table(result: Judgement) -> LevelTable:
-    """The three numbers for each number of queries in the policy, with bars on common axes."""
+    """The numbers for each number of queries in the policy, with bars on common axes."""
     rows, chance, whole = words.level_rows(result), result.policy.fpr, result.claim == "whole"
     highest = max((f.high for row in rows for f in (row.labels, row.whole) if f), default=chance)
     rate = Scale.rates(highest, chance, result.limit if whole else None)
@@ -269,7 +266,7 @@ class TargetTable(NamedTuple):
 
 
 def target_table(result: Judgement) -> TargetTable | None:
-    """All targets, each with its verdict and its deciding attack; None if there is only one."""
+    """All targets; None if there is only one."""
     rows = words.target_rows(result)
     if not rows:
         return None
@@ -298,7 +295,7 @@ class AttackRow(NamedTuple):
 
 
 class LevelGroup(NamedTuple):
-    """The attacks with one number of queries."""
+    """Attacks with one number of queries."""
 
     level: int
     shown: tuple[AttackRow, ...]
@@ -386,7 +383,7 @@ MAX_PARTS = 10  # parts that are shown
 
 
 def part_tables(result: AuditResult) -> tuple[PartTable, ...]:
-    """What the strongest attack finds in each part of the data, a table per column."""
+    """A table per column."""
     return tuple(_parts(t, result.policy.fpr) for t in result.slices if t.rows)
 
 
@@ -398,11 +395,10 @@ def _parts(table: SliceTable, chance: float) -> PartTable:
 
 
 KINDS = {"native": "The map as it is", "alone": "One property kept alone", "removed": "One property removed"}
-"""Groups of the root-cause table."""
 
 
 class CauseTable(NamedTuple):
-    """Versions of the map by kind, each with its bar and the members found in it."""
+    """Versions of the map by kind, each with its bar and the members found."""
 
     fpr: str
     axis: Markup
@@ -410,7 +406,7 @@ class CauseTable(NamedTuple):
 
 
 def cause_table(ablations: Sequence[Ablation]) -> CauseTable | None:
-    """The versions of the map, by kind; None for none."""
+    """The versions by kind; None for none."""
     if not ablations:
         return None
     scale = Scale.aucs(min(a.auc_low for a in ablations), max(a.auc_high for a in ablations))
@@ -447,7 +443,6 @@ CONTROLS = {
     "exact copies": "Is a copy of a member among the non-members?",
     "other source": "Can examples of the other source be recognised from the inputs alone?",
 }
-"""The question of each control."""
 
 NUMBERS = {
     "auc": "AUC",
@@ -457,13 +452,12 @@ NUMBERS = {
     "of_tolerated": "deviation over tolerance",
     "effect": "effect of membership, relative to the references",
 }
-"""Names of the numbers behind a control."""
 
 STATES = {True: "failed", False: "passed", None: "not run"}  # a control's outcome
 
 
 def with_controls(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """Configurations whose controls are shown: the audited one, and others with a failed control."""
+    """The audited configuration, and others with a failed control."""
     audited = configurations[-1]
     shown = [audited, *(c for c in configurations[:-1] if c.result.failed)]
     return [c for c in shown if c.result.controls]
