@@ -142,7 +142,8 @@ def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_co
 
 
 @pytest.mark.parametrize(
-    ("body", "said"), [(b"[" * 200_000, " while decoding a JSON array"), (b'{"y": [1]}', "{name: number}} with the 10 features")]
+    ("body", "said"),
+    [(b"[" * 200_000, " while decoding a JSON array"), (b'{"y": [1]}', "{name: number}} with the 10 features")],
 )
 def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body, said):
     handler = runpy.run_path(str(ROOT / "examples" / "recourse_service.py"))["Handler"]
