@@ -197,8 +197,8 @@ def epsilon_of(phases: Sequence[Steps], delta: float, adjacency: Adjacency) -> f
 def renyi(phase: Steps, adjacency: Adjacency, orders: ArrayLike) -> Array:
     """(n,) Renyi differential privacy (Mironov 2017, arXiv 1702.07476) of all steps of a phase, at each order.
 
-    By quadrature of the dominating pair; infinite without noise. Curves of releases about the same records add up order
-    by order. A full batch is rho-zCDP with rho = renyi(...) / order at every order.
+    By quadrature of the dominating pair; infinite without noise. Curves of releases about the same records add up. A
+    full batch is rho-zCDP with rho = renyi(...) / order at every order.
 
     Raises:
         ConfigurationError: an order of at most 1.

@@ -202,28 +202,28 @@ def train_heads(
 ) -> Heads:
     """Train linear heads by DP-SGD with Poisson sampling, on the device and in the precision of `features`.
 
-    Each run has the guarantee of `safexplain.dp.epsilons` for its noise multiplier, sample rate and steps, provided
-    that a row's features depend on no other row. Runs on the same rows compose.
+    Each run has the guarantee of `safexplain.dp.epsilons`, if a row's features depend on no other row. Runs on the same
+    rows compose.
 
     Args:
         features: (n, d), finite; half precision is raised to float32.
         labels: (n,) integers in [0, classes).
         recipe: the training.
         noise_multiplier: standard deviation of the noise on the sum of clipped gradients over the clipping bound, one
-            for all runs or one for each; 0 for no noise, which is not private.
+            for all runs or one for each; 0 is not private.
         runs: number of heads.
         membership: (runs, n) bool, the rows that each run trains on; None for all.
         shared_batches: draw one sequence of batches for all runs; each keeps its guarantee, but they are independent
             only given the batches.
         initial: starting weights, one head for all runs or one for each; None for zeros.
-        generator: of sampling and noise, torch's on the device of `features`; None for a cryptographic one. With a list
-            of one for each run, a run's result does not depend on the other runs, up to rounding.
+        generator: of sampling and noise, torch's on the device of `features`; None for a cryptographic one. With one
+            for each run, its result does not depend on the other runs, up to rounding.
         float_safe: as for `safexplain.dp.sgd.sampling.gaussian`; half as fast.
         progress: called with the steps of all runs together.
 
     Raises:
-        InputError: an array has a wrong shape or device, or is not finite; or the weights diverged.
-        ConfigurationError: `noise_multiplier` does not match the runs, or there is noise without clipping.
+        InputError: an array has a wrong shape or is not finite, or the weights diverged.
+        ConfigurationError: `noise_multiplier` does not match the runs, or noise without clipping.
     """
     x = features if features.dtype == torch.float64 else features.float()
     _check_data(x, labels, recipe.classes, runs, membership)
@@ -473,7 +473,7 @@ def features(
     key = _key(model, head_name, x) if store else ""
     if (cached := _load(store, f"{key}.npy", len(x))) is not None:
         return cached
-    with _eval(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         width = _check(model, head_name, x[: max(2, min(batch_size, 8))])
         step = batch_size * max(1, _PIECE // (batch_size * width))
         pieces = []
@@ -517,14 +517,16 @@ def _device(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def _eval(model: nn.Module) -> Iterator[None]:
-    modes = {m: m.training for m in model.modules()}
-    model.eval()
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, then restore the modes of its modules."""
+    training = [module for module in model.modules() if module.training]
     try:
+        for module in training:
+            module.training = False
         yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 def _key(model: nn.Module, head_name: str, x: Tensor) -> str:

@@ -25,7 +25,7 @@ class Solution:
     Args:
         x: (n, d) the queries.
         counterfactual: (n, d) the rows to change x to; x itself where it is favourable or nothing was found.
-        valid: (n,) bool, whether the counterfactual reaches the target within the constraints, by the scores used.
+        valid: (n,) bool, whether the counterfactual reaches the target within the constraints.
         distance: (n,) cost of the change, in the units of the cost.
         score: (n,) the score of x that was used: the logit of the favourable outcome.
         favourable: (n,) bool, the decision about x; no change is needed there.

@@ -45,6 +45,7 @@ def test_a_table_has_units_levels_one_column_a_category_and_one_a_special_value(
     assert " ".join(PEOPLE.columns) == (
         "age age=missing income income=-9 income=-8 job=clerk job=manager owner=0 owner=1 degree degree=missing"
     )
+    assert PEOPLE.table(FRAME[:0]).shape == (0, 11)
     assert PEOPLE.table(FRAME).tolist() == [
         [20, 0, 250_000, 1, 0, 1, 0, 1, 0, 1, 0],
         [30, 0, 50_000, 0, 0, 0, 1, 0, 1, 1, 1],
@@ -112,10 +113,6 @@ def test_one_person_is_a_dict_or_a_series_and_comes_back_as_a_dict() -> None:
         found = PEOPLE.frame(table, person)
         assert pd.isna(found.pop("degree")), "missing, as pandas 2 or pandas 3 writes it"
         assert found == {name: value for name, value in dict(person).items() if name != "degree"}
-
-
-def test_an_empty_frame_is_no_rows() -> None:
-    assert PEOPLE.table(FRAME[:0]).shape == (0, 11)
 
 
 def test_an_array_is_rows_of_the_table_itself() -> None:
@@ -341,11 +338,6 @@ def test_constraints_of_features_are_about_their_columns_within_the_public_range
     assert found.most_changes == 2
     assert [(rule.when, rule.then) for rule in found.rules] == [("degree", "age"), ("job=manager", "degree")]
     assert found.one_hot == (("job=clerk", "job=manager"), ("owner=0", "owner=1"))
-
-
-def test_a_category_is_ruled_out_by_its_column() -> None:
-    found = PEOPLE.constraints(Constraints(("job=clerk",), upper={"job=clerk": 0}))
-    assert found.high[PEOPLE.columns.index("job=clerk")] == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 from safexplain.dp import PrivacyStatement, Steps
 from safexplain.errors import ConfigurationError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, Guarantee, LaplaceScore, Preprocessing, Recourse
-from safexplain.recourse.letters import Advice, Change, _rounded_up, is_money, number_text, round_outward, sentence
+from safexplain.recourse.result import Advice, Change, _rounded_up, is_money, number_text, round_outward, sentence
 
 PUBLIC = Preprocessing(
     numeric={"balance": (0, 50_000), "age": (18, 100), "use": (0, 100)},

@@ -83,7 +83,10 @@ def test_a_shift_is_measured_on_two_trainings():
     first, second = fitted(seed=2, cost=L1()), fitted(seed=3, cost=L1())
     queries = people(seed=4)[0]
     shift = first.measured_shift(second, queries, share=0.9)
-    assert shift > 0
+    z = lifted(queries)
+    gap = np.median(np.abs(z @ weights_of(first)) / np.linalg.norm(z, axis=1))
+    doubled = 64 * shift / gap / 2 ** np.floor(np.log2(64 * shift / gap))
+    assert 2**12 * doubled == pytest.approx(np.rint(2**12 * doubled), abs=1e-6)  # twelve halvings of doubled 64ths
     for asked, enough in ((shift, True), (shift / 4, False)):
         found = fitted(seed=2, cost=L1(), shift=asked).explain(queries)
         moved = found.counterfactual[~found.favourable]
@@ -92,14 +95,14 @@ def test_a_shift_is_measured_on_two_trainings():
 
 
 def test_a_measured_shift_is_the_smallest_that_will_do():
-    """Answers stand at the shift itself, and the other model accepts from .3 on: .1, .2, .4, and twelve halvings."""
+    """Answers stand at the shift itself, and the other model accepts from .31 on: .1, .2, .4, and twelve halvings."""
 
     def answers(shift):
         no = np.zeros(4, dtype=bool)
         return Solution(np.zeros((4, 1)), np.full((4, 1), shift), ~no, no * 1.0, no * 1.0, no, no, proven=no)
 
-    found = measured_shift(answers, lambda rows: rows[:, 0] >= 0.3, 0.1, 1.0)
-    assert 0.3 <= found <= 0.3 + 0.2 / 2**12
+    found = measured_shift(answers, lambda rows: rows[:, 0] >= 0.31, 0.1, 1.0)
+    assert found == pytest.approx(0.2 + 0.2 * 2253 / 2**12, rel=1e-12)
     with pytest.raises(ConfigurationError, match=r"share: expected a number in \(0, 1\]"):
         measured_shift(answers, lambda rows: rows[:, 0] >= 0.3, 0.1, 0.0)
 

@@ -45,9 +45,8 @@ Released = tuple[Array, PrivacyStatement]
 class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Logistic regression whose coefficients, intercepts and `privacy_` together are differentially private.
 
-    Everything but `X` and `y` is public and must not be chosen by looking at them. Each `fit` spends epsilon again,
-    also in each round of a cross-validation. Standardising the data by their own mean and standard deviation is not
-    covered: scale by public constants.
+    Everything but `X` and `y` is public and must not be chosen by looking at them; scale by public constants, not by
+    the data's own. Each `fit` spends epsilon again, also in a cross-validation.
 
     In `fit` only, a row x is shortened to `norm_bound`, and becomes (x / norm_bound, intercept_scaling) / sqrt(1 +
     intercept_scaling^2), of norm at most 1. `coef_` and `intercept_` are for the original x.
@@ -59,24 +58,24 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     - `mechanism="output"`: noise on the regularised minimiser: epsilon by radial noise with `delta=0`, else (epsilon,
       delta) by Gaussian noise. Classes as for "objective".
 
-    Sample weights and class weights are not supported, because they would multiply a record's influence.
+    Sample weights and class weights are not supported: they would multiply a record's influence.
 
     Args:
         epsilon: budget of one `fit`, above 0.
         delta: in [1e-12, 1), smaller than one over the number of records; for "output" also 0.
-        adjacency: "substitute" protects the content of a record; "add_remove" only its presence (and hides the number
-            of records); "zero_out" one record against an empty one.
+        adjacency: "substitute" protects the content of a record; "add_remove" only its presence; "zero_out" one record
+            against an empty one.
         mechanism: "noisy-gd", "objective" or "output".
         norm_bound: public bound on the Euclidean norm of a row of X; required.
         classes: public list of at least two classes, whether or not they all occur; required.
         steps: of the gradient descent.
         max_grad_norm: clip bound of a record's gradient, whose norm is below sqrt(2) without clipping.
         logit_noise: standard deviation of the noise on the logit of a record of norm `norm_bound`, which sets the
-            learning rate and the regularization; smaller is safer for few records. None for 1, or .1 with "output".
+            learning rate and the regularization. None for 1, or .1 with "output".
         intercept_scaling: the constant column; 0 for a model without intercept.
-        centre: whether the gradient descent subtracts the mean of the rows, released with noise at the price of a step.
-            Better if features vary little within their public ranges. Needs an intercept.
-        random_state: None for noise from a cryptographic generator. An int, RandomState or Generator makes the noise
+        centre: whether the gradient descent subtracts the mean of the rows, released with noise at the price of a step:
+            better if features vary little within their public ranges. Needs an intercept.
+        random_state: None for noise from a cryptographic generator. An int, RandomState or Generator makes it
             repeatable, for tests; anyone who knows it can remove the noise.
 
     Attributes:
@@ -84,8 +83,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         intercept_: (1,) or (n_classes,).
         classes_: (n_classes,) the public list, sorted.
         n_features_in_: number of features.
-        privacy_: `PrivacyStatement` about these coefficients, intercepts and classes only. Its number of records is
-            noised under add/remove, otherwise exact; its pure epsilon is the larger one, under substitution.
+        privacy_: `PrivacyStatement`; under add/remove its number of records is noised.
 
     Example:
         >>> import numpy as np
@@ -140,7 +138,7 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             y: (n,) labels out of `classes`.
 
         Raises:
-            ConfigurationError: `norm_bound` or `classes` is missing, or a parameter is out of range.
+            ConfigurationError: a parameter is missing or out of range.
             InputError: a label that is not in `classes`.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
             TypeError: X is sparse.
@@ -303,8 +301,8 @@ def check_bound(norm_bound: Any) -> float:
     """The public bound on the norm of a row, which is never read off the data."""
     if norm_bound is None:
         raise ConfigurationError(
-            "norm_bound is missing: a bound read off the data would reveal something about one record. Pass a public"
-            " number, such as sqrt(n_features) times the largest possible value; longer rows are shortened to it"
+            "norm_bound is missing: a bound read off the data would reveal something about a record. Pass a public"
+            " number, such as sqrt(n_features) times the largest value; longer rows are shortened to it"
         )
     return check_number("norm_bound", norm_bound, above=0.0)
 

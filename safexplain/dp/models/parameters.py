@@ -36,12 +36,11 @@ def select(model: nn.Module, trainable: Trainable) -> list[str]:
     """Names of the parameters to train, in the model's order, whether or not they require gradients now.
 
     `trainable` is one of "all", "head", "last-block", "bias", "lora"; or a list of patterns: globs of names of
-    parameters ("blocks.*.norm1.weight") or modules ("blocks.11"), or compiled regular expressions, which are searched
-    for in names of parameters. Patterns may match bare parameters.
+    parameters ("blocks.*.norm1.weight") or modules ("blocks.11"), or compiled regular expressions, searched for in
+    names of parameters. Patterns may match bare parameters.
 
     Raises:
-        InputError: an unknown choice, or one that selects nothing in this model; a pattern that matches nothing (the
-            message lists similar names).
+        InputError: an unknown choice, or a choice or pattern that matches nothing.
     """
     if isinstance(trainable, str):
         if trainable not in CHOICES:

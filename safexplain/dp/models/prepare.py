@@ -50,16 +50,15 @@ def prepare(
     """A copy of a model that can be trained with differential privacy, in training mode.
 
     Trainable batch normalisation becomes group normalisation; frozen batch normalisation stays in evaluation mode.
-    torch's attention and recurrent layers become equivalent modules with one layer for each product. Other parameters
-    keep their names. `safexplain.dp.models.replacements.restore` converts the model back.
+    torch's attention and recurrent layers become equivalent modules; other parameters keep their names.
+    `safexplain.dp.models.replacements.restore` converts the model back.
 
     Args:
         model: not changed.
         trainable: what trains, see `safexplain.dp.models.parameters.select`; "lora" adds adapters if there are none.
             None keeps the parameters that require gradients now.
         mode: how per-sample gradients will be computed.
-        batch_norm: "replace" trainable batch normalisation, or "freeze" it with its running statistics (for pretrained
-            models: the statistics of an untrained model do not normalise).
+        batch_norm: "replace" trainable batch normalisation, or "freeze" it, for pretrained models.
         lora: arguments of `safexplain.dp.models.replacements.add_lora`.
 
     Raises:

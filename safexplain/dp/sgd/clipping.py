@@ -40,10 +40,7 @@ class Clipping:
 
 @dataclass(frozen=True)
 class FlatClipping(Clipping):
-    """Scale longer gradients down to norm C (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1).
-
-    Args:
-        max_grad_norm: C, greater than 0.
+    """Scale longer gradients down to norm C, `max_grad_norm` (Abadi et al. 2016, arXiv 1607.00133, Algorithm 1).
 
     >>> import torch
     >>> FlatClipping(1.0).factors(torch.tensor([0.0, 0.5, 4.0, float("nan")]))

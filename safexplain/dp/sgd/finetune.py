@@ -98,8 +98,7 @@ class DPFineTuner:
     """Trains a model with differential privacy.
 
     Noise is calibrated so that all steps together spend at most (epsilon, delta) under the adjacency. If only a linear
-    classifier trains, features are computed once and the head is trained in closed form. Under torch.distributed, each
-    process takes its share of every batch.
+    classifier trains, features are computed once. Under torch.distributed, each process takes its share of every batch.
 
     Args:
         model: not changed; a copy is trained. A trainable BatchNorm is replaced by GroupNorm.
@@ -120,10 +119,10 @@ class DPFineTuner:
         mode: how per-example gradients are computed; by default "ghost" (least memory), or "hooks" for clipping per
             layer and for `groups`.
         piece: largest number of examples in memory at a time.
-        groups: the person of each record, one whole number or text per record. The guarantee then covers persons with
-            all their rows: `batch_size` and `delta` are of persons, whose mean gradient is clipped once.
-        rows_per_group: largest number of rows of a person in one step, drawn at random from more; 16 by default. It
-            must be a public constant, not read off the data.
+        groups: the person of each record, a whole number or text. The guarantee then covers persons with all their
+            rows: `batch_size` and `delta` are of persons, whose mean gradient is clipped once.
+        rows_per_group: largest number of rows of a person in one step, drawn at random from more; 16 by default. A
+            public constant, not read off the data.
         device: where to train; by default a GPU if there is one.
         pretrained: whether the starting weights were trained on other data, then stated as unprotected.
         workers: processes that load a data set.
@@ -226,8 +225,8 @@ class DPFineTuner:
             epsilons: further budgets to compare, under the same adjacency and delta.
 
         Raises:
-            InputError: the weights became NaN or infinite, the checkpoint is of another training, or accuracy cannot be
-                computed on `compare`.
+            InputError: the weights became NaN or infinite, the checkpoint is of another training, or `compare` has no
+                accuracy.
             ConfigurationError: an epsilon that cannot be met, or epsilons without `compare`.
             KeyboardInterrupt: after saving the checkpoint, if any.
 

@@ -398,9 +398,8 @@ def statement_from(
 ) -> PrivacyStatement:
     """The guarantee of a training with Opacus, under both adjacencies, bound to the model's present weights.
 
-    Epsilons are computed from the accountant's history. The statement lists as assumptions that the loop clips, draws
-    and steps as Opacus does, and uses the records in no other way; `safexplain.audit.canaries.WhiteBox` or `safexplain
-    canaries` checks that.
+    Epsilons are computed from the accountant's history. The statement assumes that the loop clips, draws and steps as
+    Opacus does, and uses the records in no other way; `safexplain canaries` checks that.
 
     Args:
         privacy_engine: after the last step.
@@ -408,14 +407,12 @@ def statement_from(
         optimizer: from `make_private`.
         loader: from `make_private` or from `BatchMemoryManager`.
         delta: smaller than one over the number of records.
-        pretrained: whether the starting weights were trained on other data, which the statement then lists as
-            unprotected.
+        pretrained: whether the starting weights were trained on other data, then stated as unprotected.
 
     Raises:
-        InputError: objects that are not from `make_private`, or from different trainings.
+        InputError: objects that are not from one `make_private`.
         ConfigurationError: an accountant or optimizer that is not Opacus' own, or a delta out of range.
-        RefusedError: no step was taken, batches are not Poisson samples, clipping is adaptive, or a layer mixes the
-            records of a batch.
+        RefusedError: no step, batches that are not Poisson samples, adaptive clipping, or a layer that mixes records.
 
     Warns:
         WeakDeltaWarning: delta is at least one over the number of records.

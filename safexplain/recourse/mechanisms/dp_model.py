@@ -16,6 +16,7 @@ from torch import nn
 
 from safexplain._privacy_loss import Adjacency, check_delta
 from safexplain._validate import check_number, whole_number
+from safexplain.dp.heads import evaluation_mode
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.dp.sgd.finetune import DPFineTuned
 from safexplain.dp.sgd.steps import without_hooks
@@ -23,7 +24,7 @@ from safexplain.errors import ConfigurationError, InputError, RefusedError
 from safexplain.recourse.features import training_columns
 from safexplain.recourse.linear.solve import linear_recourse
 from safexplain.recourse.mechanisms.mechanism import Accepts, Frozen, RecourseMechanism, favourable_label
-from safexplain.recourse.networks.boundary_search import NetworkScore, evaluation_mode
+from safexplain.recourse.networks.boundary_search import NetworkScore
 from safexplain.recourse.networks.search import DEFAULT, SearchOptions, network_recourse
 from safexplain.recourse.preprocessing import Preprocessing
 from safexplain.recourse.result import VOUCHED, Guarantee, Per, assumptions
@@ -43,10 +44,10 @@ class DPModelRecourse(RecourseMechanism):
 
     Args:
         model: a fitted `DPLogisticRegression`, a `DPFineTuned`, a network or a linear model with `privacy`; None: `fit`
-            trains a `DPLogisticRegression` by noisy gradient descent. With a preprocessing, the model must be trained
-            on `preprocessing.transform(frame)`; a Pipeline of a `Preprocessing` and such a model provides both.
+            trains a `DPLogisticRegression`. With a preprocessing, the model must be trained on
+            `preprocessing.transform(frame)`; a Pipeline of a `Preprocessing` and such a model provides both.
         privacy: the statement of a model that does not carry one; it identifies the model's weights. Its content is its
-            owner's word, as stated in the guarantee of every answer.
+            owner's word, as every guarantee says.
         delta: of the training by `fit`; in [1e-12, 1), below one over the number of records.
         favourable: the favourable label, for a network the column of its output; None: the second of two.
         shift: Euclidean norm by which a retraining may move weights and intercept, in scaled columns: answers stay
@@ -54,8 +55,8 @@ class DPModelRecourse(RecourseMechanism):
         search: `SearchOptions` for networks and for more than two classes.
 
     Raises:
-        RefusedError: a model without a statement, or with one that is about other weights, no weights or a part of the
-            model, has no finite epsilon, or under add/remove reveals the number of records.
+        RefusedError: a model without a statement, or with one that is not about its weights, has no finite epsilon, or
+            under add/remove reveals the number of records.
         ConfigurationError: an unfitted model, or a value out of range.
 
     Example:
@@ -122,8 +123,8 @@ class DPModelRecourse(RecourseMechanism):
         rows minus their noised mean, as public ranges are wide compared to differences between people.
 
         Raises:
-            ConfigurationError: no `norm_bound`, a parameter out of range, no favourable class among several, or a model
-                that is trained already; nothing is spent.
+            ConfigurationError: no `norm_bound`, a parameter out of range, no favourable class, or a model that is
+                trained already; nothing is spent.
             InputError: a label outside `classes`, or columns in another order than the constraints'.
             ValueError: X or y has a wrong shape, or holds NaN or infinity.
 
@@ -162,18 +163,15 @@ class DPModelRecourse(RecourseMechanism):
             preprocessed=self.preprocessing is not None,
         )
         assumed += ((VOUCHED,) if vouched else ()) + (statement.assumptions if statement else ())
-        return Guarantee(
+        return self._guarantee(
+            assumed,
             mechanism=f"recourse from a private model (DPModelRecourse): {name}",
-            per="model",
             epsilon=epsilon,
             delta=delta,
-            adjacency=self.adjacency,
             released="anything about the trained model: its weights, its decisions and any number of answers",
             why="answers are computed from the private model alone (post-processing, Dwork and Roth 2014, prop. 2.1)",
             statement=statement,
             vouched=vouched,
-            assumptions=tuple(dict.fromkeys(assumed)),
-            preprocessing=None if self.preprocessing is None else self.preprocessing.digest,
         )
 
     @property
@@ -325,33 +323,30 @@ def private_model(
         learnt = ", ".join(f"{name!r} ({type(step).__name__})" for name, step in model.steps[:-1])
         raise RefusedError(
             f"model: the steps before the {type(model.steps[-1][1]).__name__} were fitted on the same records"
-            f" ({learnt}), and every answer would reveal what they learned (means, ranges, categories). Use a public"
-            " Preprocessing(numeric={name: (low, high)}, ...) instead, which learns nothing:"
-            " DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y)"
+            f" ({learnt}), and answers would reveal what they learned. Use a public Preprocessing(numeric={{name: (low,"
+            " high)}, ...) instead: DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y)"
         )
     linear = hasattr(model, "coef_") and hasattr(model, "intercept_")
     network = getattr(model, "model", model)
     if not linear and not isinstance(network, nn.Module):
         raise ConfigurationError(
             f"model: expected a fitted linear model or a torch module trained with differential privacy, got"
-            f" {type(model).__name__}. Train DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y), or use"
-            " another library for other models (DiCE, Alibi, OCEAN), which does not protect their training records"
+            f" {type(model).__name__}. Train DPModelRecourse(epsilon=..., preprocessing=...).fit(frame, y); DiCE, Alibi"
+            " and OCEAN explain other models, but do not protect their training records"
         )
     statement = own or privacy
     if not isinstance(statement, PrivacyStatement):
         raise RefusedError(
-            f"model: expected a PrivacyStatement, but {type(model).__name__} has none, and answers from a model trained"
-            " without differential privacy reveal its training data; train it with safexplain.dp, or pass"
-            " privacy=statement"
+            f"model: expected a PrivacyStatement, but {type(model).__name__} has none, and without differential privacy"
+            " answers reveal training data; train it with safexplain.dp, or pass privacy=statement"
         )
     statement.check_model(model if linear else network)
     if not math.isfinite(statement.epsilons.of(adjacency)):
         raise RefusedError(f"the model's statement has no finite epsilon under {adjacency}; use another adjacency")
     if adjacency == "add_remove" and not statement.count_noised:
         raise RefusedError(
-            "the model's statement reveals the exact number of records, so that it does not hide whether one was added;"
-            ' use adjacency="zero_out" (a real record or an empty one in its place, at the same epsilon), or train'
-            ' DPLogisticRegression(adjacency="add_remove")'
+            "the model's statement reveals the exact number of records, and so whether one was added; use"
+            ' adjacency="zero_out" (at the same epsilon), or train DPLogisticRegression(adjacency="add_remove")'
         )
     vouched = own is None or statement.own_loop or not isinstance(model, DPLogisticRegression | DPFineTuned)
     if linear:
@@ -390,8 +385,9 @@ class _FromTable(nn.Module):
 
     def __init__(self, people: Preprocessing, like: torch.Tensor) -> None:
         super().__init__()
-        self.offset = nn.Parameter(torch.from_numpy(people.offset.copy()).to(like.device), requires_grad=False)
-        self.scale = nn.Parameter(torch.from_numpy(people.scale.copy()).to(like.device), requires_grad=False)
+        self.offset, self.scale = (
+            nn.Parameter(torch.tensor(n, device=like.device)) for n in (people.offset, people.scale)
+        )
         self.dtype = like.dtype
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

@@ -190,9 +190,9 @@ class LaplaceScore(RecourseMechanism):
             )
         if statement is None:
             raise RefusedError(
-                f"public_weights: {type(given).__name__} carries no privacy statement. For a model of public data pass"
-                " its weights, public_weights=model.coef_[0]; a model of the training data must be trained with"
-                " differential privacy, such as DPLogisticRegression"
+                f"public_weights: {type(given).__name__} carries no privacy statement. Pass a model trained with"
+                " differential privacy, such as DPLogisticRegression, or the weights of a model of public data,"
+                " public_weights=model.coef_[0]"
             )
         found = on_table(private_model(model, statement, self.classes[1], self.adjacency), self.preprocessing)
         if found.weights is None:
@@ -235,18 +235,15 @@ class LaplaceScore(RecourseMechanism):
             why += "; the model that public_weights come from spent, once, what its own statement says"
             assumed = tuple(PRIVATE_GEOMETRY if line == PUBLIC_GEOMETRY else line for line in assumed)
             assumed += (*((VOUCHED,) if self._get("vouched") else ()), *statement.assumptions)
-        return Guarantee(
+        return self._guarantee(
+            (*assumed, NOT_CHARGED),
             mechanism="logit with Laplace noise on a grid (LaplaceScore)",
-            per="answer",
             epsilon=float(self.epsilon),
             delta=0.0,
-            adjacency=self.adjacency,
             released="the noised logit, within a public range; the rest follows from it and from public weights",
             why=why,
             statement=statement,
             vouched=bool(self._get("vouched")),
-            assumptions=tuple(dict.fromkeys((*assumed, NOT_CHARGED))),
-            preprocessing=None if self.preprocessing is None else self.preprocessing.digest,
         )
 
     def score(self, x: ArrayLike) -> NoisyScores:
@@ -311,9 +308,8 @@ class LaplaceScore(RecourseMechanism):
     def _solver(self, rows: Floats) -> Callable[[Frozen], Solution]:
         if self.public_weights is None:
             raise ConfigurationError(
-                "explain() needs public_weights for the direction of changes, as the trained weights are private; pass"
-                " those of a model of public data, or a fitted DPLogisticRegression, or call score(x) for the noised"
-                " logit only"
+                "explain() needs public_weights for the direction of changes: of a model of public data, or a fitted"
+                " DPLogisticRegression; for the noised logit alone, call score(x)"
             )
         return self._solver_of(rows, self._release(rows))
 
@@ -357,8 +353,8 @@ def _check_precision(records: int, p: int, penalty: float, spread: float) -> Non
     if error > EVALUATION_ERROR * spread:
         raise RefusedError(
             f"with {records:,} records and {p:,} weights, rounding errors of scores in float64 may reach"
-            f" {error / spread:.1g} of their sensitivity to a record, but the proof allows {EVALUATION_ERROR:g}; use"
-            " less regularization, or DPModelRecourse"
+            f" {error / spread:.1g} of their sensitivity, but the proof allows {EVALUATION_ERROR:g}; use less"
+            " regularization, or DPModelRecourse"
         )
 
 

@@ -24,9 +24,8 @@ from safexplain.errors import ConfigurationError, ConfigurationTypeError
 from safexplain.recourse.constraints import Constraints, Mask, check_constraints
 from safexplain.recourse.cost import EUCLIDEAN, Cost, check_cost, for_columns
 from safexplain.recourse.features import check_columns, column_names, frame_kind
-from safexplain.recourse.letters import advise
 from safexplain.recourse.preprocessing import Preprocessing
-from safexplain.recourse.result import Guarantee, Per, Recourse
+from safexplain.recourse.result import Guarantee, Per, Recourse, advise
 from safexplain.recourse.solution import NO_NUMBERS, Floats, Solution, as_rows
 
 Infeasible = Literal["raise", "mark"]
@@ -66,8 +65,8 @@ def favourable_label(labels: list[Any], favourable: Any) -> Any:
 class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
     """Parameters of a mechanism; all are public, and none may depend on the training data.
 
-    It is a scikit-learn estimator that answers by `explain`. Parameters are checked at construction and only change by
-    `set_params`, all or none, which discards the training. `clone` copies parameters, including a given model.
+    It is a scikit-learn estimator that answers by `explain`. Parameters only change by `set_params`, all or none, which
+    discards the training. `clone` copies parameters, including a given model.
 
     Args:
         epsilon: budget of the training or of each answer, depending on the mechanism.
@@ -82,8 +81,8 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
         preprocessing: public map from frames of people to training rows. `fit` and `explain` then take frames,
             `answer.frame` returns one, and special and missing values never change.
         intercept_scaling: the constant column; 0 for a model without intercept.
-        random_state: None: noise from a cryptographic generator. An int, RandomState or Generator makes the noise
-            repeatable and the guarantee void towards anyone who knows it: for tests.
+        random_state: None: noise from a cryptographic generator. An int, RandomState or Generator, for tests, makes it
+            repeatable and the guarantee void towards anyone who knows it.
 
     Raises:
         ConfigurationError: a value out of range.
@@ -137,6 +136,16 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
     @abstractmethod
     def guarantee(self) -> Guarantee:
         """The privacy guarantee; available before `fit`, as it follows from the parameters."""
+
+    def _guarantee(self, assumed: tuple[str, ...], **known: Any) -> Guarantee:
+        people = self.preprocessing
+        return Guarantee(
+            per=self.per,
+            adjacency=self.adjacency,
+            assumptions=tuple(dict.fromkeys(assumed)),
+            preprocessing=None if people is None else people.digest,
+            **known,
+        )
 
     @abstractmethod
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -195,8 +204,8 @@ class RecourseMechanism(BaseEstimator, ABC):  # type: ignore[misc]
 
         Raises:
             InfeasibleError: some queries have no recourse; its `result` has all answers.
-            InputError: not finite numbers, features with other names or in another order than in the constraints or the
-                training table, or a query that breaks the constraints.
+            InputError: not finite numbers, features with other names or in another order than in training, or a query
+                that breaks the constraints.
             ConfigurationError: `fit` has not been called.
         """
         check_infeasible(infeasible)

@@ -61,7 +61,7 @@ class MeteredRecourse:
         if ledger.adjacency != mechanism.adjacency:
             raise ConfigurationError(
                 f"adjacency: expected {ledger.adjacency}, as in the ledger, got {mechanism.adjacency} in"
-                f" {type(mechanism).__name__}, and epsilons of both cannot be added; make the mechanism with"
+                f" {type(mechanism).__name__}, whose epsilon cannot be added; make the mechanism with"
                 f' adjacency="{ledger.adjacency}", or use two ledgers'
             )
         self.mechanism = mechanism

@@ -8,8 +8,6 @@ first step from x is DeepFool's (arXiv 1511.04599); exact steps within a box are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -232,19 +230,6 @@ NO_DERIVATIVE = (
     "model: expected an output that torch can differentiate with respect to x; compute it from x with torch, without"
     " detach(), numpy() or no_grad()"
 )
-
-
-@contextmanager
-def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode, then restore its modes."""
-    trained = [module for module in network.modules() if module.training]
-    try:
-        for module in trained:
-            module.training = False
-        yield
-    finally:
-        for module in trained:
-            module.training = True
 
 
 class NetworkScore:

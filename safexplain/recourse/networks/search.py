@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from safexplain._validate import whole_number
+from safexplain.dp.heads import evaluation_mode
 from safexplain.errors import InputError
 from safexplain.recourse.constraints import NEARLY, Constraints, Mask
 from safexplain.recourse.cost import EUCLIDEAN, Cost, for_columns
@@ -23,7 +24,6 @@ from safexplain.recourse.networks.boundary_search import (
     Boundary,
     NetworkScore,
     Price,
-    evaluation_mode,
     linear_step,
     nearest,
     shorten,

@@ -48,10 +48,6 @@ def test_a_mixture_too_small_to_see_in_the_output_is_found_by_its_gradient():
     assert mixes_samples(Whitened(lambda x: 1e-9 * x[1:].sum(0)), torch.randn(3, 6))
 
 
-def test_statistics_of_each_sample_do_not_mix():
-    assert not mixes_samples(Whitened(lambda x: x.mean(1, keepdim=True)), torch.randn(3, 6))
-
-
 def test_batch_norm_mixes_where_it_trains_and_not_where_it_is_frozen():
     x, _ = images(3)
     net = used(conv_net())

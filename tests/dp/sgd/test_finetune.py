@@ -15,7 +15,6 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Subset, TensorDataset
 
 from safexplain._digest import weights_digest
 from safexplain._progress import silent
@@ -194,12 +193,6 @@ def test_weights_that_diverge_are_an_error_and_not_saved(tmp_path):
     assert not path.exists()
 
 
-def test_a_data_set_is_trained_on_as_tensors_are():
-    x, y = data()
-    lazily = tuner(records=Subset(TensorDataset(x, y), range(60))).fit()
-    assert torch.equal(weights(lazily.model), weights(tuner().fit().model))
-
-
 def test_a_head_alone_is_trained_in_closed_form_with_the_same_guarantee():
     model = net()
     done = tuner(model, trainable="head", epsilon=100.0, steps=300, lr=0.02).fit()
@@ -239,18 +232,6 @@ def test_a_loss_that_mixes_examples_is_refused():
         tuner(loss=functional.cross_entropy).fit()
 
 
-class Centred(nn.Module):
-    """Subtracts the batch's mean: the influence of one example has no bound."""
-
-    def forward(self, x):
-        return x - x.mean(0)
-
-
-def test_a_model_that_mixes_examples_is_refused():
-    with pytest.raises(InputError, match="depends on other samples"):
-        tuner(nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 2))).fit()
-
-
 def test_a_penalty_in_the_loss_is_refused():
     model, trained = net(), {}
 
@@ -286,6 +267,7 @@ def test_a_seed_and_pre_training_are_stated():
         ({"model": net().half(), "records": (data()[0].half(), data()[1])}, ConfigurationError, r"model\.float"),
         ({"records": (data(d=5)[0], data()[1])}, InputError, r"model cannot take rows of torch.float32 \(5,\)"),
         ({"records": (data()[0], ["a"] * 60)}, InputError, "expected y as a tensor or an array of numbers"),
+        ({"model": nn.Sequential(nn.Linear(6, 2), nn.Softmax(0))}, InputError, "depends on other samples"),
         ({"model": "resnet"}, InputError, "expected a torch.nn.Module, got str"),
         ({"clipping": 1.0}, ConfigurationError, r"FlatClipping\(1.0\)"),
         ({"steps": None, "epochs": math.nan}, ConfigurationError, "epochs"),

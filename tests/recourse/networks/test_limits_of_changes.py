@@ -88,6 +88,25 @@ def test_answers_of_a_network_keep_every_limit_and_reach_the_target(limit):
     assert broken.sum() > 5  # the limit matters
 
 
+RECORDED = {  # limit, cost: distances at the target 5
+    ("steps", "L2"): [0.688143888, 1.60404161, 1.78264794, 3.10512206, 1.72787173, 3.23595912],
+    ("three changes", "asymmetric L2"): [1.12240663, 1.13071504, 3.59967097, 0.0, 1.51172611, 2.20366257],
+    ("rules", "L2"): [0.650959, 3.72723264, 1.30428284, 2.49353601, 1.58794347, 4.22682275],
+    ("all", "asymmetric L1"): [2.46584311, 3.7974013, 5.1285591, 7.73008485, 3.57776647, 0.0],
+}
+
+
+@pytest.mark.parametrize(("limit", "cost"), RECORDED)
+def test_searches_under_limits_find_what_they_found_before(limit, cost):
+    rng, model = np.random.default_rng(5), nn.Sequential(nn.Linear(D, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.tensor(rng.normal(size=tuple(parameter.shape))))
+    rules = limited(**LIMITS[limit])
+    found = network_recourse(model, X[:6], target=5.0, cost=COSTS[cost], constraints=rules, options=FEW)
+    assert found.distance == pytest.approx(RECORDED[limit, cost], rel=1e-6)
+
+
 def test_a_query_may_lie_outside_its_box_where_it_is_frozen():
     frozen, x = np.zeros(X.shape, dtype=bool), X.copy()
     frozen[:, 1], x[:, 1] = True, 50.0
