@@ -245,8 +245,8 @@ class Ledger:
 
         Args:
             principal: as for `charge`.
-            question: everything that the answer depends on: mechanism, its parameters, the model, the query. Only its
-                digest under the ledger's secret is stored.
+            question: everything that the answer depends on: mechanism, parameters, model, query. Only its digest under
+                the ledger's secret is stored.
             compute: makes the answer, of JSON types. If it raises, nothing is charged.
             release: bound on what the answer reveals; a stored answer is charged by its own.
             mechanism: as for `charge`.

@@ -241,7 +241,7 @@ class Measured:
 
 Array = NDArray[np.float64]
 
-DELTAS = 24  # small deltas, and large ones, whose epsilons each give a valid bound
+DELTAS = 24  # small and large deltas, each of which gives a bound
 CELLS = 20_000  # of the midpoint rule, whose area is never below that of a concave curve
 
 

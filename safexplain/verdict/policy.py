@@ -44,7 +44,7 @@ class Policy:
             half and tests on the other.
         patience: numbers of queries about each example, each slightly different; every one is judged. By default,
             `audit` adds `AVERAGING` queries if the release has noise.
-        references: smallest number of reference models for a certificate; attacks with few of them are much weaker.
+        references: smallest number of reference models for a certificate.
         uncounted: certify although earlier verdicts on the same examples cannot be counted; the certificate states it.
         reason: why this policy was chosen, for readers of the certificate.
         look, looks: number of this look at the same model, and how many were declared before the first.

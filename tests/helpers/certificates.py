@@ -187,3 +187,16 @@ def read_back(content: dict[str, Any], tmp_path: Path) -> Certificate:
     path = tmp_path / "certificate.json"
     path.write_bytes(as_json(content))
     return load_certificate(path)
+
+
+def key_pair(folder: Path, name: str, private: Any = None, password: bytes | None = None) -> tuple[Path, Path]:
+    """PEM files of a private and a public key, by default of ed25519."""
+    from cryptography.hazmat.primitives import serialization as s
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = private or Ed25519PrivateKey.generate()
+    hidden = s.BestAvailableEncryption(password) if password else s.NoEncryption()
+    key, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    key.write_bytes(private.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, hidden))
+    public.write_bytes(private.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
+    return key, public

@@ -1,7 +1,4 @@
-"""Reading a certificate and checking everything in it that can be checked. No torch.
-
-Without a signature this finds damage and careless edits, but not a forger, who can compute everything too.
-"""
+"""Reading a certificate and checking everything in it; without a signature this finds no forger, who can compute it."""
 
 from __future__ import annotations
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-from certificates import CERTIFIED, made, sealed
+from certificates import CERTIFIED, key_pair, made, sealed
 
 from safexplain._versions import VERSION
 from safexplain.errors import CertificateError, InputError, MissingExtraError
@@ -31,21 +29,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 
-def pair(folder: Path, name: str, private: Any = None, password: bytes | None = None) -> tuple[Path, Path]:
-    """Files of a private and a public key."""
-    private = private or ed25519.Ed25519PrivateKey.generate()
-    hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    pem = serialization.Encoding.PEM
-    key, pub = folder / f"{name}.pem", folder / f"{name}.pub"
-    key.write_bytes(private.private_bytes(pem, serialization.PrivateFormat.PKCS8, hidden))
-    public = private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    pub.write_bytes(public)
-    return key, pub
-
-
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    return pair(tmp_path_factory.mktemp("keys"), "own")
+    return key_pair(tmp_path_factory.mktemp("keys"), "own")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +53,7 @@ def test_a_signed_certificate_is_read_with_the_public_key(signed, keys):
 
 def test_the_wrong_key_is_refused(signed, tmp_path):
     with pytest.raises(CertificateError, match="was not signed with the private key of"):
-        load_certificate(signed, public_key=pair(tmp_path, "other")[1])
+        load_certificate(signed, public_key=key_pair(tmp_path, "other")[1])
 
 
 def test_an_unsigned_file_is_refused_where_a_key_is_given(tmp_path, keys):
@@ -85,7 +71,7 @@ def test_a_guarantee_by_construction_is_signed_and_verified_as_an_audits_is(tmp_
     assert load_guarantee(path).signature == "unchecked"
     assert load_any(path, public_key=keys[1]).signature == "valid"
     with pytest.raises(CertificateError, match="was not signed with"):
-        load_guarantee(path, public_key=pair(tmp_path, "other")[1])
+        load_guarantee(path, public_key=key_pair(tmp_path, "other")[1])
     with pytest.raises(CertificateError, match="is not signed"):
         load_guarantee(write_json(tmp_path / "plain.json", content), public_key=keys[1])
 
@@ -159,8 +145,8 @@ def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(tmp_path, keys, e
 
 
 def test_keys_of_another_kind_are_bad_input(tmp_path, keys, signed):
-    curve, curve_public = pair(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
-    locked, _ = pair(tmp_path, "locked", password=b"secret")
+    curve, curve_public = key_pair(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
+    locked, _ = key_pair(tmp_path, "locked", password=b"secret")
     (tmp_path / "text").write_text("no key")
     for private in (curve, locked, tmp_path / "text", keys[1], tmp_path / "nope", b"no key"):
         with pytest.raises(InputError, match="private key"):

@@ -7,10 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from safexplain._privacy_loss import Steps
 from safexplain.verdict.canaries.result import Claim
-from safexplain.verdict.stats.lower_bounds import ErrorCounts, Family, _CanarySums, _refuted, detectable, promise_of
+from safexplain.verdict.stats.lower_bounds import (
+    ErrorCounts,
+    Family,
+    _CanarySums,
+    _refuted,
+    detectable,
+    gaussian_epsilon,
+    promise_of,
+    trade_off,
+)
 
 DELTA = 1e-5
 FULL, SAMPLED = Steps(22.3557, 1.0, 500, "full-batch"), Steps(2.0, 0.25, 40)
@@ -30,6 +40,17 @@ def test_what_would_be_found_is_the_number_that_was_simulated():
     assert found == pytest.approx([14.567, 4.3864, 7.4040, 1.00185], rel=2e-3)
     for few in (ErrorCounts(495, 1000, 495, 1000), ErrorCounts(0, 8, 0, 8)):  # a weak canary, and too few runs
         assert detectable(few, "pld", full, fixed=True) is None
+
+
+def test_each_method_refutes_below_its_own_curve():
+    rates, alone = np.array([0.05, 0.6]), promise_of(1.0, 0.01, None, "substitute")
+    direct = [1 - 0.01 - math.e * 0.05, (1 - 0.01 - 0.6) / math.e]
+    assert alone.curve(rates, "clopper-pearson") == pytest.approx(direct)
+    assert gaussian_epsilon(alone.mu, 0.01) == pytest.approx(1.0)
+    assert alone.curve(rates, "gdp") == pytest.approx(norm.cdf(norm.isf(rates) - alone.mu))
+    assert alone.curve(rates, "pld") == pytest.approx(alone.curve(rates, "gdp"))
+    sampled = promise_of(Claim(SAMPLED, DELTA).substitute, DELTA, SAMPLED, "substitute")
+    assert sampled.curve(rates, "pld") == pytest.approx(trade_off(SAMPLED, DELTA)(rates))
 
 
 def test_the_probability_of_refuting_is_that_of_simulated_errors():
