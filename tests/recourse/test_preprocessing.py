@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
+from sklearn.utils import get_tags
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError
 from safexplain.recourse import L1, L2, Constraints, Preprocessing, Rule
@@ -125,6 +126,7 @@ def test_numbers_are_read_from_every_type_of_column() -> None:
     arrays = pd.array([2, 0], dtype="int64[pyarrow]"), np.array([2, 0], dtype=np.float32), pd.Categorical([2, 0])
     for column in ([Decimal(2), Fraction(0)], *arrays, pl.Series([Decimal(2), Decimal(0)])):
         assert Preprocessing(numeric={"a": (0, 5)}).table({"a": column}).ravel().tolist() == [2, 0]
+    assert not np.signbit(Preprocessing(numeric={"a": (0, 5)}).table({"a": [-0.0]})).any()  # zeros of one sign
 
 
 def test_what_is_missing_is_none_nan_or_na() -> None:
@@ -216,6 +218,8 @@ def test_it_is_a_step_of_a_pipeline_that_learns_nothing() -> None:
     assert pipeline[:-1].get_feature_names_out().tolist() == list(PEOPLE.columns)
     assert list(pipeline.feature_names_in_) == list(PEOPLE.features)
     assert pipeline.n_features_in_ == 5
+    tags, inputs = get_tags(PEOPLE), get_tags(PEOPLE).input_tags
+    assert (tags.requires_fit, inputs.categorical, inputs.string, inputs.allow_nan) == (False, True, True, True)
     assert np.abs(PEOPLE.fit(FRAME).transform(FRAME)).max() <= 1
     named = clone(PEOPLE).set_output(transform="pandas").transform(FRAME)
     assert list(named.columns) == list(PEOPLE.columns)

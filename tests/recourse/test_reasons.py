@@ -197,6 +197,8 @@ def test_steps_are_told_without_the_dust_of_their_sum():
 def test_money_has_cents_or_none_and_a_small_change_of_a_large_number_is_rounded_to_it():
     (told,) = decided({"income": 1e-3, "debt": 0.0}, -20.000_123_4, {"income": 20_000.0, "debt": 0.0})
     assert told == "Raise income from 20,000 USD to 20,001 USD or more."
+    (told,) = decided({"income": 1.0, "debt": 0.0}, -10.123_4, {"income": 10.0, "debt": 0.0})
+    assert told == "Raise income from 10 USD to 10.13 USD or more."
     change = Change("x", "", "numeric", 4000.25, 5275.4, "USD a year", 1.0, further=False, rises=True)
     assert sentence(change) == "Raise x from 4,000.25 USD a year to 5,275.40 USD a year."
     share = Change("x", "", "numeric", 20.5, 10.5, "%", 1.0, further=True, rises=False)

@@ -247,6 +247,7 @@ def test_next_to_no_noise_guarantees_nothing(values):
 @pytest.mark.parametrize("values", [(1e300, 0.5, 100, 1e-12), (1.0, 5e-324, 10, 1e-12)])
 def test_next_to_no_loss_is_zero(values):
     assert epsilons(*values).substitute == 0
+    assert epsilon_of([Steps(2.0, 0.3, 1)], Pair(2.0, 0.3).total_variation("add_remove"), "add_remove") == 0.0
 
 
 def test_noise_whose_square_is_no_number_hides_everything():
