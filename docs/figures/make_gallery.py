@@ -332,7 +332,7 @@ def _facts(row: Row) -> list[str]:
     held = (
         (row.stochastic, "random"),
         (row.mixes_batch, "mixes the batch"),
-        (row.hooks, "private copy" + (", weights too" if row.writes else "")),
+        (row.hooks, "private copy"),
         (row.needs_relu, "needs `nn.ReLU`"),
     )
     return [words for holds, words in held if holds]
