@@ -57,11 +57,8 @@ def make_folder(folder: str | Path) -> Path:
 
 
 class FileStore:
-    """Finished results of a long run in a folder, one file each, so that an interrupted run can be resumed.
-
-    A damaged file counts as missing. Messages call a result `what`, such as "a trained model". InputError: the folder
-    cannot be created.
-    """
+    """Finished results of a long run (`what`, such as "a trained model") in a folder, one file each; a damaged one
+    counts as missing. InputError: the folder cannot be created."""
 
     def __init__(self, folder: str | Path, what: str) -> None:
         self.folder, self.what = make_folder(folder), what

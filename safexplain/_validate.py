@@ -219,10 +219,8 @@ def check_follows(
     found: Any, computed: Any, where: str, source: str, tolerance: tuple[float, float] = (1e-9, 1e-12)
 ) -> None:
     """Compare JSON `found` in a file with the same values `computed` from other parts of it (`source`), at any depth;
-    tuples count as lists. InputError: the first difference, at `where`.
-
-    `tolerance`: relative and absolute difference allowed for floats, as versions of SciPy round differently.
-    """
+    floats within the relative and absolute `tolerance`, as versions of SciPy round differently. InputError: the first
+    difference, at `where`."""
     if found is _MISSING:
         raise InputError(f"{where} is missing")
     if isinstance(computed, Mapping) and isinstance(found, Mapping):

@@ -107,8 +107,8 @@ class Watch:
         """Check a batch of native maps, (batch, ...) each, quickly; never raises.
 
         A zero map is right if the input is zero or the baseline, and NaN if the input has some. `outputs` returns the
-        explained outputs, if numbers are large. `grouped`: features are explained in groups, perhaps one; `squared`:
-        the map is a square of a map (VarGrad).
+        explained outputs, for large numbers. `grouped`: features are explained in groups; `squared`: the map is a
+        square.
         """
         try:
             rows = [m.detach().flatten(1) for m in maps if m.dim() > 1 and m.numel() and m.is_floating_point()]

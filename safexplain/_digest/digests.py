@@ -462,9 +462,9 @@ def weights_digest(model: nn.Module) -> str:
 def trained_digest(model: Any) -> str:
     """64 hexadecimal digits that name a trained model, computed at each call: one changed number changes them.
 
-    - A torch module: `weights_digest`; a module without parameters around an estimator: that of the estimator.
-    - A model with `coef_` and `intercept_`: of these numbers and of `classes_`, whatever its class.
-    - Any other fitted scikit-learn estimator: of all its parts; ConfigurationError if one cannot be read.
+    A torch module: `weights_digest`, or of the estimator in it; a model with `coef_` and `intercept_`: of these and
+    `classes_`, whatever its class; any other fitted estimator: of all its parts. ConfigurationError: one cannot be
+    read.
     """
     if is_module(model):
         inner = getattr(model, "estimator", None)

@@ -178,13 +178,9 @@ def _held_by_function(function: types.FunctionType) -> Iterator[object]:
 
 
 def network_of(forward_func: object) -> nn.Module | None:
-    """The module that computes the answer, without wrappers that only pass inputs and outputs on; None: the callable is
-    no module, and does more than call one.
-
-    Wrappers are `DataParallel`, `DistributedDataParallel` and the result of `torch.compile`, modules of this package
-    with `_network`, an `nn.Sequential` of one, bound methods `forward` and `__call__`, `functools.partial` without
-    arguments, and functions and modules that only `return net(x)`.
-    """
+    """The module that computes the answer, without wrappers that only pass inputs and outputs on (`DataParallel`,
+    `torch.compile`, modules of this package with `_network`, an `nn.Sequential` of one, functions and modules that only
+    `return net(x)`); None: the callable is no module, and does more than call one."""
     found: Any = forward_func
     module = None
     for _ in range(_DEEPEST * 4):

@@ -45,14 +45,11 @@ class Compatibility:
 
 
 def compatibility(made_with: Mapping[str, str], libraries: Mapping[str, str] | None = None) -> Compatibility:
-    """Whether this environment may serve a certificate. Equal versions always may.
+    """Whether this environment may serve a certificate with this `environment`. Equal versions always may.
 
     Else safexplain must have the same minor version and release format, both versions of Captum must be in `CAPTUM`,
-    and other explainers' libraries must have the same version. Another torch is only noted, as it draws no noise.
-
-    Args:
-        made_with: `environment` of the certificate.
-        libraries: distribution -> version of each other library that the explainer runs.
+    and other explainers' `libraries` (distribution -> version) must be the same. Another torch is only noted, as it
+    draws no noise.
     """
     problems, notes = [], []
     audited = made_with["safexplain"]

@@ -39,10 +39,7 @@ class AuditData:
         x: float32 (n, ...), inputs of the model: images (n, channels, height, width) in [0, 1], tables (n, columns).
         y: int64 (n,), classes counted from 0.
         member: bool (n,), whether the model was trained on the row.
-        class_names: Name of each class, if the labels were names.
-        feature_names: Name of each column of a table.
         sha256: Hexadecimal SHA-256 of the file; for several files, of their digests in a fixed order.
-        source: Path of the data.
         groups: (n,) numbers or names, equal for rows of one group, such as one person; None: no groups.
         slices: Name -> (n,) whole numbers or names; results are also reported for each value.
         scaled: Whether x are 8-bit images divided by 255 and not normalised further.
@@ -71,9 +68,8 @@ def check_data(data: AuditData, *, num_classes: int | None, both_sides: bool = T
     """Warnings, one sentence each, about classes on one side only; unless `both_sides`, non-members are not needed.
 
     Raises:
-        InputError: an audit would fail or be meaningless: x is not (n, ...) or not finite, members or non-members are
-        too
-            few, or labels are negative, of one class, or beyond the `num_classes` of the model.
+        InputError: x is not (n, ...) or not finite, members or non-members are too few, or labels are negative, of one
+            class, or beyond the `num_classes` of the model.
     """
     n = len(data.x)
     if data.x.ndim < 2 or data.x.size == 0:
@@ -166,21 +162,19 @@ def load_data(
     """Load the data of an audit, recognised by content. Nothing is standardised: give the data as the model expects.
 
     - `.npz` with arrays `x` (n, ...), `y` (n,) and `member` (n,), optionally `groups` (n,), `class_names`,
-      `feature_names` and the arrays named in `group` and `slices`. Arrays of Python objects, which are pickles, are
-      refused. Images become (n, channels, height, width): of four axes, a last one of length 1 or 3 becomes the second,
-      if that has another length. 8-bit images are divided by 255; with three axes they get a channel axis.
-    - A folder with images as `members/class/image.png` and `non-members/class/image.png`, all of one size, with 8 bits.
-      They become grey if all are, else RGB, and are divided by 255. Members come first, each side sorted by path.
-    - A CSV or Parquet table with a column of labels and a column `member`: 0/1, true/false, yes/no or in/out.
-      True/false columns become 0/1, text columns one 0/1 column for each value (`column=value`, sorted by value).
+      `feature_names` and the arrays named in `group` and `slices`. Images become (n, channels, height, width); 8-bit
+      images are divided by 255.
+    - A folder with 8-bit images of one size as `members/class/image.png` and `non-members/class/image.png`, grey or
+      RGB, divided by 255. Members come first, each side sorted by path.
+    - A CSV or Parquet table with a column of labels and a column `member`: 0/1, true/false, yes/no or in/out. A text
+      column becomes one 0/1 column for each value (`column=value`, sorted).
 
-    Labels that are names, of classes or of their folders, become numbers in their sorted order.
+    Labels that are names become numbers in their sorted order.
 
     Args:
         path: The file or folder.
         label: Name of the label column of a table.
-        group: Name of the column or array of groups, such as persons; it is not a feature. None: the array `groups` of
-            an .npz, if present.
+        group: Name of the column or array of groups, such as persons; it is not a feature. None: the array `groups`.
         slices: Names of columns or arrays by which results are sliced. Columns of a table stay features.
         drop_slices: Remove these columns from the features.
         features: How columns of a table become numbers; None: as above.
@@ -476,9 +470,9 @@ def load_for_classifier(
 ) -> ClassifierData:
     """Load the data of an audit, and `public` rows without labels, for a classifier; arguments as for `load_data`.
 
-    A table is reduced to the columns that the classifier was fitted with, by name and in its order; one fitted without
-    names gets all. Texts and missing numbers become codes (`safexplain.columns`), derived from all rows together, and
-    labels positions of its classes. InputError: a file is unreadable, lacks a column, or has a label of no class.
+    A table is reduced to the columns that the classifier was fitted with, by name; texts and missing numbers become
+    codes (`safexplain.columns`), derived from all rows together, and labels positions of its classes. InputError: a
+    file is unreadable, lacks a column, or has a label of no class.
     """
     if Path(path).is_dir():
         raise InputError(f"expected an .npz or a table for a classifier, got the folder {path}")

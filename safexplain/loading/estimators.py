@@ -79,12 +79,9 @@ _ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-
 
 @dataclass(frozen=True, eq=False)
 class FittedClassifier:
-    """A fitted classifier with `predict_proba` and `classes_`, and the template of its reference models.
-
-    The template has their hyper-parameters, or the library's defaults for those that the file does not record
-    (`unrecorded`). `file` is the file's SHA-256, `notes` are sentences for the report, and `trusted` types that the
-    user accepted by name.
-    """
+    """A fitted classifier with `predict_proba` and `classes_`, and the template of its reference models, in which the
+    hyper-parameters that the file does not record (`unrecorded`) have the library's defaults. `notes` are sentences for
+    the report, and `trusted` types that the user accepted by name."""
 
     estimator: Any
     template: Any
@@ -129,18 +126,17 @@ def identify_estimator(raw: bytes) -> Format | None:
 def load_estimator(
     path: str | Path, *, trust_pickle: bool = False, trust_types: Sequence[str] = ()
 ) -> FittedClassifier:
-    """Load a fitted classifier from a file of any supported format, recognised by content: skops without unknown types,
-    XGBoost's JSON and UBJSON, LightGBM's text, and, as loading one can run any code, joblib and pickle if trusted.
+    """Load a fitted classifier from a file recognised by content: skops without unknown types, XGBoost's JSON and
+    UBJSON, LightGBM's text, and, as loading one can run any code, joblib and pickle if trusted.
 
     Args:
         path: the file.
         trust_pickle: allow a joblib file or a pickle to run code on this machine.
-        trust_types: names of types in a skops file to accept although skops does not trust them. Loading one imports
-            its module and runs its constructor.
+        trust_types: types in a skops file to accept although skops does not trust them; loading one runs its code.
 
     Raises:
-        InputError: the file is missing, damaged, of another kind, or of another version of its library; it holds a
-            regressor, an unfitted model, or one without probabilities; an untrusted pickle or untrusted types.
+        InputError: the file is missing, damaged, or of another kind or version of its library; it holds no fitted
+            classifier with probabilities; an untrusted pickle or untrusted types.
         MissingExtraError: the library is not installed.
     """
     raw, where = read_bytes(path, "model"), str(path)

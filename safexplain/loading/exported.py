@@ -62,12 +62,9 @@ def is_exported(names: list[str]) -> bool:
 
 
 def rewrite(raw: bytes) -> io.BytesIO:
-    """A new archive with the checked content of `raw`, for `torch.export.load`.
-
-    Metadata, guards and extra files are dropped, CUDA devices become the CPU, and example inputs are emptied unread, as
-    a slice holds the whole data set that it was taken from. InputError: it holds anything that could run code, or that
-    a plain exported network lacks.
-    """
+    """A new archive with the checked content of `raw`, for `torch.export.load`: without metadata, guards and extra
+    files, on the CPU, and with empty example inputs. InputError: it holds anything that could run code, or that a plain
+    exported network lacks."""
     packed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(packed, "w") as target:
         names = [name for name in source.namelist() if not _IGNORED.fullmatch(name)]
@@ -305,11 +302,8 @@ def _layer(name: str, weight: Tensor, values: dict[str, Any]) -> nn.Module:
 
 def with_layers(model: nn.Module, *, batch_norm: bool = False) -> nn.Module:
     """A copy of an exported model in which layers of torch replace operations that equal them, bit for bit, as training
-    with differential privacy needs; names of parameters and buffers stay. Other models are returned unchanged.
-
-    Plain modules hold the parameters of other operations, see `without_layer`. With `batch_norm`, batch normalisation
-    is replaced too, which then normalises by the batch in training mode.
-    """
+    with differential privacy needs; names stay. Other models are returned unchanged. With `batch_norm`, batch
+    normalisation is replaced too, which then normalises by the batch in training mode."""
     if not isinstance(model, ExportedModel) or not isinstance(model.program, fx.GraphModule):
         return model
     root = copy.deepcopy(model.program)

@@ -80,12 +80,10 @@ _NESTINGS = ("state_dict", "model_state_dict", "model")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model to audit.
+    """A model to audit, in evaluation mode, on the CPU.
 
     Attributes:
-        model: In evaluation mode, on the CPU.
-        fresh: Function from a seed to an untrained network of the same architecture, in training mode; None: not known.
-        fresh_unavailable: Why `fresh` is None, and what to pass.
+        fresh: Function from a seed to an untrained network of the same architecture; None: see `fresh_unavailable`.
         sha256: Hexadecimal SHA-256 of the file; for a folder, of the weights in it.
         preprocessing: Normalisation of images, read from a folder of transformers; None: unknown.
         classifier: The fitted classifier in the model, which is fitted again instead; None: the model is a network.
@@ -114,29 +112,23 @@ def load_model(
     trust_types: Sequence[str] = (),
     columns: str | Path | None = None,
 ) -> LoadedModel:
-    """Load a model file of any supported format, recognised by content.
-
-    - A `torch.export` archive, exported from a model in evaluation mode with a dynamic batch dimension. It is
-      checked and rewritten before it is loaded (`exported.rewrite`), so that no pickle and no code in it runs.
-    - A state_dict (`torch.save` or safetensors; also inside {"state_dict": ...}, {"model_state_dict": ...} or
-      {"model": ...}, and with the prefix of DataParallel or torch.compile), with `arch`.
-    - A pickled `torch.nn.Module`, only with `trust_pickle`: **nothing pickled is loaded unless asked for by name**.
-    - A folder of transformers with an image classifier (`huggingface`), as a `safexplain.outputs.Logits`.
-    - A classifier of scikit-learn, XGBoost or LightGBM; see `estimators.load_estimator`.
+    """Load a model file of any supported format, recognised by content: a `torch.export` archive (`exported.rewrite`),
+    a state_dict with `arch`, a pickled module with `trust_pickle`, a folder of transformers, or a classifier of tables
+    (`load_estimator`). **Nothing pickled is loaded unless asked for by name**.
 
     Args:
         path: The file, or the folder.
-        arch: How the network is built, see `fresh_network`. For a torch.export file, a pickle or a folder, it only
-            builds the untrained networks, and must fit the file's weights.
+        arch: How the network is built, see `fresh_network`. For files with a network, it only builds the untrained
+            networks, and must fit the file's weights.
         trust_pickle: Allow the file to run code on this machine.
         input_shape: Shape of one example. If it, or an exported shape, is known, the model is tried on two rows.
-        trust_types: Names of types in a skops file to accept although skops does not trust them.
+        trust_types: Types in a skops file to accept although skops does not trust them.
         columns: The file columns.json of the audit of a classifier that takes texts or missing numbers.
 
     Raises:
         InputError: the file is missing, unreadable, damaged or not a model, needs `arch` or `trust_pickle`, does not
             fit `arch`, or passes no gradient to its input, which explanations need.
-        MissingExtraError: timm, torchvision, transformers or safetensors is needed and not installed.
+        MissingExtraError: a library is needed and not installed.
     """
     if is_transformers_folder(path):
         return _load_folder(Path(path), arch, trust_pickle, input_shape)
@@ -293,10 +285,9 @@ def fresh_network(
     """A function from a seed to an untrained network, in training mode. Nothing is downloaded.
 
     Args:
-        arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER` (the network of its config.json with new weights),
-            `hf-pretrained:FOLDER` (starting from its weights, a head of another size drawn anew), or
-            `package.module:function`, found as by `python -m` and called without arguments, or with `num_classes` if it
-            has this parameter. If it starts from public weights, so do the reference models.
+        arch: `timm:NAME`, `torchvision:NAME`, `hf:FOLDER` (its config.json with new weights), `hf-pretrained:FOLDER`
+            (starting from its weights, a head of another size drawn anew), or `package.module:function`, called
+            with `num_classes` if it has this parameter.
         num_classes: Number of outputs; None: the network's default.
         channels: Input channels, for timm; None: the network's default.
         state: Weights that the network must take; they give both numbers.
@@ -367,23 +358,12 @@ _PASS_ARCH = "pass --arch timm:NAME, torchvision:NAME or package.module:function
 
 
 def reinitialise(module: nn.Module, seed: int) -> nn.Module:
-    """A deep copy of `module` with fresh weights, by PyTorch's default for each layer; `--arch` is better if the
-    model's constructor sets them in another way.
+    """A deep copy of `module` with fresh weights, by PyTorch's default for each layer, in training mode; the global
+    random state does not change. `--arch` is better if the model's constructor sets its weights in another way.
 
-    A submodule with `reset_parameters` calls it (children before their parents, as constructors do). Parameters of any
-    other module, as in `torch.export` graphs, get the default of the layer that their name suggests:
-
-    - `weight` of two or more dimensions: uniform +-1/sqrt(fan_in), the rule of `nn.Linear` and `nn.ConvNd`
-      (`kaiming_uniform_(a=sqrt(5))`); its `bias`: uniform +-1/sqrt(fan_in). A table that a graph looks up
-      as an embedding: standard normal.
-    - `weight` of one dimension (a normalisation): 1; its `bias`: 0; `in_proj_weight` (attention): Xavier
-      uniform; `in_proj_bias`: 0.
-    - `running_mean`, `running_var`, `num_batches_tracked`: 0, 1, 0.
-    - any other parameter (a class token, position embeddings, a layer scale): normal with the mean and the
-      standard deviation of the trained tensor, the only clue to its scale; a single number is kept.
-
-    Other buffers are kept. The copy is in training mode, on the device of the original's first parameter, and all its
-    parameters require gradients. The trained network and the global random state do not change.
+    A submodule with `reset_parameters` calls it, children before their parents. Parameters of others, as in
+    `torch.export` graphs, get the default of the layer that their name suggests (`_default_rule`); any other tensor is
+    normal with the mean and standard deviation of the trained one, and a single number is kept. Other buffers are kept.
 
     Raises:
         InputError: an exported graph holds dropout, or batch normalisation without parameters, in inference form; a

@@ -64,12 +64,9 @@ class Likeness:
     """Distances between sketches of inputs, and the threshold below which two questions are near-duplicates.
 
     Inputs are clipped to the range of the public rows, centred, and divided by the larger of each feature's standard
-    deviation and the upper quartile of all deviations; without this floor, tiny changes of pixels that hardly vary
-    would make new maps. Constant features are ignored. A sketch is a projection on random directions, at most 128 and
+    deviation and the upper quartile of all deviations. A sketch is a projection on random directions, at most 128 and
     at most half as many as features, in float32, which preserves distances (Johnson and Lindenstrauss 1984). It is not
-    secret: it shows roughly where an input lies.
-
-    All arrays are (d,), of the public rows.
+    secret: it shows roughly where an input lies. All arrays are (d,), of the public rows.
     """
 
     low: Floats

@@ -96,14 +96,14 @@ def save_model(
         path: Folder to create.
         model_file: Any model file that `Service.load` reads.
         certificate: Its certificate.
-        public: File of public rows, for methods that need a background and for near-duplicates.
+        public: File of public rows.
         model_config: Values of `SETTINGS`, stored in plain text; loading can override them, and should set passwords.
         options: For `mlflow.pyfunc.save_model`: `pip_requirements`, `code_paths`, `metadata`, ...
 
     Raises:
         FileNotFoundError: a file does not exist; nothing is written.
         ConfigurationError: keys of `model_config` outside `SETTINGS`.
-        TypeError: `options` contain `signature`, which follows from the files, or `input_example`, which is a row.
+        TypeError: `options` contain `signature` or `input_example`.
     """
     files = {"model": model_file, "certificate": certificate, "public": public}
     artifacts = {what: str(Path(file).resolve(strict=True)) for what, file in files.items() if file is not None}

@@ -63,8 +63,8 @@ class NearDuplicates:
         sketches: one for each digest.
         after: number of the last question that `assign` knows.
         assign: (positions, number, later) -> for the new questions at these positions, numbered from `number` on, the
-            number of the first question of each one's group, or its own; `later` are the questions after `after`. It
-            runs in the transaction: it must be quick and must not use the ledger.
+            number of the first question of each one's group; `later` are the questions after `after`. It runs in the
+            transaction and must not use the ledger.
         limits: on questions of one group, its first included; all must hold.
     """
 
