@@ -117,8 +117,6 @@ class _Stage:
 
 
 class _Lines(ProgressDisplay):
-    """A line a minute, even without updates, and one at the end of any stage longer than that."""
-
     def __init__(self, stream: TextIO) -> None:
         super().__init__(self._update)
         self._stream = stream

@@ -50,12 +50,9 @@ def faithfulness(
 ) -> Faithfulness:
     """Measure the model's outputs with the features that maps name deleted, and with only these kept.
 
-        faithfulness(model, x, model(x).argmax(1), released, fraction=0.1).deletion.mean()
-
-    A feature is a number of the map: for images with three channels one of d = 3 h w numbers, if the map has them; a
-    map of one channel names pixels, with all their channels. The max(1, round(fraction d)) highest numbers are named,
-    with their signs, but only numbers above 0: others do not count for the class. Ties are broken at random. Deleted
-    features are set to 0.
+    A feature is a number of the map; a map of one channel names pixels, with all their channels. The
+    max(1, round(fraction d)) highest numbers are named, with their signs, but only numbers above 0: others do not count
+    for the class. Ties are broken at random.
 
     Args:
         model: in evaluation mode, (batch, ...) -> (batch, classes >= 2) logits or probabilities, which the first batch

@@ -37,13 +37,11 @@ FINDINGS = {
         " modules)",
     ),
 }
-"""Finding -> its description and its probable cause."""
 
 SHARE = 0.1
 """Zero and constant maps are reported above this share of all maps; a few of them can be right."""
 
 HUGE = 1e6
-"""Factor above the plausible size."""
 
 COMPARISONS = 16
 """Most batches of large numbers that are compared with the outputs, for each model and method."""
@@ -203,7 +201,6 @@ def _is_baseline(x: Tensor, baselines: Sequence[object]) -> bool:
 
 
 def _plausible(inputs: Sequence[Tensor], outputs: Callable[[], Tensor] | None) -> float:
-    """Size of outputs, or of outputs per unit of input; at least 1."""
     out = 1.0 if outputs is None else max(1.0, float(outputs().detach().abs().max()))
     largest = max((float(x.detach().abs().max()) for x in inputs if x.numel()), default=1.0)
     return out * max(1.0, 1 / max(largest, 1e-12))

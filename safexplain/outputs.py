@@ -53,11 +53,8 @@ class Logits(_Wrapper):
 
 
 class Probability(_Wrapper):
-    """A classifier with softmax on its logits: explanations of it are of the predicted probability.
-
-    Gradients of the probability carry the factor p (1 - p), so their size reveals the confidence, which is higher on
-    members; those of the logit leak far less (`docs/concepts.md`).
-    """
+    """A classifier with softmax on its logits: explanations of it are of the predicted probability. Their size reveals
+    the confidence, which is higher on members; those of the logit leak far less (`docs/concepts.md`)."""
 
     _explains = b"probability"
 
@@ -75,13 +72,11 @@ class EstimatorModule(nn.Module):
     estimator: the same in another process, and different for any other fit.
 
     Args:
-        estimator: fitted, with `predict_proba`. It gets inputs as rows of float32, under the names of the columns that
-            it was fitted with, if any.
+        estimator: fitted, with `predict_proba`. It gets rows of float32, under the names of its columns, if any.
         classes: number of outputs; classes unknown to the estimator get probability 0. None: its own.
         columns: the coding of rows, if the estimator takes texts or missing numbers; it then gets the decoded frame.
-        labels: (classes,) of the outputs, for an estimator that has not seen all of them. None: see below.
-
-    Labels that are whole numbers from 0 are the indices of the outputs; others are in the order of `classes_`.
+        labels: (classes,) of the outputs, for an estimator that has not seen all of them. None: labels that are whole
+            numbers from 0 are the indices of the outputs; others are in the order of `classes_`.
 
     Raises:
         ConfigurationError: the estimator has no `predict_proba`.
@@ -142,7 +137,6 @@ def _without_threads(rows: int) -> AbstractContextManager[Any]:
 
 
 def _pickled(value: Any) -> bytes:
-    """For an estimator that cannot be read part by part."""
     try:
         return hashlib.sha256(pickle.dumps(value)).digest()
     except Exception:  # local classes and the like: unique, but different after a restart

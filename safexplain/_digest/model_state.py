@@ -377,7 +377,6 @@ class _Walk(Writer):
 
 
 def _kind_of(value: object) -> Kind | None:
-    """Kind of a value that always counts, unless `forward` writes it."""
     if is_torch(value, "Tensor", "ScriptObject"):
         return "tensor" if is_torch(value, "Tensor") else "packed"
     return "estimator" if is_estimator(value) else None
@@ -404,7 +403,6 @@ def is_estimator(value: object) -> bool:
 
 
 def _names_in(module: nn.Module) -> _Names:
-    """Names in all classes of a model, and in functions that are set as `forward` or hooks."""
     kinds, loose = set(), set[CodeType]()
     for part in module.modules():
         kinds.add(type(part))

@@ -19,7 +19,6 @@ CAPTUM = ("0.9.0",)
 """Versions of Captum with the same recorded releases."""
 
 FORMAT = "release_format"
-"""Name of `RELEASE_FORMAT` in a certificate's `environment`."""
 
 
 def versions() -> dict[str, str]:

@@ -28,7 +28,6 @@ from safexplain.loading.files import as_input_error, one_line, read_bytes, requi
 from safexplain.outputs import are_places
 
 MINIMUM_ROWS = 10
-"""Smallest number of members, and of non-members, of an audit."""
 
 
 @dataclass(frozen=True)
@@ -538,7 +537,6 @@ def _require_columns(names: tuple[str, ...], frame: Any, where: str) -> None:
 
 
 def _with_accepted_types(found: FittedClassifier, columns: Columns, frame: Any) -> Columns:
-    """The columns with text as str or as pandas categories, whichever the model accepts; InputError: neither."""
     if not columns.categorical_names:
         return columns
     rows = columns.encode(frame.iloc[[0, -1]])

@@ -45,7 +45,6 @@ from safexplain.outputs import OBJECTIVES, classifier_of
 Format = Literal["skops", "pickle", "xgboost", "lightgbm"]
 
 FILES = "a skops file, an XGBoost model (.json, .ubj), a LightGBM model (.txt), or a joblib file with --trust-pickle"
-"""The supported formats, in words."""
 
 HARMLESS = (
     "builtins.object",
@@ -72,7 +71,6 @@ HARMLESS = (
 """Types that skops does not trust but that are accepted here: their numbers are checked, or need no check."""
 
 _COMPRESSED = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda", b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
-"""First bytes of joblib's compressions: zlib, gzip, bz2, xz."""
 
 _ESTIMATORS = re.compile(rb"(sklearn|xgboost|lightgbm|imblearn|catboost)\.[a-zA-Z_.]+")
 
@@ -204,7 +202,6 @@ def _installed_version() -> str:
 
 @contextlib.contextmanager
 def _check_versions(where: str, notes: list[str]) -> Iterator[None]:
-    """Refuse estimators of another release of scikit-learn, of which it warns; note another patch."""
     from sklearn.exceptions import InconsistentVersionWarning
 
     with warnings.catch_warnings(record=True) as seen:
@@ -300,7 +297,6 @@ _LIGHTGBM_NAMES = {
     "lambda_l1": "reg_alpha",
     "lambda_l2": "reg_lambda",
 }
-"""LightGBM's names of parameters -> scikit-learn's."""
 
 _MODEL_PARAMETERS = (
     *("learning_rate", "num_leaves", "max_depth", "max_bin", "min_data_in_bin", "feature_fraction_bynode"),
@@ -310,7 +306,6 @@ _MODEL_PARAMETERS = (
     *("scale_pos_weight", "boost_from_average", "sigmoid", "use_missing", "zero_as_missing", "enable_bundle"),
     *("xgboost_dart_mode", "uniform_drop", "monotone_penalty", "bagging_by_query", "deterministic"),
 )
-"""Others that affect the model."""
 
 
 def _lightgbm(raw: bytes, where: str) -> tuple[Any, Any]:
@@ -568,7 +563,6 @@ def _require(holds: Any, reason: str) -> None:
 
 
 def _integers(values: Any, least: int, below: int, what: str, count: int | None = None) -> NDArray[np.int64]:
-    """Integers in [least, below), `count` of them; ValueError: others."""
     found = np.asarray([int(v) for v in values], dtype=np.int64)
     _require(count in (None, len(found)) and ((found >= least) & (found < below)).all(), f"{what} are out of range")
     return found

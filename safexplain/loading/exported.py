@@ -135,7 +135,6 @@ def _check_string(value: str, *, key: str) -> None:
 
 
 def _is_specification(serialized: str) -> bool:
-    """Whether a pytree nests only tuples, lists and dicts; other types may import modules."""
     try:
         protocol, spec = json.loads(serialized)
         return protocol == 1 and _is_plain_tree(spec)
@@ -219,12 +218,8 @@ class ExportedModel(nn.Module):
 
 def load_exported(raw: bytes, *, where: str, trusted: bool) -> tuple[ExportedModel, dict[str, Tensor]]:
     """Load a `torch.export` archive on the CPU: the model, and its weights under their original names; all of it if
-    `trusted`, else what `rewrite` keeps.
-
-    Raises:
-        InputError: it is damaged, of another PyTorch version, might run code, takes other inputs than one batch of
-            float32, has a fixed or narrow batch dimension, or was exported in training mode.
-    """
+    `trusted`, else what `rewrite` keeps. InputError: it is damaged, of another PyTorch version, might run code, takes
+    other inputs than one batch of float32, has a fixed or narrow batch dimension, or was exported in training mode."""
     here = f"PyTorch {torch.__version__}"
     try:
         what = f"the torch.export file is damaged or cannot be loaded with {here}"

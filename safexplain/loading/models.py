@@ -203,7 +203,6 @@ def _load_folder(
 
 
 def _read_into(build: Network, state: Mapping[str, Tensor] | None, where: str, **options: bool) -> nn.Module:
-    """The network with the weights of a file; InputError: `--arch` says that its training started from these."""
     model = build.load(state, where, **options)
     if build.base is not None:
         fresh, trained = build(0).state_dict(), model.state_dict()
@@ -276,7 +275,6 @@ def _check_runs(
 ARCH_FORMS = "--arch timm:NAME, --arch torchvision:NAME, --arch hf:FOLDER or --arch package.module:function"
 
 HUGGING_FACE = ("hf", "hf-pretrained")
-"""Sources of `--arch` for folders of transformers."""
 
 
 def fresh_network(

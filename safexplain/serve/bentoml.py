@@ -82,8 +82,6 @@ def service_class(model: str | Path, certificate: str | Path | None, **settings:
 
 
 def _member(ask: Operation, member: str) -> Operation:
-    """The V1 operation with {"x": rows} as request and one member of its response as response."""
-
     def operation(service: Service, payload: Any, client: str) -> Reply:
         content, answer = ask(service, {"instances": numbers(validated(Body, payload).x, "x")}, client)
         return content[member], answer

@@ -160,8 +160,6 @@ class Budget:
     """Counts the questions of each client of a service, and enforces its limits; usable from threads.
 
     Args:
-        questions: where they are counted.
-        limits: of each client.
         public: (n, ...) public rows; None: near-duplicates are not recognised.
         most_looks: near-duplicates of one question over all time; None: no limit.
         subject: of the maps, such as a digest of the model; looks at maps of different subjects count apart.

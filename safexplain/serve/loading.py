@@ -103,7 +103,6 @@ class Generation:
         return [Remembered(int(s.argmax()), None, p) for s, p in zip(scores, self._probabilities(scores), strict=True)]
 
     def _scores(self, x: Tensor) -> Tensor:
-        """(n, classes); RequestError if the shape of inputs is unknown and the model cannot take this one."""
         try:
             return self.release.predict(x)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -134,20 +133,17 @@ class Options:
             estimator of scikit-learn.
         certificate: its certificate. None: with `uncertified`, `explainer` and `hardening`.
         key: the noise key, as bytes, or the path of its file. None: the environment variable SAFEXPLAIN_NOISE_KEY.
-        public_key: ed25519, PEM: path or bytes, read once. If given, the certificate must be signed with its private
-            key.
+        public_key: ed25519, PEM: path or bytes. If given, the certificate must be signed with its private key.
         ledger: URL of the ledger that counts questions, the same for all workers. None: counted in this process.
         public: (rows, ...) public rows or their file: for near-duplicates, and the background of some methods.
         limits: of each client, as `Limits` or a mapping.
         uncertified: serve without a valid certificate; every answer and readiness report it.
         probabilities: return those of all classes too; the certificate must cover them
             (`Policy(release="explanation+prediction")`).
-        explainer: without a certificate, the method's name in the catalog.
-        hardening: without a certificate, the hardening; None: the recommended one.
+        explainer, hardening: without a certificate, the method's name and the hardening (None: the recommended one).
         arch, trust_pickle, trust_types: see `load_model`.
-        columns: for a classifier of texts or missing numbers, the file columns.json of its audit; requests then contain
-            its codes.
-        input_shape: of one input, if neither certificate nor model file has it.
+        columns: for a classifier of texts or missing numbers, the columns.json of its audit; requests contain its
+        codes. input_shape: of one input, if neither certificate nor model file has it.
         input_range: least and greatest number of an input. None: the range of the public rows, extended by its width on
             either side; without public rows, any finite number.
         name: of the model, in URLs.

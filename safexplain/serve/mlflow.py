@@ -39,7 +39,6 @@ SETTINGS = sorted(
     - {"model", "certificate", "public", "key"}  # artefacts, and a secret
     - {"uncertified", "explainer", "hardening", "probabilities", "name", "watch"}  # other ways to serve
 )
-"""Keys of `model_config`: arguments of `Service.load`."""
 
 SIGNATURE = ModelSignature(
     params=ParamSchema([ParamSpec("explain", DataType.boolean, False), ParamSpec("client", DataType.string, "")])

@@ -25,7 +25,6 @@ from safexplain.serve.inputs import numbers
 from safexplain.serve.service import Answer, Service
 
 INPUT, EXPLANATION, LABEL, PROBABILITIES = "input", "explanation", "label", "probabilities"
-"""Names of the V2 tensors."""
 
 BODY_SECONDS = 30.0  # time limit of a request's body
 MAX_BYTES_IN_FLIGHT = 64 << 20  # of all bodies that are being read or answered

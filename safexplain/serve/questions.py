@@ -240,7 +240,6 @@ def _history(execute: Execute, client: str, space: str, after: int) -> list[Ques
 
 
 def _last_number(execute: Execute, client: str, before: int | None = None) -> int:
-    """Number of a client's last question, or of the last one before a time; 0: none."""
     when, values = ("", ()) if before is None else ("AND time < ? ", (before,))
     sql = f"SELECT number FROM ledger_questions WHERE principal = ? {when}ORDER BY time DESC, number DESC LIMIT 1"
     rows = execute(sql, (client, *values))

@@ -37,8 +37,7 @@ def deployment(
         settings: Arguments of `Service.load`. `ledger` must be a URL that every replica reaches, `key` a path.
 
     Raises:
-        ConfigurationError: several replicas without a shared ledger, or a setting that would send the key or an object
-            through Ray.
+        ConfigurationError: several replicas without a shared ledger, or a key that Ray would display.
     """
     variables = (actor or {}).get("runtime_env", {}).get("env_vars", {})
     if isinstance(settings.get("key"), bytes | bytearray) or KEY_VARIABLE in variables:

@@ -446,10 +446,8 @@ class _Job:
 
 
 class Batches:
-    """A queue of questions, and the thread that answers them in batches of at most `rows` rows.
-
-    A batch does not wait to be filled. A request with more rows is its own batch. `on_batch` gets the size of each.
-    """
+    """A queue of questions, and the thread that answers them in batches of at most `rows` rows, without waiting for a
+    full one; a longer request is its own batch. `on_batch` gets the size of each."""
 
     def __init__(self, rows: int = 32, on_batch: Callable[[int], None] = lambda rows: None) -> None:
         self.rows, self._on_batch = rows, on_batch
@@ -488,7 +486,6 @@ class Batches:
             del jobs, wanted  # otherwise they would keep a replaced model alive until the next question
 
     def _next_batch(self, leftover: list[_Job | None]) -> list[_Job]:
-        """The next jobs that can be computed together; none if closed. `leftover` keeps one that cannot."""
         first = leftover.pop() if leftover else self._queue.get()
         if first is None:
             return []

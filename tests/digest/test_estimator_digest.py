@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC
 
-from safexplain._digest.digests import OPAQUE_DIGEST, _estimator_digests, estimator_digest, model_digest
+from safexplain._digest import OPAQUE_DIGEST, _estimator_digests, estimator_digest, model_digest
 from safexplain.errors import OpaqueModelWarning
 
 X, Y = load_breast_cancer(return_X_y=True)

@@ -10,8 +10,8 @@ import torch
 from sklearn.ensemble import RandomForestClassifier
 from torch import nn
 
+from safexplain import _digest as identity
 from safexplain._digest import OPAQUE_DIGEST, estimator_digest, model_digest, modules_of
-from safexplain._digest import digests as identity
 from safexplain.errors import OpaqueModelWarning
 
 

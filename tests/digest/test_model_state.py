@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from safexplain import GaussianNoise, HardenedSaliency, Hardening, harden
+from safexplain import _digest as identity
 from safexplain._digest import OPAQUE_DIGEST, explained_digest, model_digest
-from safexplain._digest import digests as identity
 from safexplain._digest.model_state import network_of
 from safexplain.errors import ConfigurationError, ConfigurationTypeError, InputError, RefusedError
 from safexplain.loading.exported import ExportedModel
