@@ -340,6 +340,17 @@ def test_half_of_the_risk_goes_to_the_main_attacks_and_all_of_it_is_spent():
     assert risks == pytest.approx([LOOSE.risk / 2, LOOSE.risk / 4, LOOSE.risk / 4])
 
 
+def test_the_confidence_is_said_with_what_shares_the_risk():
+    end = "; each upper bound holds with 95%. Both include the uncertainty of the threshold."
+    begin = "The lower bounds of the judged attack hold jointly with 95% confidence"
+    assert words.confidence_sentence(judged((60, 30))) == begin + end
+    among = begin.replace("attack", "attack on each of the 2 models")
+    assert words.confidence_sentence(several((50, 20), (50, 20))) == among + end
+    looks = Judgement(replace(LOOSE, looks=2), (attack(60, 30, MAIN), attack(60, 30)), 1000, 1000, 1)
+    half = " over all 2 looks at the model (half of the risk goes to the 1 called “stacked”)"
+    assert words.confidence_sentence(looks) == begin.replace("the judged attack", "the 2 judged attacks") + half + end
+
+
 def test_with_too_few_non_members_everything_counts_as_found():
     j = judged((40, 0), members=40, others=2, policy=replace(LOOSE, fpr=0.2, max_tpr=0.3))
     assert upper_bound_rank(2, 0.2, 0.025) is None

@@ -47,7 +47,10 @@ def test_noise_of_another_distribution_is_found_and_little_noise_is_not_judged()
     right = noise_distribution(noise(), draw(1))
     assert (right.passed, right.found) == (True, pytest.approx(0.82198, abs=1e-4))
     assert not noise_distribution(draw(0).laplace(size=(40, 20, 6)), draw(1)).passed
-    assert noise_distribution(np.zeros((4, 20, 6)), draw(1)).found is None
+    few = np.where(np.arange(480).reshape(4, 20, 6) < 100, noise(), 0.0)
+    assert noise_distribution(few, draw(1)).found is not None
+    few.flat[0] = 0.0
+    assert noise_distribution(few, draw(1)).found is None
 
 
 @pytest.mark.parametrize(
