@@ -1,8 +1,5 @@
-"""Answers of every model about every example: predictions and released maps, as arrays (models, examples, ...).
-
-They are kept by level: 1 is the plain query, L the first L dithered ones together, as in the names of `Signals`
-("l1@32").
-"""
+"""Answers of models: predictions and released maps, as arrays (models, examples, ...), by level: 1 is the plain query,
+L the first L dithered ones together, as in the names of `Signals` ("l1@32")."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ MAX_SINGLE = 16  # dithered queries whose predictions are kept one by one, at mo
 MAX_ROWS, MAX_NUMBERS = 8_192, 2**20  # rows in one forward pass for labels, and numbers in these rows, at most
 
 DITHERS_WITHOUT_NOISE = 4
-"""Dithered queries that are explained if a release has no noise: more of them hardly help the attacker."""
+"""Dithered queries that are explained if a release has no noise; more hardly help the attacker."""
 
 CLASS_SUMMARIES = ("l1", "l2", "mean")  # summaries of the explanation of each further class
 
@@ -62,8 +59,8 @@ SUMMARIES: dict[str, Callable[[Tensor], Tensor]] = {
     "sparsity": lambda a: _by_rms(a.abs().mean(1), a),
     "peak": lambda a: _by_rms(a.abs().amax(1), a),
 }
-"""Name -> function of maps (batch, d), giving (batch,), 0 for zeros. All but the first three do not change when a map
-is multiplied by a positive number. With RMS = sqrt(mean a_j^2):
+"""Name -> function of maps (batch, d), giving (batch,), 0 for zeros; all but the first three are the same for a
+positive multiple of the map. With RMS = sqrt(mean a_j^2):
 
     l1        sum |a_j|
     l2        sqrt(sum a_j^2)
@@ -71,8 +68,8 @@ is multiplied by a positive number. With RMS = sqrt(mean a_j^2):
     mean      (mean a_j) / RMS, from -1 to 1
     positive  share of entries above 0
     support   share of entries that are not 0
-    sparsity  l1 / (l2 sqrt d) = (mean |a_j|) / RMS: 1 where all |a_j| are equal, 1 / sqrt(d) where one entry is not 0
-              (the ratio in Hoyer's measure, JMLR 5 (2004), section 3.1)
+    sparsity  (mean |a_j|) / RMS, from 1 / sqrt(d) for one entry to 1 for equal |a_j| (the ratio in Hoyer's measure,
+              JMLR 5 (2004), section 3.1)
     peak      (max |a_j|) / RMS, from 1 to sqrt(d)
 """
 
@@ -99,7 +96,7 @@ class Predictions:
 
     @property
     def values(self) -> dict[str, Array]:
-        """The same by name with level, as in signals: "kept@32"."""
+        """The same by the names of signals, such as "kept@32"."""
         return {at_level(name, level): a for level, found in self.by_level.items() for name, a in found.items()}
 
 
@@ -115,22 +112,20 @@ def predict(
 ) -> Predictions:
     """Predict every example by every model, for the plain query and the dithered queries of every level.
 
-        label     the class predicted for the plain query
+        label     class predicted for the plain query
         loss      -log p_y of the true label y
         margin    log p_y - log(1 - p_y), the logit scaling of LiRA (arXiv 2112.03570, section IV-C)
         kept@L    share of the first L dithered queries with the label of the plain one
         shares@L  share of these with each label, (m, n, classes), for up to 32 classes
         loss@L    their mean loss; margin@L likewise
 
-    Foreign labels are classes of another task. Then there is no loss and no margin, but
+    For foreign labels, which are classes of another task, in place of loss and margin
 
         prediction     log p_c - log(1 - p_c) of every class c of the model, (m, n, classes)
         prediction@L   its mean over the first L dithered queries
         predictions@L  of each of them, one query after the other, (m, n, L * classes), for up to 16 queries
 
-    Probabilities are at least 1e-30.
-
-    Arguments are those of `collect_signals`.
+    Probabilities are at least 1e-30. Arguments are those of `collect_signals`.
 
     Raises:
         InputError: outputs are not finite or not of shape (batch, classes >= 2), do not cover own labels, or differ in
@@ -156,7 +151,7 @@ def predict(
 
 @dataclass(frozen=True, eq=False)
 class _PredictModels:
-    """Predicts by some models, here or in another process; fields as the arguments of `predict`."""
+    """Predicts by some models, perhaps in another process."""
 
     population: Population
     dither: Dither
@@ -204,7 +199,7 @@ def _check_classes(first: int, other: int, model: int) -> None:
     if first != other:
         raise InputError(
             f"expected models of one task, got {first} classes for the first and {other} for model {model}; fine-tune"
-            " reference models for the target's task"
+            " them for the target's"
         )
 
 
@@ -215,7 +210,7 @@ class _Outputs(NamedTuple):
 
 @dataclass(eq=False)
 class _Sums:
-    """Sums of one model over the dithered queries about a batch."""
+    """Sums of one model's predictions over the dithered queries about a batch."""
 
     label: Tensor  # (batch,) predicted for the plain query
     y: Tensor | None  # (batch,) true labels; None: they are of another task
@@ -281,7 +276,7 @@ def _predict(
 
 
 def _runs(levels: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """The dithered queries in runs (first, after the last) of at most `most`, none across a level."""
+    """Runs (first, after the last) of at most `most` dithered queries, none across a level."""
     first = 0
     for level in levels:
         while first < level:
@@ -291,7 +286,7 @@ def _runs(levels: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 class _TableBuilder:
-    """A table that is filled batch by batch, with one copy from the device for each."""
+    """A table that is filled batch by batch."""
 
     def __init__(self, m: int, n: int, dtype: torch.dtype = torch.float64) -> None:
         self.size, self.dtype = (m, n), dtype
@@ -327,18 +322,13 @@ def explanations_of(
     store: Store | None = None,
     progress: Progress = silent,
 ) -> Explanations:
-    """Explain every example by every model, for the plain query and the dithered queries of every level.
+    """Explain every example by every model, as `collect_signals`, by one of the `releases` for each model.
 
-    All queries explain the class that the model predicts for the plain query. If the service decides (`own_class`),
-    each explains its own predicted class, and the average is over queries with the label of the plain one, or else it
-    is the plain map.
-
-    `releases`, one per model, answer the plain query and at most four dithered ones, whose average stands for all
-    higher `levels`. For a release with noise (`quiet` without it), `attacked` models answer all queries as released,
-    and the others these few without noise. `classes` are explained besides the predicted one. Whole maps are kept in
-    memory up to `largest` bytes, or else on disk. If (m, n, d) `natives` of the plain queries are given, `of_native` of
-    a release hardens them, and these queries are not explained again. The `store` keeps the answers of each finished
-    model.
+    If the service decides (`own_class`), each query explains its own predicted class, and the average is over queries
+    with the label of the plain one, or else it is the plain map. `quiet` are the releases without noise, and
+    `attacked` models answer all queries as released. Whole maps are on disk beyond `largest` bytes. If (m, n, d)
+    `natives` of the plain queries are given, `of_native` of a release hardens them, and these queries are not
+    explained again.
 
     Raises:
         InputError: an explanation is not finite, or not of shape (batch, ...), the same for all.
@@ -402,7 +392,7 @@ def explanations_of(
 
 @dataclass(frozen=True, eq=False)
 class ExplainModel:
-    """Explains every example by one model, perhaps in another process; fields as in `explanations_of`."""
+    """Explains every example by one model, perhaps in another process."""
 
     name: str  # of the model, in messages
     release: Explain
@@ -423,7 +413,7 @@ class ExplainModel:
         return len(self.x) * (1 + len(self.classes)) * ((self.native is None) + self.dithers)
 
     def key(self, model: nn.Module, predicted: Mapping[str, NDArray[Any]], population: str) -> str:
-        """Digest of everything on which the answers of a model depend; "" if it has no stable identity."""
+        """Digest of all on which the answers of a model depend; "" if it has no stable identity."""
         options = (self.levels, self.dithers, self.classes, self.own_class, self.batch_size, self.keep_maps)
         queries = (population, self.queries.dither.to_dict(), options, dict(predicted))
         try:
@@ -488,11 +478,8 @@ class _Average:
 
     def add(self, maps: Tensor, counts: Tensor | None = None) -> None:
         """Add the maps of one query, for the examples in `counts` (batch,) bool or (None) all."""
-        if counts is None:
-            self.total, self.counted = self.total + maps, self.counted + 1.0
-        else:
-            weights = counts.double()[:, None]
-            self.total, self.counted = self.total + weights * maps.double(), self.counted + weights
+        weights = 1.0 if counts is None else counts.double()[:, None]
+        self.total, self.counted = self.total + weights * maps, self.counted + weights
 
     @property
     def mean(self) -> Tensor:
@@ -534,7 +521,7 @@ class _Oracle:
         return torch.cat([a.detach().reshape(len(a), -1) for a in answers], dim=1)
 
     def summaries(self, maps: Tensor) -> dict[str, Tensor]:
-        """Summaries of (targets, batch, d) maps for the predicted and for further classes, a number per explainer."""
+        """Summaries of (targets, batch, d) maps, a number per explainer."""
         assert self.shapes is not None
         widths = [math.prod(shape) for shape in self.shapes]
         first, *others = ([summarise(part) for part in found.split(widths, dim=1)] for found in maps)
@@ -546,7 +533,7 @@ class _Oracle:
 
 
 def _modules_of(value: Any) -> set[str]:
-    """Modules of this package that define an explainer, so that answers of other code are not reused."""
+    """Modules of this package that define an explainer."""
     inside = [*value] if isinstance(value, tuple) else [*vars(value).values()] if is_dataclass(value) else []
     names = {str(getattr(one, "__module__", "")) for one in (value, type(value))}
     found = {name for name in names if name.partition(".")[0] == "safexplain"}
@@ -567,26 +554,26 @@ def signals_of(
     keep_inputs: bool = False,
     meta: Mapping[str, Any] | None = None,
 ) -> Signals:
-    """The answers of models as `Signals`; without answers, the membership alone. Arguments as `collect_signals`."""
+    """The answers of models as `Signals`, without any the membership alone. Arguments as `collect_signals`."""
     about: dict[str, Any] = {**(meta or {}), "population": population.digest()}
     listed = {"targets": targets, "null": null or None, "classes": classes or None}
     about |= {name: [int(i) for i in given] for name, given in listed.items() if given is not None}
-    values: dict[str, NDArray[Any]] = {"label": np.zeros(shadows.membership.shape)}
+    values: dict[str, NDArray[Any]] = {}
     maps: dict[str, NDArray[Any]] = {}
-    if predictions is not None:
-        values = {}
-        if predictions.labels == "foreign":
-            about["labels"] = "foreign"
-        if len(predictions.by_level) > 1:
-            about["dither"] = {**predictions.dither.to_dict(), **about.get("dither", {})}
     if explanations is not None:
         for level, found in explanations.summaries.items():
             values |= {at_level(name, level): a for name, a in found.items()}
         maps = {at_level(WHOLE_MAP, level): a for level, a in explanations.maps.items()}
         if len(explanations.shapes) == 1:
             about["shape"] = list(explanations.shapes[0])
-    if predictions is not None:
+    if predictions is None:
+        values = {"label": np.zeros(shadows.membership.shape)}
+    else:
         values |= predictions.values
+        if predictions.labels == "foreign":
+            about["labels"] = "foreign"
+        if len(predictions.by_level) > 1:
+            about["dither"] = {**predictions.dither.to_dict(), **about.get("dither", {})}
     plain_maps, x = maps.pop(WHOLE_MAP, None), population.x.cpu().numpy()
     return Signals(
         shadows.membership,
@@ -625,47 +612,42 @@ def collect_signals(
 ) -> Signals:
     """Query every model about every example, as often as a patient attacker would, and keep what the attacker sees.
 
-        l1, l2, ...              summaries of the released map (`SUMMARIES`)
-        class_l1, class_l2,      summaries of the explanations of each of `classes`, k numbers an example
-        class_mean
-        label, loss, margin      see `predict`; loss and margin are more than an explanation alone releases
-        l1@L, ..., class_l1@L    the same summaries of the map averaged over the first L dithered queries, for each L
-        attributions@L           that map itself, if maps are kept
-        kept@L, shares@L,        labels, mean loss and mean margin of the same L queries
-        loss@L, margin@L
-        prediction, ...@L,       the prediction of each class, in place of loss and margin if labels are foreign
-        predictions@L
+        l1, l2, ...                      summaries of the released map (`SUMMARIES`)
+        class_l1, class_l2, class_mean   of the explanations of each of `classes`, k numbers an example
+        l1@L, ..., class_l1@L            the same of the map averaged over the first L dithered queries, for each L
+        attributions@L                   that map itself, if maps are kept
+        label, loss, kept@L, ...         see `predict`; more than an explanation alone releases, but for labels
 
-    All queries explain the class that the model predicts for the plain query. All models explain the first four
-    dithered queries. If the release has noise (`without_noise` is given), targets and null models answer every query by
-    the release, and the other models, which are the attacker's own, explain four `without_noise`. Maps of several
+    All queries explain the class that the model predicts for the plain query, and all models the first four dithered
+    queries. If the release has noise (`without_noise` is given), targets and null models answer every query by the
+    release, and the other models, which are the attacker's own, explain four `without_noise`. Maps of several
     explainers that are released together are concatenated, and each summary is a vector (m, n, k).
 
     Args:
         shadows: m models with membership over `population`.
         population: the pool of n examples; its labels are the slice "class", its groups those of the signals.
         explain: see `Explain`, called with float32 batches on the model's device and class indices; or one per model.
-            None: nothing is explained, and only predictions are kept.
+            None: only predictions are kept.
         patience: queries per example; the plain query is always among them.
         dither: how queries differ; None: `Dither()`.
         without_noise: the release without its noise, or one per model. None: the release has no noise.
-        labels: "own", or "foreign" if the population's labels are classes of another task, see `predict`.
+        labels: "own", or "foreign" if they are classes of another task, see `predict`.
         batch_size: examples per call.
         keep_attributions: also keep the whole maps, (m, n, d) float32 for each level.
-        largest_maps: bytes of maps up to which these are kept in memory; larger ones are on disk.
-        store: a folder for the answers of each finished model, so that an interrupted run resumes; None: none is kept.
+        largest_maps: bytes of maps beyond which these are on disk.
+        store: a folder for the answers of each finished model, so that an interrupted run resumes.
         keep_inputs: also keep the examples.
-        classes: indices of outputs that are explained for every query, besides the predicted one.
-        targets: models that may be attacked; None: all trained ones, which then all answer all queries.
-        null: models that are untrained and have no members.
+        classes: outputs that are explained for every query, besides the predicted one.
+        targets: models that may be attacked; None: all trained ones.
+        null: untrained models, without members.
         out_of_distribution: (n,) bool, examples from another source that no model was trained on.
         slices: name -> (n,), parts of the data by which results are shown.
         meta: kept in the file; `shape` (of one map), `population` (its digest) and `dither` are added.
         progress: called after each batch.
 
     Raises:
-        InputError: membership does not fit the population, `null` or `out_of_distribution`; or as `predict` and
-            `explanations_of`.
+        InputError: membership does not fit the population, `null` or `out_of_distribution`; or as `predict`, or an
+            explanation is not finite, or not of shape (batch, ...), the same for all.
         ConfigurationError: a level is not an integer of at least 1, or `labels` is neither of the two.
     """
     (m, n), levels = shadows.membership.shape, levels_of(patience)

@@ -1,7 +1,5 @@
-"""From signals to a verdict: rows of the suite, scores, counts, controls, and judgement by `verdict.judgement`.
-
-Each target is judged on its own, and the most exposed one decides.
-"""
+"""From signals to a verdict: attacks, counts, controls, and judgement. Each target is judged on its own, and the most
+exposed one decides."""
 
 from __future__ import annotations
 
@@ -66,24 +64,22 @@ def certify(
 ) -> AuditResult:
     """Run every attack that fits the signals, run the controls, and judge under the policy.
 
-    Each target is judged with all other trained models as references. Signals with predictions and no explanation are
-    judged as the release of predictions alone; the policy of the result states this.
+    The references of a target are all other trained models. Signals without an explanation are judged as the release
+    of predictions alone; the policy of the result states this.
 
     Args:
         signals: the released numbers.
         policy: default `Policy()`.
-        inputs: (n, ...) examples, for the blind control, exact copies and the count of uses; default those of the
-            signals.
-        suite: attacks to run instead of those that fit; a suite that leaves out any of these certifies nothing.
-        split: "selection" attacks the examples set aside for choosing a configuration, any number of times and without
-            a verdict.
-        uses: counter of verdicts on the same examples. None: this user's file (`holdout_uses`).
+        inputs: (n, ...) examples, for the blind control, exact copies and the count of uses; default the signals'.
+        suite: attacks to run instead of those that fit; one that leaves out any of these certifies nothing.
+        split: "selection" attacks the examples set aside for choosing a configuration, without a verdict.
+        uses: counter of verdicts on the same examples. None: this user's file.
         counted: whether this is a use of the examples; False if nothing is decided by it.
         force: certify although the examples were used for other configurations; the certificate says so.
         seed: of ties, controls and attacks that learn.
         exposed: number of the most exposed members to list, for the owner of the data.
         scorers: target -> scorer of another release of the same models and queries, whose scores without explanations
-            are reused; replaced by those of this release.
+            are reused; replaced by this release's.
         progress: called after each attack.
         about: further fields of the result, such as `quick`.
 
@@ -174,7 +170,7 @@ def certify(
 
 
 def _rows(signals: Signals, policy: Policy, suite: Sequence[SuiteRow] | None) -> tuple[list[SuiteRow], Policy]:
-    """The rows to run, and the policy, for predictions alone if there is no explanation."""
+    """The rows to run, and the policy."""
     rows = fitting(signals, policy) if suite is None else list(suite)
     if not _explained(rows):
         every = fitting(signals, replace(policy, suite=())) if suite is None else rows
@@ -208,7 +204,6 @@ def _null_model(signals: Signals, target: int) -> tuple[list[int], str]:
 
 
 def _exposure(result: AuditResult) -> tuple[float, float]:
-    """The proven leak above the limit, and the highest bound."""
     bounds = result.decisive.values()
     above = max((low - result.limit for low, _ in bounds), default=0.0)
     return max(above, 0.0), max((high for _, high in bounds), default=1.0)
@@ -228,8 +223,8 @@ def conclude(
     """Count the members that each attack's (s,) scores find above the ranks that the policy fixes, alone and compared
     with the baseline of its level, an attack on the labels (or predictions) of the same queries.
 
-    The (s,) orders are `by_score` with one seed for all, so that ties have one order; examples of one of the (s,)
-    groups are one unit on each side. `about` has further fields of the result.
+    The (s,) orders are `by_score` with one seed; examples of one of the (s,) groups are one unit on each side. `about`
+    has further fields of the result.
     """
     base = _baselines(rows, policy)
     judged = judged_among(rows, policy)
@@ -265,7 +260,6 @@ def conclude(
 
 
 def _baselines(rows: Sequence[SuiteRow], policy: Policy) -> dict[int, int]:
-    """Level -> index of the baseline's row."""
     return {r.level: i for i, r in enumerate(rows) if r.name == baseline_name(policy)}
 
 
@@ -283,7 +277,7 @@ def _alarm(
     targets: int,
     groups: Groups | None,
 ) -> Callable[[Bools], bool] | None:
-    """Whether this audit would find more than chance if given examples, whole groups, were the members."""
+    """Whether this audit would find more than chance if given examples were the members."""
     if not judged:
         return None
     base = {} if policy.claim == "whole" else _baselines(rows, policy)

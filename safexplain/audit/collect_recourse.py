@@ -1,7 +1,4 @@
-"""Signals from recourse, for `safexplain.audit.attacks.recourse`: models with known membership answer about a pool.
-
-For a linear model without constraints, recourse points along the weights, so that its direction gives the boundary.
-"""
+"""Signals from recourse, which for a linear model without constraints points along the weights."""
 
 from __future__ import annotations
 
@@ -52,12 +49,11 @@ def collect_recourse(
         distance           length of the recourse; if x is favourable already, its distance from the boundary by the
                            released score, at the rate of distance to score of the other answers
         signed_distance    the same, above 0 if the released decision is the true label
-        score              released score, noisy if the mechanism adds noise to it
+        score              released score
         label              released decision
         recovered_margin   signed distance from the boundary recovered from the answers, above 0 on the side of the true
                            label
-        regressed_margin   the same with the boundary regressed from all released scores; for up to 2,048 features and
-                           if there are scores
+        regressed_margin   the same with the boundary regressed from all released scores, up to 2,048 features
         averaged_distance  distance by the mean of `repeats` answers; if these differ
 
     `attributions` are the changes, counterfactual - x, of the first answers.
@@ -121,7 +117,7 @@ class Answers:
     reached: Floats  # (a,) positions of the counterfactuals along it
 
     def boundary(self, rows: Floats) -> tuple[Floats, float]:
-        """Direction and offset of the boundary: all changes of a linear model have one direction.
+        """Direction and offset of the boundary.
 
         The offset is the zero of the line fitted to the scores against the projections on that direction; without
         scores it is the median of the counterfactuals, which lie on the boundary but for noise in their lengths.
@@ -136,7 +132,7 @@ class Answers:
 
     @classmethod
     def collect(cls, mechanism: Any, rows: Floats, keep: NDArray[np.float32] | None = None) -> Answers:
-        """Query about (n, d) rows, a part at a time; the changes are written to `keep`, (n, d), if it is given."""
+        """Query about (n, d) rows; the changes are written to `keep`, (n, d), if it is given."""
         n, d = rows.shape
         distance, score, decided = np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool)
         total, reached = np.zeros(d), []
@@ -168,7 +164,7 @@ def explain(mechanism: Any, rows: Floats) -> Any:
 
 
 def _averaged(mechanism: Any, rows: Floats, first: Answers, repeats: int) -> Floats:
-    """(n,) mean signed distances of `repeats` answers; the first ones if a few repeated answers are equal."""
+    """(n,) mean signed distances of `repeats` answers, or the first ones if a few repeated answers are equal."""
     few = rows[:64]
     if repeats == 1 or (Answers.collect(mechanism, few).score == first.score[: len(few)]).all():
         return first.signed
@@ -191,7 +187,7 @@ def ridge_boundaries(x: Floats, scores: Floats) -> list[tuple[Floats, float]]:
     """Directions and offsets of m models, regressed from their (m, n) released scores on the (n, d) queries.
 
     Ridge regression with the penalty of each model by generalised cross-validation (Golub, Heath & Wahba,
-    Technometrics 21, 1979): almost none for exact scores, and more for noisier ones.
+    Technometrics 21, 1979).
     """
     mean = x.mean(0)
     left, values, right = np.linalg.svd(x - mean, full_matrices=False)

@@ -97,19 +97,19 @@ class Plan:
         stages: in their order.
         memory_bytes: approximate peak memory, excluding GPU memory.
         disk_bytes: files of the run directory.
-        best_certifiable: smallest limit that this sample certifies with a probability of 90 % if nothing leaks. For
+        best_certifiable: smallest limit that this sample certifies with a probability of 90 % if nothing leaks; for
             canaries, the largest lower bound on epsilon that the runs could prove.
         limit: the policy's limit; for canaries the claimed epsilon.
         claim: the quantity of both: "excess", "whole", or "epsilon".
         members, non_members: units that will be scored; for canaries, runs on D and D'.
         needed: scored examples, half of them members, that the limit requires; 0: there are enough.
-        obstacles: reasons why nothing can be certified, whatever is measured.
+        obstacles: reasons why nothing can be certified.
         notes: what the plan does not cover.
-        took: seconds that planning took.
+        took: seconds of planning.
         examples: size of the population, of which `scored` are scored; 0 for canaries.
         references: reference models, which answer with the target so many queries per example (`patience`).
         rates: the measured rates.
-        later: reference models, scored examples and seconds of each further look, while the audit is undecided.
+        later: reference models, scored examples and seconds of each further look.
     """
 
     stages: tuple[Stage, ...]
@@ -168,11 +168,8 @@ def plan_audit(
 ) -> Plan:
     """Measure in a few seconds what `audit` with the same arguments will cost, and what it can decide at best.
 
-        plan = plan_audit(model, population, recipe, build=build, member=mask, explainer=HardenedIG, hardening=h)
-        plan.seconds, plan.memory_bytes, plan.best_certifiable
-
     Args:
-        model: see `audit`. An `Endpoint` is not queried: its time is the number of questions over its rate.
+        model: see `audit`. An `Endpoint` is not queried.
         population: see `audit`.
         recipe: see `audit`.
         then: how reference models are fine-tuned after their training, for an audit of pre-training data.
@@ -469,7 +466,7 @@ def _obstacles(question: Question, references: int) -> tuple[str, ...]:
 
 
 def resident() -> int:
-    """Peak memory of this process so far in bytes (imports, data, measuring); 0 where the system does not report it."""
+    """Peak memory of this process so far in bytes; 0 where the system does not report it."""
     if resource is None:
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -490,8 +487,7 @@ def plan_canaries(
     confidence: float = 0.95,
     device: torch.device | str = "cpu",
 ) -> Plan:
-    """What `run_canaries` will cost for each scenario, and as `best_certifiable` the largest lower bound on epsilon
-    that it proves if runs on D and D' are told apart."""
+    """What `run_canaries` will cost for each scenario, and the largest lower bound on epsilon that it could prove."""
     began, placed = time.perf_counter(), setting.to(device)
     block = len(blocks_of(runs, setting.network.parameters, placed.x.device)[0])
     each, alone = _run_seconds(placed, min(runs, block * torch.get_num_threads())), 2 * _run_seconds(placed, 2)
@@ -506,8 +502,7 @@ def plan_canaries(
 
 
 def plan_probes(probes: Sequence[CanaryProbe], minutes: float | None = None) -> Plan:
-    """The same for one training function, which is called twice, and several scenarios: in so many minutes, or with the
-    runs that each sets."""
+    """The same for one training function, which is called twice: in so many minutes, or with the runs of each probe."""
     began, first = time.perf_counter(), probes[0]
     one = first.seconds_each
     if minutes is not None:

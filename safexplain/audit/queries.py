@@ -1,6 +1,5 @@
-"""The pool that members and non-members are drawn from, and the queries of patient attackers about it.
-
-There are many queries per example, each a little different (dithered), the same for all models."""
+"""The pool of members and non-members, and the queries of patient attackers about it: many per example, each a little
+different (dithered), the same for all models."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ SAMPLING = np.uint64(0x5C02ED)  # makes the order of scored examples differ from
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """One pool of labelled examples, from which members and non-members of every model come by independent coin flips.
+    """One pool of labelled examples, from which the members of every model come by independent coin flips.
 
     Args:
         x: (n, ...) float32 inputs of the model.
         y: (n,) int64 labels.
-        groups: (n,) int64, equal for examples that belong together, such as records of one person or near-copies of
-            one image: one coin is flipped for each group. None: each example is its own group.
+        groups: (n,) int64, equal for records of one person or near-copies of one image: one coin is flipped for each
+            group. None: each example is its own group.
 
     Raises:
         InputError: sizes differ, fewer than 2 classes, a negative label, or NaN or infinity in x.
@@ -49,9 +48,7 @@ class Population:
         if bool((self.y < 0).any()):
             raise InputError(f"expected class indices from 0 as labels, got {int(self.y.min())}")
         if len(torch.unique(self.y)) < 2:
-            raise InputError(
-                f"expected at least 2 classes in y, got {self.y[:1].tolist()} only; membership needs a task to learn"
-            )
+            raise InputError(f"expected at least 2 classes in y, got {self.y[:1].tolist()} only")
         if self.groups is not None and (self.groups.shape != (len(self.y),) or self.groups.dtype != np.int64):
             raise InputError(
                 f"expected groups (int64) of shape ({len(self.y)},), one number per example, got {self.groups.dtype}"
@@ -78,8 +75,8 @@ class Population:
     def flip(self, models: int, *, seed: int) -> NDArray[np.bool_]:
         """Membership of `models` models, (models, n) bool: fair coin flips, one for each group, in complementary pairs.
 
-        Models 0, 2, 4, ... are flipped independently; model 2k + 1 is trained on the examples that model 2k is not. As
-        its membership follows from its partner's, an attack on one leaves the other out (`Signals.references`).
+        Models 0, 2, 4, ... are flipped independently; model 2k + 1 is trained on the examples that model 2k is not, so
+        that an attack on one leaves the other out (`Signals.references`).
         """
         units, unit = self._units
         heads = np.random.default_rng([seed, 0xF11B]).random(((models + 1) // 2, units)) < 0.5
@@ -94,8 +91,8 @@ class Population:
     def sample(self, member: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
         """A random sample of the examples for scoring: (k,) indices in increasing order.
 
-        Half of them are members, or as many as there are; examples of one group stay together. The draw depends only on
-        the contents of the examples, not on seed or order, and larger samples contain smaller ones.
+        Half of them are members, or as many as there are, and groups stay whole. The draw depends only on the contents
+        of the examples, not on seed or order, and larger samples contain smaller ones.
 
         Args:
             member: (n,) bool, of the target.
@@ -129,7 +126,7 @@ class Population:
         return drawn[:, unit]
 
     def digest(self) -> str:
-        """SHA-256 of the arrays, as hex; the numbers that name groups do not matter."""
+        """SHA-256 of the arrays, as hex, whatever numbers name the groups."""
         h = hashlib.sha256()
         arrays = [self.x.cpu().numpy(), self.y.cpu().numpy()]
         if self.groups is not None:
@@ -149,7 +146,7 @@ class Population:
 
 
 def numbered(groups: ArrayLike) -> NDArray[np.int64]:
-    """(n,) int64 numbers, equal where the groups' names (numbers or texts) are; InputError if one is missing (NaN)."""
+    """(n,) int64, equal where the groups' names (numbers or texts) are; InputError if one is missing (NaN)."""
     names = np.asarray(groups)
     if names.ndim != 1 or names.dtype.kind not in "biufUS":
         raise InputError(f"expected (n,) numbers or texts as groups, one per example, got {names.dtype} {names.shape}")
@@ -163,8 +160,7 @@ Labels = Literal["own", "foreign"]  # kind of the pool's labels: classes of the 
 
 Answer = Tensor | Sequence[Tensor]
 Explain = Callable[[nn.Module, Tensor, Tensor], Answer]
-"""explain(model, x, target) -> attributions (batch, ...), native or hardened, from any library; or several, one for
-each explainer that is released."""
+"""explain(model, x, target) -> attributions (batch, ...), native or hardened; or several, one for each explainer."""
 
 BLOCK = 64  # number of examples that share a random generator
 
@@ -174,12 +170,11 @@ class Dither:
     """How one query about an example differs from the next.
 
     Args:
-        kind: "multiplicative": x exp(amplitude z); "additive": x + amplitude * scale * z, with the standard deviation
-            of the population as scale: over all pixels of images (n, c, h, w), of each feature otherwise. z is
-            standard normal. "crop-flip": a random crop of an image, as in `Recipe(augmentation="crop-flip")`.
+        kind: "multiplicative": x exp(amplitude z), z standard normal; "additive": x + amplitude * scale * z, scale the
+            population's standard deviation over all pixels of images (n, c, h, w), or of each feature; "crop-flip": a
+            random crop of an image, as in `Recipe(augmentation="crop-flip")`.
         amplitude: 0 repeats the plain query; not used by "crop-flip".
-        seed: of the draws, with the example's index and the number of the query, so that they are the same for every
-            model.
+        seed: of the draws, with the example's index and the number of the query, the same for every model.
 
     Raises:
         ConfigurationError, ConfigurationTypeError: an unknown kind, or a number out of range.
@@ -253,8 +248,8 @@ class Queries:
 
 
 def with_channels_last(model: nn.Module, x: Tensor) -> nn.Module:
-    """The network with weights in channels-last format, which halves the time of convolutions and pooling on a CPU. Not
-    changed if it is no such network, or if outputs or gradients for (n, ...) inputs change by more than rounding."""
+    """The network with weights in channels-last format, twice as fast for convolutions on a CPU. Not changed if it has
+    none, or if outputs or gradients for (n, ...) inputs change by more than rounding."""
     if x.dim() != 4 or not any(p.dim() == 4 and p.device.type == "cpu" for p in model.parameters()):
         return model
 

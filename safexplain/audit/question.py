@@ -37,7 +37,7 @@ SubjectData = Literal["training", "pre-training", "fine-tuning"]  # the data who
 FEWEST_REFERENCES = 2  # a pair of reference models: each example is a member of one of them
 ENOUGH_REFERENCES = 8  # reference models above which more of them improve the likelihood ratio only slowly
 LOOKS = (ENOUGH_REFERENCES, 16, 32)  # default reference models at each look: an undecided audit takes another look
-HOUR = 3600.0  # default of `AuditOptions.seconds`
+HOUR = 3600.0
 TESTED_OUTPUTS = 64  # examples by which outputs are recognised as probabilities
 NARROW = 0.003  # amplitude of queries to a release with noise: the map hardly changes, and the noise averages out
 
@@ -54,28 +54,28 @@ class AuditOptions:
     Args:
         dither: how the queries of a patient attacker differ. None: `Dither()`, narrow ones if the release has noise, or
             crops and flips for images whose labels are foreign.
-        scored: number of examples that are scored, drawn at random (`Population.sample`); reference models train on
-            all. None: as many as the policy needs (`verdict.power.examples_needed`).
-        accuracy: of the target on examples that it was not trained on, measured by its owner; if it is clearly lower
-            on the non-members here, nothing is certified.
-        classes: explained for every example besides the predicted one, if clients may choose the class.
-        slices: name -> (n,) numbers or names, parts of the data in the report, besides the classes.
+        scored: number of scored examples, drawn at random (`Population.sample`); reference models train on all. None:
+            as many as the policy needs (`verdict.power.examples_needed`).
+        accuracy: of the target on examples that it was not trained on, by its owner; if it is clearly lower on the
+            non-members here, nothing is certified.
+        classes: explained besides the predicted one, if clients may choose the class.
+        slices: name -> (n,) numbers or names, parts of the data in the report.
         batch_size: examples in one call of the explainer.
-        force: judge although the examples were used for the verdict on another configuration; the certificate says so.
+        force: judge although the examples were used for another configuration; the certificate says so.
         exposed: number of the most exposed members in the report and the JSON, for the owner of the data.
         title: of the report, and name of the model in the certificate. "": the name of the model's class.
         subject: name -> {algorithm: digest} of the audited model; empty: the digest of its parameters.
         materials: name -> digest of further inputs in the certificate.
         notes: caveats for the reader.
-        privacy: guarantee of a differentially private training of the model, with the digest of its weights.
+        privacy: guarantee of a differentially private training of the model.
         canaries: result of an audit of that training by canaries.
         search: number of `trials` and `digest` of a search that chose the configuration on other examples.
         subject_data: data whose membership is attacked, if the model was trained in two stages: "pre-training", whose
             labels are never compared with predictions, or "fine-tuning". "training": there was one stage.
-        quick: a first look, which can prove a leak but certifies nothing and writes no certificate.
+        quick: a first look, which can prove a leak but certifies nothing.
         seconds: an undecided audit takes another look only if it would probably end within this time.
-        store: folder for the answers of each finished model, kept until the audit ends so that it can resume, and for
-            maps that do not fit in memory. None: next to the reference models, if these are kept, or else nowhere.
+        store: folder for the answers of each finished model, until the audit ends, so that it can resume, and for maps
+            that do not fit in memory. None: next to the reference models, if these are kept.
 
     Raises:
         ConfigurationError: an unknown `subject_data`, `accuracy` outside (0, 1], or `scored` not an integer.
@@ -125,30 +125,29 @@ class Question:
 
     Args:
         model: the target, in evaluation mode: (n, ...) -> (n, classes) logits or probabilities; or a fitted
-            scikit-learn classifier, whose probabilities are explained by perturbation. Or an `Endpoint`, a running
-            service: its answers are judged, without native explanations, and the reference models answer with
-            `explainer` and `hardening`.
+            scikit-learn classifier, explained by perturbation; or an `Endpoint`, whose answers are judged, without
+            native explanations, while the reference models answer with `explainer` and `hardening`.
         population: the pool of n examples, members and non-members from one source.
-        recipe: the model's training, in a form that `train_shadows` takes. The closer, the more a certificate means.
-            None: no reference models are trained.
+        recipe: the model's training, as for `train_shadows`. The closer, the more a certificate means. None: no
+            reference models are trained.
         member: (n,) bool, which examples the model was trained on.
         explainer: `explainer(model, hardening=h)` makes an object whose `attribute(x, target=classes, **arguments)`
-            gives maps (n, ...), such as a hardened class. Several explainers are hardened separately, but answer each
-            query and are judged together, as "IG+Saliency".
-        hardening: of the released explanations, with other noise keys for target and reference models. With
-            `Hardening.none()` the native explanations are judged.
+            gives maps (n, ...), such as a hardened class. Several explainers are hardened separately and judged
+            together, as "IG+Saliency".
+        hardening: of the released explanations, with other noise keys for target and reference models;
+            `Hardening.none()`: the native explanations are judged.
         output: explain the probability of the predicted class, by a softmax if the model returns logits; or the
             output of the model ("logit").
         arguments: of `attribute`, the same for every query; for several explainers, name -> arguments.
         build: makes an untrained model from a seed, see `train_shadows`.
         references: number of reference models, best an even one; 0, or at least 2. Several numbers: if only the width
             of the intervals prevents a verdict, the audit takes another look with the next number, and as many times
-            more scored examples, if there is time (`AuditOptions.seconds`). All looks share the risk of a wrong verdict
-            (`Policy.risk`), and count as one use.
+            more scored examples, if there is time. All looks share the risk of a wrong verdict (`Policy.risk`), and
+            count as one use.
         shadows: trained reference models, instead of `recipe` and `references`; those of `fine_tune`, with population
             and members of the pre-training, for `AuditOptions(subject_data="pre-training")`.
         policy: defines a leak; default `Policy()`, with a higher patience if the hardening has noise
-            (`Policy.patient`). If predictions alone are released, these are judged, and nothing is explained.
+            (`Policy.patient`).
         options: further options.
         seed: of all random numbers, including noise keys.
         cache: folder of finished reference models, so that an interrupted audit resumes.
@@ -158,8 +157,8 @@ class Question:
     Raises:
         InputError: the model is in training mode, `member` is not one bool per example or marks one side only, the
             references are too few or do not increase, or the data do not suit an endpoint.
-        ConfigurationError: an unknown output, no explainer or the same one twice, arguments of an unknown explainer, a
-            `Recipe` without `build`, or a policy that does not suit an endpoint.
+        ConfigurationError: an unknown output, no explainer or one twice, arguments of an unknown one, a `Recipe`
+            without `build`, or a policy that does not suit an endpoint.
     """
 
     model: nn.Module | Any

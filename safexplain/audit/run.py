@@ -60,15 +60,14 @@ def audit(
         result.save("run")
 
     Args:
-        model: the target; see `safexplain.audit.question.Question`, whose fields are all the arguments.
+        model: the target.
         population: the pool of n examples, members and non-members from one source.
         recipe: how the model was trained.
-        question: `member`, `explainer` and `hardening`, and further fields of `Question`.
+        question: `member`, `explainer` and `hardening`, and further fields of `safexplain.audit.question.Question`.
 
     Raises:
-        InputError: the model, the data or the number of reference models cannot be used, an explanation fails, the
-            privacy statement is about another model, or the canaries are about another training.
-        ConfigurationError: a `Recipe` without `build`, or a `Recipe` alone for models that were fine-tuned.
+        InputError, ConfigurationError: as `Question`; or an explanation fails, the privacy statement is about another
+            model, the canaries are about another training, or one `Recipe` is given for fine-tuned models.
     """
     return answered(Question(model, population, recipe, **question))
 
@@ -311,10 +310,8 @@ class _Releases:
     def signals(
         self, name: str, hardening: HardeningLike, native: Explanations | None = None
     ) -> tuple[Signals, Explanations | None]:
-        """The answers of every model, to patient queries for the release that is judged.
-
-        References have another key, and no noise for patient queries. Native maps are hardened again if possible.
-        """
+        """The answers of every model, to patient queries for the judged release. References have another key, and no
+        noise for patient queries. Native maps are hardened again if possible."""
         question, models, policy, options = self.question, self.models, self.question.policy, self.question.options
         endpoint, m = question.endpoint, len(models.queried.models)
         compared = hardening.is_none and question.compares  # shown for comparison, and not judged
@@ -497,7 +494,7 @@ def _as_text(recipe: Any) -> str:
 
 
 def _check_privacy(options: AuditOptions, target: nn.Module) -> None:
-    """Raise InputError unless statement and canaries are about this model's training, and do not conflict."""
+    """Raise InputError unless statement and canaries are about this training, and do not conflict."""
     stated, found = options.privacy, options.canaries
     if stated is not None:
         try:

@@ -1,7 +1,5 @@
-"""Signals: the numbers that each model released about each example, and the membership. Also a file format (.npz).
-
-Whole maps that do not fit in memory are one memory-mapped array (models, examples, features), float32, read a part at a
-time. The answers of finished models are kept in a folder, so that an audit resumes."""
+"""Signals: the numbers that each model released about each example, and the membership; also a file format (.npz).
+Whole maps that do not fit in memory are one memory-mapped array (models, examples, features), float32."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ from safexplain.errors import InputError
 from safexplain.verdict.judgement import WHOLE_MAP, at_level, split_level
 
 Numbers = NDArray[np.floating[Any]]
-
 Array = NDArray[Any]
-
 
 LARGEST_MAPS = 2 << 30  # bytes of whole maps of all models up to which these are kept in memory
 BLOCK = 1 << 25  # numbers of maps read at a time: 128 MiB in single precision
@@ -39,8 +35,8 @@ def are_stored(maps: object) -> bool:
 
 
 def on_disk(shape: tuple[int, ...], folder: str | Path | None = None) -> NDArray[np.float32]:
-    """(shape) float32 zeros in a file that is deleted with the array, in a folder that is made, or (None) the temporary
-    one; InputError if the disk is too small or not writable."""
+    """(shape) float32 zeros in a file that is deleted with the array, in a folder or (None) the temporary one;
+    InputError: the disk is too small or not writable."""
     place = Path(tempfile.gettempdir()) if folder is None else make_folder(folder)
     need, free = 4 * math.prod(shape), free_space(place)
     if need > free:
@@ -58,7 +54,7 @@ def on_disk(shape: tuple[int, ...], folder: str | Path | None = None) -> NDArray
 
 
 def filled(maps: Iterable[NDArray[np.floating[Any]]], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """(shape) maps, written to disk model by model; InputError if they are not finite, or the disk is too small."""
+    """(shape) maps, written to disk model by model; InputError if they are not finite, or as `on_disk`."""
     stored = on_disk(shape)
     for row, values in zip(stored, maps, strict=True):
         with np.errstate(over="ignore"):
@@ -81,7 +77,7 @@ def parts(n: int, width: int, most: int = 1 << 22) -> Iterator[slice]:
 
 
 def blocks(maps: Any, most: int = BLOCK) -> Iterator[tuple[int, slice, Numbers]]:
-    """Blocks (model, examples, their maps) of an (m, n, ...) array, with at most `most` numbers each."""
+    """Blocks (model, examples, their maps) of an (m, n, ...) array, of at most `most` numbers."""
     m, n = maps.shape[:2]
     for model in range(m):
         for part in parts(n, math.prod(maps.shape[2:]), most):
@@ -95,13 +91,13 @@ def windows(maps: Any, models: NDArray[np.int64], step: int) -> Iterator[tuple[i
 
 
 def all_finite(values: Any) -> bool:
-    """Whether all numbers of an (m, n, ...) array are finite; those on disk were checked when written."""
+    """Whether an (m, n, ...) array is finite; maps on disk were checked when written."""
     return are_stored(values) or all(bool(np.isfinite(part).all()) for _, _, part in blocks(values))
 
 
 @dataclass(frozen=True, eq=False)
 class Explanations:
-    """The maps that one model, or each of m models, released about n examples."""
+    """Maps that one model, or each of m models, released about n examples."""
 
     summaries: dict[int, dict[str, Array]]  # level -> name -> (n,), (n, k) or (m, n), (m, n, k) float64
     maps: dict[int, NDArray[np.float32]]  # level -> (n, d) or (m, n, d), explainers side by side; empty if not kept
@@ -130,7 +126,7 @@ class Store:
         return found
 
     def save(self, key: str, answers: Explanations) -> None:
-        """Store the answers of a finished model, all or nothing; InputError if the disk is full or not writable."""
+        """Store the answers of a model, all or nothing; InputError if the disk is full or not writable."""
         if self.folder is None or not key:
             return
         arrays = {f"{name}@{level}": a for level, values in answers.summaries.items() for name, a in values.items()}
@@ -172,8 +168,7 @@ NEAR = np.uint64(2**40 - 1)  # bits of a hash that near-duplicates share
 
 
 def hash_examples(x: NDArray[Any]) -> NDArray[np.uint64]:
-    """(n,) uint64 hashes of (n, ...) numbers: equal for copies, with nearly always equal low 40 bits for near copies
-    (`near`).
+    """(n,) uint64 hashes of (n, ...) numbers: equal for copies, with nearly always equal low 40 bits for near copies.
 
     These bits are a locality-sensitive hash (Datar et al. 2004, SoCG, section 3) of arcsinh(x): eight random
     projections of the flattened example, divided by the root of its size, are cut into cells of .01. If all numbers
@@ -202,9 +197,7 @@ def near(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def partners(membership: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(m,) for each model of (m, n) the one that was trained on exactly the other examples (`Population.flip`), or -1.
-
-    A target is scored without its partner, as the numbers of references with and without an example would reveal it.
-    """
+    A target is scored without it, as the numbers of references with and without an example would reveal membership."""
     rows = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(membership))}
     return np.array([rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(~membership)], dtype=np.int64)
 
@@ -221,27 +214,27 @@ class Signals:
     File format, an .npz of plain arrays:
 
         membership           bool (m, n): which model was trained on which example
-        l1, loss, ...        numbers (m, n), or (m, n, k) for k numbers about one example; any other name is a signal
+        l1, loss, ...        numbers (m, n), or (m, n, k); any other name is a signal
         l1@200, ...          the same for the average answer to 200 queries, each a little different
         kept@200             share of these queries, (m, n) in [0, 1], with the label of the plain query
         shares@200           share of these queries, (m, n, classes) in [0, 1], with each label
         attributions@200     averaged maps, (m, n, d)
-        prediction           prediction of each class, (m, n, classes), best as log p - log(1 - p) from the logits;
-                             probabilities that sum to 1 are converted
+        prediction           of each class, (m, n, classes), best as log p - log(1 - p) from the logits; probabilities
+                             that sum to 1 are converted
         prediction@200       its mean over these queries
-        predictions@5        of each of 5 queries, one query after the other, (m, n, 5 * classes)
+        predictions@5        of each of 5 queries, one after the other, (m, n, 5 * classes)
         attributions         optional float (m, n, d): whole maps, flattened
         inputs               optional float (n, ...): the examples
-        examples             optional uint64 (n,): a hash of each example (`hash_examples`), if inputs are too large
-        groups               optional integers (n,): examples of one person, or near-copies, have the same number
+        examples             optional uint64 (n,): `hash_examples`, if inputs are too large
+        groups               optional integers (n,), equal for examples of one person, or near-copies
         slice_NAME           optional integers or short texts (n,): class, region, ..., by which results are shown
         out_of_distribution  optional bool (n,): examples from another source that no model was trained on
         meta                 optional JSON object as a string
 
     In `meta`, `targets` lists the models that are attacked, each on its own (default: all trained ones), `null` the
     untrained models, `shape` is the shape of one map, and `population` the digest of the examples. Other entries are
-    kept. The arguments are these arrays, with all others in `values` and `slices` by name; maps may be on disk, and
-    `examples` are computed from the inputs if these are given.
+    kept. The arguments are these arrays, with signals in `values` and slices in `slices`; maps may be on disk, and
+    `examples` default to the hashes of the inputs.
 
     Raises:
         InputError: shapes disagree, values are not finite, a level or a share is invalid, a null model has members, an
@@ -262,7 +255,7 @@ class Signals:
         m, outside, maps, x = self.membership, self.out_of_distribution, self.attributions, self.inputs
         _check("membership", m.ndim == 2 and m.dtype == np.bool_, "bool of shape (models, examples)", m)
         if 0 in m.shape:
-            raise InputError(f"membership: expected at least one model and one example, got shape {m.shape}")
+            raise InputError(f"membership: expected at least one model and example, got shape {m.shape}")
         if not self.values and maps is None:
             raise InputError("expected signals such as l1, l2, loss or attributions, got none")
         taken = sorted(
@@ -286,9 +279,8 @@ class Signals:
             if floats is not None and not all_finite(floats):
                 raise InputError(f"{name} have NaN or infinite values")
         if outside is not None:
-            _check(
-                "out_of_distribution", outside.shape == n and outside.dtype == np.bool_, f"bool of shape {n}", outside
-            )
+            fits = outside.shape == n and outside.dtype == np.bool_
+            _check("out_of_distribution", fits, f"bool of shape {n}", outside)
         if (g := self.groups) is not None:
             _check("groups", g.shape == n and g.dtype.kind in "iu", f"integers of shape {n}", g)
         if (e := self.examples) is not None:
@@ -346,14 +338,8 @@ class Signals:
         return int(self.membership.shape[1])
 
     @property
-    def levels(self) -> tuple[int, ...]:
-        """Levels of patience: 1, and L of each array NAME@L."""
-        plain = {1} if self.attributions is not None else set[int]()
-        return tuple(sorted(plain | {split_level(name)[1] for name in self.values}))
-
-    @property
     def null(self) -> tuple[int, ...]:
-        """The null models, which are untrained, so that attacks on them find no membership."""
+        """The untrained models."""
         return self._models("null", ())
 
     @property
@@ -401,8 +387,8 @@ class Signals:
         return {name: a for name, a in found.items() if are_stored(a)}
 
     def save(self, path: str | Path) -> None:
-        """Write the .npz, all or nothing; InputError if that is impossible. Maps on disk are left out, and named in the
-        meta data under "left_out"."""
+        """Write the .npz, all or nothing, without maps on disk, which the meta data name under "left_out"; InputError:
+        it cannot be written."""
         omitted = {name: list(a.shape) for name, a in self.on_disk.items()}
         meta = {**self.meta, **({"left_out": omitted} if omitted else {})}
         arrays = {**self.values, **{SLICE + name: s for name, s in self.slices.items()}}
@@ -412,9 +398,7 @@ class Signals:
 
     @classmethod
     def load(cls, path: str | Path) -> Signals:
-        """Read an .npz in the format above; pickled arrays are refused.
-
-        Whole maps of more than 2 GiB in single precision go to a temporary file.
+        """Read an .npz without pickled arrays; maps of more than 2 GiB in single precision go to a temporary file.
 
         Raises:
             InputError: the file is missing, not an .npz or without membership; or as the constructor.
@@ -441,7 +425,7 @@ class Signals:
 
 
 def _check_header(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], size: tuple[int, ...]) -> None:
-    """Raise InputError unless an array has its size in the format, before it is read; `size` is that of membership."""
+    """Raise InputError unless an array has its size in the format; `size` is that of membership."""
     if len(size) != 2:
         raise InputError(f"membership: expected bool of shape (models, examples), got {size}")
     if name == "meta":

@@ -23,7 +23,7 @@ FEWEST_TOP = 4  # smallest number of released features per map in `sign_errors_t
 
 @dataclass(frozen=True)
 class Utility:
-    """Agreement of released and native explanations, each a mean over examples.
+    """Agreement of released and native explanations, as means over examples.
 
     Args:
         top_overlap: share of the native top features (by magnitude) that are also top features of the released map.
@@ -36,8 +36,7 @@ class Utility:
         deletion: mean drop of the probability of the explained class if the features that the released map names are
             deleted, see `faithfulness`; None: not measured.
         insertion: mean of that probability if only these are kept, less the one with nothing kept; or None.
-        native_deletion: deletion of the native map, or None.
-        native_insertion: insertion of the native map, or None.
+        native_deletion, native_insertion: those of the native map, or None.
         prohibited: share of the explanations with a prohibited column among their reasons, which a service does not
             answer; None: no column is prohibited.
     """
@@ -128,8 +127,7 @@ def _agreement(
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Examples (n, ...) on the model's device, its (n, classes) outputs, and the maps (n, ...) of each explainer,
-    native and released, for `faithfulness`."""
+    """Examples (n, ...) on the model's device, its (n, classes) outputs, and the maps (n, ...) of each explainer."""
 
     model: nn.Module
     x: Tensor
@@ -161,7 +159,7 @@ class Sample:
         return replace(self, native=(*self.native, clean), released=(*self.released, released))
 
     def faithfulness(self, maps: Sequence[Tensor]) -> Faithfulness | None:
-        """Faithfulness of the maps of all explainers about the input; maps of a layer are enlarged to the image."""
+        """Of the maps of all explainers about the input; maps of a layer are enlarged to the image."""
         fitting = [fitted for each in maps if (fitted := self._fitted(each)) is not None]
         found = [faithfulness(self.model, self.x, self.labels, m, batch_size=self.batch_size) for m in fitting]
         if not found:
@@ -177,9 +175,8 @@ class Sample:
 
 
 def utility_of(sample: Sample, maps: tuple[Any, Any] | None = None, features: Any = None) -> Utility | None:
-    """Utility of a release, by the maps of model 0 in (m, n, d) `maps`, native and released, or else (None) by those of
-    the sample, with the faithfulness of the sample. None if every native map is zero. `features` are those of the
-    hardening, which may prohibit some."""
+    """Utility of a release, by the maps of model 0 in (m, n, d) `maps`, native and released, or (None) by those of the
+    sample; None if every native map is zero. `features` are those of the hardening, which may prohibit some."""
     if maps is None:
         sides = [torch.cat([m.flatten(1).cpu() for m in side], 1) for side in (sample.native, sample.released)]
         maps = sides[0].numpy()[None], sides[1].numpy()[None]

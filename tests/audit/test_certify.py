@@ -57,20 +57,6 @@ def test_a_label_that_leaks_is_not_held_against_an_explanation_that_adds_nothing
     assert certify(told, ADDED).verdict != "leak"
 
 
-def test_a_verdict_that_forgets_an_interval_would_not_pass():
-    def without_any(signals):
-        result = certify(signals, CHANCE)
-        return any(a.at(0.05).tpr > 0.05 for a in result.judged)
-
-    def without_that_of_the_threshold(signals):
-        result = certify(signals, CHANCE)
-        rates = [a.at(0.05) for a in result.judged]
-        return any(lower_bound(r.true_positives, r.members, 0.05 / len(rates)) > 0.05 for r in rates)
-
-    assert false_alarms(without_any, 20, names=THREE) > 0.5
-    assert false_alarms(without_that_of_the_threshold, 50, names=THREE) > 0.1
-
-
 @pytest.mark.parametrize(
     ("world", "verdict", "exit_code", "says"),
     [

@@ -154,16 +154,6 @@ def test_labels_losses_and_margins_are_those_of_a_slow_loop(batch_size):
     assert (found.values["kept@8"] < 1).any()
 
 
-def test_margins_are_those_of_the_probabilities():
-    found = predict(SHADOWS, TABLE, patience=(2,), dither=Dither(amplitude=0.0))
-    small = np.abs(found.values["margin"]) < 20
-    p = np.exp(-found.values["loss"][small])
-    assert np.allclose(found.values["margin"][small], np.log(p) - np.log1p(-p), rtol=1e-5, atol=1e-5)
-    assert np.allclose(found.values["margin@2"], found.values["margin"])
-    assert np.allclose(found.values["loss@2"], found.values["loss"])
-    assert (found.values["kept@2"] == 1).all()
-
-
 def test_shares_of_many_classes_are_not_kept():
     many = Shadows((Linear(0, classes=33),), MEMBER[:1])
     assert "shares@2" not in predict(many, TABLE, patience=(1, 2)).values

@@ -186,13 +186,6 @@ def test_the_shape_of_a_map_is_kept():
     assert signals(attributions=MAPS[..., :1], meta={"shape": []}).shape == ()
 
 
-def test_the_levels_are_those_of_the_names():
-    assert signals().levels == (1,)
-    assert signals(values={"l1@200": L1, "kept@5": L1}).levels == (1, 5, 200)
-    assert signals(values={"l1@200": L1, "kept@5": L1}, attributions=None).levels == (5, 200)
-    assert signals(values={"l1": L1, "attributions@7": MAPS}, attributions=None).levels == (1, 7)
-
-
 def test_near_duplicates_have_one_hash_whatever_their_spelling_and_others_do_not():
     zeros = np.zeros((2, 3), np.float32)
     zeros[1] *= -1
@@ -230,4 +223,4 @@ def test_predictions_of_several_queries_are_as_many_for_each(name, shape):
         InputError, match=rf"{name}: expected predictions@L of shape \(models, examples, L \* classes\)"
     ):
         signals(values={name: np.zeros((3, 40, *shape))})
-    assert signals(values={"predictions@2": np.zeros((3, 40, 6)), "prediction": np.zeros((3, 40, 3))}).levels == (1, 2)
+    signals(values={"predictions@2": np.zeros((3, 40, 6)), "prediction": np.zeros((3, 40, 3))})

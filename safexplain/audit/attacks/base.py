@@ -34,7 +34,7 @@ class Attack(Protocol):
 
 
 def check_signals(target: Floats, shadows: Floats, membership: Bools) -> tuple[Floats, Floats, Bools]:
-    """The three as arrays; InputError: shapes disagree, membership is not bool, or a value is not finite."""
+    """The three as arrays; InputError: shapes disagree, no bool membership, or a value is not finite."""
     target, shadows, membership = np.asarray(target), np.asarray(shadows), np.asarray(membership)
     if membership.dtype != np.bool_ or membership.ndim != 2:
         raise InputError(
@@ -64,7 +64,7 @@ class Threshold:
     """Training examples have small losses and small, calm explanations, so the score is the negated signal.
 
     Shokri, Strobel & Zick, arXiv 1907.00164, section 3 (variance of the explanation); Yeom et al., arXiv 1709.01604
-    (loss). The threshold is chosen when scores are evaluated.
+    (loss).
 
     Args:
         member_when_low: False for signals that are high on members, such as confidence.

@@ -52,7 +52,7 @@ class TrainingPairs:
         return cls(model, example, member)
 
     def weights(self) -> NDArray[np.float32]:
-        """Weights by which an example's maps with and without it count equally, as do all members and non-members."""
+        """By which an example's maps with and without it count equally, as do all members and non-members."""
         sides = (self.member, ~self.member)
         with_it, without = (
             np.bincount(self.example[side], minlength=self.example.max() + 1)[self.example] for side in sides
@@ -88,16 +88,16 @@ class FittedLearned:
 class Learned:
     """Binary classifier "was this example in the training set of the explained model?" on the whole map.
 
-    DeepLeak (arXiv 2601.03429, section IV-A) trains a network on the maps of one shadow model; here it learns from all
-    reference models. An example's maps of models trained with and without it have equal weight, so that recognising the
-    example does not help, and the epoch that does best on held-out reference models is kept.
+    DeepLeak (arXiv 2601.03429, section IV-A) on the maps of all reference models. An example's maps of models trained
+    with and without it have equal weight, so that recognising the example does not help, and the epoch that does best
+    on held-out reference models is kept.
 
     Args:
         shape: (c, h, w) of maps that are images, for a small convolutional network; None: a dense one.
         epochs: at most; training also stops after `PATIENCE` epochs without improvement.
         lr: of AdamW.
         seed: of the initial weights, the order and the choice of reference models and maps.
-        most_examples: most maps to train on, drawn from all reference models; a quarter as many choose the epoch.
+        most_examples: most maps to train on; a quarter as many choose the epoch.
         device: "auto" takes a CUDA device if there is one.
 
     Raises:
@@ -210,8 +210,7 @@ class Boosted:
 
     Features of a number: its centred value (on the scale of `LikelihoodRatio`), the means of models with and without
     the example, the distances from both in standard deviations, and `LikelihoodRatio`; of a label: the shares of models
-    with and without the example that gave the same one, and `LabelLikelihoodRatio`. Few and small trees find as much as
-    many (docs/evidence/attack_table.md), and one thread is faster than several on a busy machine.
+    with and without the example that gave the same one, and `LabelLikelihoodRatio`.
     """
 
     trees: int = 40
@@ -322,10 +321,9 @@ FOLDS = 4  # folds of the cross-validation, at most; each has at least one pseud
 class Stacked:
     """Logistic regression over log ratios that returns the first, the baseline, unless the others add to it.
 
-    Every column is centred at its median, divided by its spread and compressed beyond three spreads (arsinh), so that
-    one overconfident ratio of thousands of features does not swamp the others. Whether the others add is decided by
-    cross-validation over pseudo-targets: the held-out Brier score must be better than that of the first column alone
-    by `SURE` standard errors, and the true-positive rate by one.
+    Every column is centred at its median, divided by its spread and compressed beyond three spreads (arsinh), against
+    overconfident ratios. The others must add in a cross-validation over pseudo-targets: `SURE` standard errors to the
+    Brier score of the first alone, and one to its true-positive rate.
 
     Args:
         fpr: false-positive rate at which true-positive rates are compared.
@@ -345,10 +343,7 @@ class Stacked:
         return self.fit(shadows, membership).scores(target)
 
     def fit(self, shadows: Floats, membership: Bools, *, always: bool = False) -> FittedStack:
-        """Weights from pseudo-targets' (p, n, k) log ratios and (p, n) membership; `always` uses all columns.
-
-        InputError: shapes disagree, or fewer than 2 pseudo-targets.
-        """
+        """Weights from the (p, n, k) log ratios and (p, n) membership of p >= 2 pseudo-targets; `always` uses all."""
         if shadows.ndim != 3 or shadows.shape[:2] != membership.shape or len(shadows) < 2 or shadows.shape[2] < 1:
             raise InputError(f"expected log ratios (p, n, k) of p >= 2 pseudo-targets, got {shadows.shape}")
         flat = shadows.reshape(-1, shadows.shape[2])

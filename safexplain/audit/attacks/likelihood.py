@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safexplain._validate import check_number, check_whole
+from safexplain._validate import check_number
 from safexplain.audit.attacks.base import Bools, Floats, check_signals, references_for
 from safexplain.audit.signals import parts, windows
 from safexplain.errors import ConfigurationError, InputError
 
 Array = NDArray[np.float64]
-Transform = Literal["auto", "log", "identity"]
+Transform = Literal["auto", "identity"]
 View = Callable[[Floats], Floats]
 
 SHRINK = 16.0  # weight, in observations, of the variances of examples with a similar centre
 STRATA, MIN_PER_STRATUM = 10, 50  # most groups of examples with a similar centre, and fewest examples in each
 VECTOR_SHRINK = 8.0  # for vectors: weight, in observations, of a feature's mean variance over examples
 CHUNK = 1 << 20  # numbers of vectors held in double precision at a time
-MIN_PER_BIN = 50  # fewest reference values in a bin of `PooledDensityRatio`
+MAX_BINS, MIN_PER_BIN = 200, 50  # most bins of `PooledDensityRatio`, and fewest reference values in each
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,10 @@ class LikelihoodRatio:
     """Gaussian likelihood ratio per example, with means and variances estimated from the reference models.
 
     LiRA (Carlini et al., arXiv 2112.03570, section IV) on a number or a vector computed from the explanation, as in
-    L1-, L2- and VAR-LRT (Huang et al., "Explaining the Model, Protecting Your Data", Algorithm 1). With few references,
-    an example's change of mean by training on it is poorly known. So it is shrunk towards that of examples with a
-    similar centre (empirical Bayes: Efron & Morris, 1973), which are cut into ten strata by the mean of all their
-    references. In each, with gap_i = mu_in - mu_out, pooled variances p_in and p_out of the two sides, and
-    SS_i the squared deviations from either mean divided by its side's p,
+    L1-, L2- and VAR-LRT (Huang et al., "Explaining the Model, Protecting Your Data", Algorithm 1). As few references
+    tell an example's change of mean poorly, it is shrunk towards that of examples in the same of ten strata by the mean
+    of all references (empirical Bayes: Efron & Morris, 1973). In each, with gap_i = mu_in - mu_out, pooled variances
+    p_in and p_out of the two sides, and SS_i the squared deviations from either mean divided by its side's p,
 
         u_i = (SS_i + 16) / (dof_i + 16),    v_in = u_i p_in,    v_out = u_i p_out,
         e_i = v_in / k_in + v_out / k_out,    tau = max(0, mean (gap_i - G)^2 - mean e_i),    G = mean gap_i,
@@ -45,9 +44,8 @@ class LikelihoodRatio:
     examples.
 
     Args:
-        transform: "log" fits the Gaussians to the logarithm (norms and losses are closer to log-normal; zeros are
-            raised to half of the smallest positive value); "identity" to the signal itself; "auto" takes the
-            logarithm of one-number signals that are never negative.
+        transform: "auto" takes the logarithm of one-number signals that are never negative, as norms and losses are
+            closer to log-normal, with zeros raised to half of the smallest positive value; "identity" takes none.
 
     Raises:
         ConfigurationError: another transform.
@@ -61,8 +59,8 @@ class LikelihoodRatio:
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """(n,) log likelihood ratios of (n,) or (n, d) signals, by those of m reference models (m, n) or (m, n, d).
 
-        Without references on both sides, an example's is 0. InputError: shapes disagree, values are not finite, no
-        example has references on both sides, or the logarithm of a negative signal or of vectors was asked for.
+        Without references on both sides, an example's is 0. InputError: shapes disagree, values are not finite, or no
+        example has references on both sides.
         """
         target, shadows, membership = check_signals(target, shadows, membership)
         m = len(membership)
@@ -81,15 +79,10 @@ def likelihood_ratios(
     view: View | None = None,
     others: Sequence[NDArray[np.int64]] | None = None,
 ) -> Array:
-    """(len(reads), n) log ratios of several models' signals, each compared with `others` (None: its `references_for`).
-
-    `values` are finite signals (models, n) or (models, n, d), also maps on disk; `view` transforms (..., d) maps, a few
-    examples at a time.
-    """
+    """(len(reads), n) log ratios of several models' signals (models, n) or (models, n, d), each compared with `others`
+    (None: its `references_for`). `view` transforms (..., d) maps, a few examples at a time."""
     others = others or [references_for(read, references, membership) for read in reads]
     if values.ndim == 3:
-        if attack.transform == "log":
-            raise InputError("transform: expected auto or identity for vectors, got log, which is for single numbers")
         return _ratios_of_vectors(values, membership[references], references.tolist(), reads, others, view)
     return np.stack(
         [
@@ -165,7 +158,7 @@ class _Side(NamedTuple):
         return cls(count, mean, np.maximum(ss, 0.0))
 
     def without(self, one: Array, chosen: Bools) -> _Side:
-        """The side without the model of values `one` (p, d), for the `chosen` (p,) examples, which have it here."""
+        """Without the model of values `one` (p, d), for the `chosen` (p,) examples, which have it here."""
         mine, left = chosen[:, None], np.maximum(self.number - 1, 1)
         away = (one - self.mean) * mine
         ss = np.maximum(self.ss - np.square(away) * (self.number / left), 0.0)
@@ -241,13 +234,8 @@ def _distance(away: Array, variance: Array) -> Array:
 class LabelLikelihoodRatio:
     """Likelihood ratio of a released class label: the counts of each label among models with and without the example.
 
-    Probabilities are smoothed towards the label's share among all reference models on the example.
+    Probabilities are smoothed by one more model with the label's share among all reference models on the example.
     """
-
-    smoothing: float = 1.0  # weight of that share, in models; above 0
-
-    def __post_init__(self) -> None:
-        check_number("smoothing", self.smoothing, above=0)
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """(n,) log likelihood ratios of (n,) class indices, by those of m models (m, n); InputError: wrong shapes."""
@@ -256,9 +244,9 @@ class LabelLikelihoodRatio:
             raise InputError(f"labels: expected one number per example, got shape {target.shape}")
         same = shadows == target
         inside, n = membership.sum(0), len(membership)
-        prior = self.smoothing * (same.sum(0) + 1) / (n + 2)
-        p_in = ((same & membership).sum(0) + prior) / (inside + self.smoothing)
-        p_out = ((same & ~membership).sum(0) + prior) / (n - inside + self.smoothing)
+        prior = (same.sum(0) + 1) / (n + 2)
+        p_in = ((same & membership).sum(0) + prior) / (inside + 1)
+        p_out = ((same & ~membership).sum(0) + prior) / (n - inside + 1)
         out: Array = np.log(p_in / p_out)
         return out
 
@@ -268,8 +256,7 @@ class OwnLabelRatio:
     """Likelihood ratio of the log odds that a query gets the label that the target gave to the plain query.
 
     Label-only attacks estimate an example's distance from the decision boundary from the labels of its neighbours
-    (Choquette-Choo et al., arXiv 2007.14321; Li & Zhang, arXiv 2007.15528), here dithered queries. Unlike the signal
-    `kept`, it compares all models on the target's label.
+    (Choquette-Choo et al., arXiv 2007.14321; Li & Zhang, arXiv 2007.15528), here dithered queries.
     """
 
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
@@ -283,14 +270,14 @@ class OwnLabelRatio:
 class RMIA:
     """Share of the other examples z that x beats: ratio(x) / ratio(z) >= 1 (eqs. 2-4, gamma = 1).
 
-    Zarifzadeh, Liu & Shokri, "Low-Cost High-Power Membership Inference Attacks", arXiv 2312.03262: whether the model
-    raises the probability of an example's label more than that of other examples. ratio(x) = p(x | model) / p(x), and
-    p(x | model) = exp(-loss) is the probability of the true label. p(x) averages it over reference models:
+    Zarifzadeh, Liu & Shokri, arXiv 2312.03262: whether the model raises the probability of an example's label more than
+    that of other examples. ratio(x) = p(x | model) / p(x), and p(x | model) = exp(-loss) is the probability of the true
+    label. p(x) averages it over reference models:
 
         online    (mean over models with x + mean over models without x) / 2              (eq. 10)
         offline   ((1 + a) * mean over models without x + (1 - a)) / 2                    (eq. 11)
 
-    Ties in the share are broken by the ratio, by less than one step. This ranking holds for every gamma.
+    Ties in the share are broken by the ratio, by less than one step.
 
     Args:
         a: of the offline average, in [0, 1], about the slope of mean-with against mean-without; a lower value assumes
@@ -357,11 +344,6 @@ class PooledDensityRatio:
     non-members' values in it, each count with one added, and is interpolated between the middles of bins.
     """
 
-    bins: int = 200  # at most; each holds at least `MIN_PER_BIN` values
-
-    def __post_init__(self) -> None:
-        check_whole("bins", self.bins, 2)
-
     def __call__(self, target: Floats, shadows: Floats, membership: Bools) -> Array:
         """(n,) log ratios of (n,) numbers, by those of reference models (m, n)."""
         target, shadows, membership = check_signals(target, shadows, membership)
@@ -371,7 +353,7 @@ class PooledDensityRatio:
             raise InputError("membership: expected members and non-members of the reference models, got one kind only")
         order = np.argsort(shadows, axis=None)
         values, member = shadows.ravel()[order].astype(np.float64), membership.ravel()[order]
-        bins = max(2, min(self.bins, len(values) // MIN_PER_BIN))
+        bins = max(2, min(MAX_BINS, len(values) // MIN_PER_BIN))
         cuts = np.linspace(0, len(values), bins + 1).astype(np.int64)[:-1]
         cuts = np.unique(np.searchsorted(values, values[cuts]))  # equal values share a bin
         inside = np.add.reduceat(member.astype(np.int64), cuts) + 1
@@ -382,7 +364,7 @@ class PooledDensityRatio:
 
 
 def centred(values: Array, *others: Array) -> tuple[Array, ...]:
-    """All less the first of `values`, so that values that are all equal deviate from their mean by exactly 0."""
+    """All less the first of `values`, so that equal ones deviate from their mean by exactly 0."""
     return tuple(a - values[0] for a in (values, *others))
 
 
@@ -403,12 +385,12 @@ def shrunk(ss: Array, dof: Array, shrink: float, pooled: Array) -> Array:
 
 def check_transform(transform: str) -> None:
     """Raise ConfigurationError for another name."""
-    if transform not in ("auto", "log", "identity"):
-        raise ConfigurationError(f"transform: expected auto, log or identity, got {transform!r}")
+    if transform not in get_args(Transform):
+        raise ConfigurationError(f"transform: expected auto or identity, got {transform!r}")
 
 
 def transformed(transform: Transform, target: Floats, shadows: Floats) -> tuple[Floats, Floats]:
-    """Signals (n,) and (m, n) on the scale that `LikelihoodRatio` describes; raises as `log_floors`."""
+    """Signals (n,) and (m, n) on the scale that `LikelihoodRatio` describes."""
     floor = log_floors(transform, target[:, None], shadows[:, :, None])[0]
     if not floor:
         return target, shadows
@@ -416,17 +398,12 @@ def transformed(transform: Transform, target: Floats, shadows: Floats) -> tuple[
 
 
 def log_floors(transform: Transform, target: Floats, shadows: Floats) -> Array:
-    """(k,) half of the smallest positive value of each column, (n, k) and (m, n, k); 0: it gets no logarithm.
-
-    InputError: transform "log" for a negative signal.
-    """
+    """(k,) half of the smallest positive value of each column, (n, k) and (m, n, k); 0: it gets no logarithm."""
     lowest = np.minimum(target.min(0), shadows.min((0, 1))).astype(np.float64)
-    if transform == "log" and lowest.min() < 0:
-        raise InputError(f"the signal has negative values (down to {lowest.min():g}); use transform='identity'")
     smallest = lowest.copy()
     for j in np.flatnonzero(lowest == 0):
         smallest[j] = min((a[a > 0].min() for a in (target[:, j], shadows[:, :, j]) if (a > 0).any()), default=1.0)
-    logs = (lowest >= 0) & (transform != "identity")
+    logs = (lowest >= 0) & (transform == "auto")
     return np.where(logs, np.maximum(smallest / 2, 5e-324), 0.0)
 
 
@@ -442,8 +419,8 @@ class JointLikelihoodRatio:
 
         score = log N(t; mu_in, S_in) - log N(t; mu_out, S_out),    S full k x k covariances
 
-    LiRA with several queries (Carlini et al., arXiv 2112.03570, section VI-A) sums this over independent numbers. As an
-    example has few reference models, its estimates are shrunk towards those of the others (Efron & Morris, 1973).
+    LiRA with several queries (Carlini et al., arXiv 2112.03570, section VI-A) sums this over independent numbers. Here
+    estimates of an example are shrunk towards those of all (Efron & Morris, 1973).
 
     With P_in and P_out the pooled covariances over examples (two, as models vary less on their training examples) and L
     L^T = P, the covariance of example i under each hypothesis is L R_i L^T with
@@ -463,7 +440,7 @@ class JointLikelihoodRatio:
     are added one by one, with gaps shrunk towards 0 by a normal prior whose variance is their mean lambda.
 
     Args:
-        transform: "log", "identity", or "auto": the logarithm of every column that is never negative.
+        transform: "identity", or "auto": the logarithm of every column that is never negative.
 
     Raises:
         ConfigurationError: another transform.
@@ -478,7 +455,7 @@ class JointLikelihoodRatio:
         """(n,) log likelihood ratios of (n,) or (n, k) numbers, k <= 2,048, by those of m reference models (m, n[, k]).
 
         Without references on both sides, an example's is 0. InputError: shapes disagree, values are not finite, too
-        many columns, no example has references on both sides, or the logarithm of a negative signal.
+        many columns, or no example has references on both sides.
         """
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim == 1:

@@ -1,4 +1,4 @@
-"""The classifier of attribution maps: a unit map and a few numbers about its size and shape give one logit."""
+"""The classifier of attribution maps, by a unit map and a few numbers about its size and shape."""
 
 from __future__ import annotations
 

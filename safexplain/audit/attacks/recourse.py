@@ -20,7 +20,7 @@ Spread = Literal["global", "local"]
 class CounterfactualDistance(Threshold):
     """Training pushes the decision boundary away from members, so a large recourse distance says "member".
 
-    CFD, arXiv 2211.05427, section 4.1. The threshold is chosen when scores are evaluated.
+    CFD, arXiv 2211.05427, section 4.1.
     """
 
     member_when_low: bool = False
@@ -30,17 +30,17 @@ class CounterfactualDistance(Threshold):
 class CounterfactualLRT:
     """Compares the recourse distance with that of models not trained on the example (CFD-LRT, one-sided).
 
-    arXiv 2211.05427, Algorithm 1 and section 4.2: the logarithm of the distance is Gaussian over models not trained on
-    the example,
+    arXiv 2211.05427, Algorithm 1 and section 4.2: the logarithm of the distance is Gaussian over the k reference models
+    not trained on the example,
 
-        z = (log d - mu_out) / (sd_out sqrt(1 + 1 / k)),
+        z = (log d - mu_out) / (sd_out sqrt(1 + 1 / k)).
 
-    with k such reference models; a large z says "member". References trained on the scored non-members alone, as in the
-    released code of the paper, find "members" where there are none.
+    References trained on the scored non-members alone, as in the released code of the paper, find "members" where there
+    are none.
 
     Args:
-        variance: "global" is one variance for all examples. "local" is one per example; z then follows Student's t with
-            k - 1 degrees of freedom and is mapped to the normal scale, so that examples with different k compare.
+        variance: "global" is one for all examples. "local" is one per example; z then follows Student's t with k - 1
+            degrees of freedom and is mapped to the normal scale, so that examples with different k compare.
     """
 
     variance: Spread = "global"
@@ -58,7 +58,9 @@ class CounterfactualLRT:
         target, shadows, membership = check_signals(target, shadows, membership)
         if target.ndim != 1:
             raise InputError(f"recourse distances: expected one number per example, got shape {target.shape}")
-        log_target, log_shadows = transformed("log", np.asarray(target), np.asarray(shadows))
+        if min(target.min(), shadows.min()) < 0:
+            raise InputError("recourse distances: expected no negative ones")
+        log_target, log_shadows = transformed("auto", target, shadows)
         without = ~membership
         count = without.sum(0).astype(np.float64)
         if count.max(initial=0.0) < 2:

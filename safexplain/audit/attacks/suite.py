@@ -1,8 +1,5 @@
-"""The table of attacks, fixed before measuring (docs/evidence/attack_table.md), and the scores of one target by it.
-
-LabelPatience and PredictionPatience, the baselines without an explanation, are stacks of the attacks on labels (and
-predictions). Boosted are trees on labels and summary numbers. Stacked, of all attacks, must beat the baseline.
-"""
+"""The table of attacks (docs/evidence/attack_table.md), and the scores of one target by it. LabelPatience and
+PredictionPatience, the baselines without an explanation, are stacks; Stacked, of all attacks, must beat them."""
 
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ IDENTITY = LikelihoodRatio("identity")
 FARTHER = Threshold(member_when_low=False)
 
 SUMMARY = ("l1", "mean", "positive")
-"""Summary numbers of a map: its size, and the balance of its signs, which survives clipping and scaling."""
+"""Summaries of a map: its size, and the balance of its signs, which survives clipping and scaling."""
 
 EXPLANATION: tuple[Line, ...] = (
     Line("LikelihoodRatio", LikelihoodRatio(), "l1", "explanation"),
@@ -109,7 +106,7 @@ ANY_SIGNAL: tuple[Line, ...] = (
     Line("LikelihoodRatio", LikelihoodRatio(), "", "explanation"),
     Line("JointLikelihoodRatio", JointLikelihoodRatio(), "", "explanation", widest=MAX_COLUMNS),
 )
-"""For any signal that no line names, as a user's file may leak there alone; the second is for vectors."""
+"""For any signal that no line names; the second is for vectors."""
 
 ANY_SIGNAL_ALONE = (Line("Threshold", Threshold(), "", "explanation", references=0, widest=1, once=True),)
 """The same for fewer than two references."""
@@ -150,16 +147,15 @@ RECOURSE: tuple[Line, ...] = (
     Line("DirectionDensity", PooledDensityRatio(), "regressed_margin", "explanation", 2, 1, once=True),
     Line("AveragingAttack", CounterfactualLRT(), "averaged_distance", "explanation", 2, 1, once=True),
 )
-"""On the distance of recourse, on margins computed from its directions (or the scores), and on the distance averaged
-over many answers, in which noise cancels out. Run if `meta` has an entry "recourse" (`audit.collect_recourse`)."""
+"""On the distance of recourse, margins from its directions or scores, and the distance averaged over many answers.
+Run if `meta` has an entry "recourse" (`audit.collect_recourse`)."""
 
 SUITE = (*WITHOUT_REFERENCES, *EXPLANATION, *LABELS, *PREDICTIONS, *RECOURSE)  # all single attacks
 
 LABEL_SIGNALS = ("label", "kept", "shares")
 OWN_LABEL = ("loss", "margin")
 ALL_CLASSES = ("prediction", "predictions")
-"""Signals of predictions: of the example's own label, and log odds of every class (of several queries one by one). Any
-other name is an explanation's."""
+"""Signals of predictions; any other name is an explanation's."""
 
 AT_SOME_LEVELS = ("label", "kept", "shares", "predictions")
 """Signals that there are of one query alone, or of several alone."""
@@ -227,8 +223,8 @@ def fitting(signals: Signals, policy: Policy | None = None) -> list[SuiteRow]:
 
 
 def gaps(signals: Signals, rows: Sequence[SuiteRow], policy: Policy) -> tuple[str, ...]:
-    """Omissions that prevent a certificate: arrays that no row reads, and arrays that are missing at some level of the
-    policy although they are released. Constant arrays count as read."""
+    """What prevents a certificate: arrays that no row reads, unless constant, and released ones that are missing at
+    some level of the policy."""
     read = {s.stored for row in rows for s in row.reads}
     read |= {
         at_level("predictions", s.level) for row in rows for s in row.reads if s.name == "prediction"
@@ -342,8 +338,7 @@ def _fits(signals: Signals, line: Line, level: int) -> bool:
 
 
 def _trees(signals: Signals, level: int, rows: Sequence[SuiteRow], labelled: bool) -> list[SuiteRow]:
-    """Boosted trees on the labels of the same queries and the summary numbers (without these, all numbers). The
-    baseline has its own, so that those on an explanation get no credit for what trees find in labels."""
+    """Boosted trees on the labels of the same queries and the summary numbers (without these, all numbers)."""
     known = [Signal("label"), *([Signal("kept", level)] if level > 1 else [])] if labelled else []
     read = dict.fromkeys([*known, *(r.reads[0] for r in rows if len(r.reads) == 1 and not r.reads[0].view)])
     numbers = [s for s in read if _width(signals, s) == 1 and (s.name == "label" or _varies(signals, s))]
@@ -366,7 +361,7 @@ def stored_in(signals: Signals, signal: Signal) -> Numbers | None:
 
 
 def values_of(signals: Signals, reads: Sequence[Signal]) -> Numbers:
-    """(m, n) or (m, n, k) inputs of a row, shares of labels and probabilities as log odds; InputError: none there."""
+    """(m, n) or (m, n, k) inputs of a row, shares of labels and probabilities as log odds."""
     if len(reads) > 1:
         columns = [np.asarray(values_of(signals, [one]), dtype=np.float64) for one in reads]
         return np.concatenate([c[..., None] if c.ndim == 2 else c for c in columns], axis=-1)
@@ -428,8 +423,7 @@ def scores_of(
     references: NDArray[np.int64],
     fitted: FittedBoosted | FittedLearned | None = None,
 ) -> Array:
-    """(len(reads), n) scores of the signals of each model in `reads`, by an attack that is no stack; `fitted` if it
-    learns."""
+    """(len(reads), n) scores of each model in `reads`, by an attack that is no stack; `fitted` if it learns."""
     attack, membership = row.attack, signals.membership
     if isinstance(attack, LikelihoodRatio):
         view = VIEWS.get(row.reads[0].view)  # made of a few examples at a time
@@ -453,10 +447,10 @@ class Scorer:
     Half of the references, at most `PSEUDO_TARGETS`, play the target for the stacks. Classifiers of maps and boosted
     trees are trained on the other half, and stacks are fitted on examples that no classifier was trained on.
 
-    `training` (n,) are the examples for classifiers of maps (none set: all), and `also` further models that will be
-    scored, so that large maps are read once. `known` is the scorer of another release of the same models for the same
-    queries, with the same target and seed; its scores of rows on labels and losses are reused. InputError: a row has
-    too few references, its attack fails, or `known` has another target or seed.
+    `training` (n,) are the examples for classifiers of maps (none set: all), and `also` further models to score.
+    `known` is the scorer of another release of the same models for the same queries; its scores of rows on labels and
+    losses are reused. InputError: a row has too few references, its attack fails, or `known` has another target or
+    seed.
     """
 
     def __init__(
@@ -504,7 +498,7 @@ class Scorer:
         return isinstance(fitted, FittedStack) and fitted.adds
 
     def _shuffled(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The references in random order, with complementary ones side by side, as one reveals the other."""
+        """The references in random order, with complementary ones side by side."""
         order: list[int] = []
         for model in rng.permutation(self._references).tolist():
             if model not in order:

@@ -1,7 +1,5 @@
-"""The controls: whether members and non-members differ in training alone, attacks had full strength, data are right.
-
-Unless members and non-members are alike and the data are the training's, there is no verdict. If the attacks were weak,
-nothing is certified, but a proven leak still counts. All concern one target."""
+"""Controls of one target. Unless members and non-members are alike and the data are the training's, there is no
+verdict. If the attacks were weak, nothing is certified, but a proven leak counts."""
 
 from __future__ import annotations
 
@@ -23,14 +21,10 @@ from safexplain.verdict.thresholds import found_above, lower_bound, lower_bound_
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
-RISK = 0.01
-"""Probability with which each control fails by mistake."""
-
+RISK = 0.01  # probability with which each control fails by mistake
 SHUFFLES = 200
 FEWEST_TO_TRAIN = 40
-MOST_FEATURES = 256
-"""Larger inputs are reduced to principal components for the blind baseline."""
+MOST_FEATURES = 256  # larger inputs are reduced to principal components for the blind baseline
 
 
 def blind_baseline(
@@ -45,18 +39,17 @@ def blind_baseline(
     """A classifier of members and non-members that sees the (n, ...) inputs of models, but no answers.
 
     It averages the ranks of gradient-boosted trees and a logistic regression on the inputs (or their principal
-    components). It is fitted to the training split and tested on the scored examples; without a training split, it is
-    fitted to each half of the scored examples and tested on the other. No group is in both. (Das, Zhang & Tramer, arXiv
-    2406.16201: membership attacks must beat blind ones.)
+    components), fitted to the training split and tested on the scored examples, or else fitted to each half of these
+    and tested on the other. No group is in both. (Das, Zhang & Tramer, arXiv 2406.16201: membership attacks must beat
+    blind ones.)
     """
     name = "blind baseline"
     if inputs is None:
-        return Control(
-            name, None, "the inputs are not in the signals, so a distribution shift cannot be looked for", {}
-        )
+        says = "the inputs are not in the signals, so a distribution shift cannot be looked for"
+        return Control(name, None, says, {})
     folds = [(training, scored)]
     if training.sum() < FEWEST_TO_TRAIN:
-        group = np.arange(len(scored)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+        group = _numbered(groups, len(scored))
         half = (np.random.default_rng([seed, 0xB11D]).random(int(group.max()) + 1) < 0.5)[group]
         folds = [(scored & half, scored & ~half), (scored & ~half, scored & half)]
     if any(
@@ -68,11 +61,10 @@ def blind_baseline(
         test = whole & alone
         scores = _classified(inputs, member, fit, test, seed)
         tests.append(_tested(scores, member[test], policy, RISK / len(folds)))
-    auc, low, rate = max(tests, key=lambda t: max(t[1] - 0.5, t[2] - policy.fpr))
-    failed = bool(low > 0.5 or rate > policy.fpr)
-    verb = "distinguishes" if failed else "does not distinguish"
-    says = f"a classifier that sees only inputs {verb} members from non-members (AUC {auc:.3f})"
-    return Control(name, failed, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
+    worst = max(tests, key=lambda t: t.excess)
+    verb = "distinguishes" if worst.excess > 0 else "does not distinguish"
+    says = f"a classifier that sees only inputs {verb} members from non-members (AUC {worst.auc:.3f})"
+    return Control(name, worst.excess > 0, says, worst.numbers)
 
 
 def null_model(
@@ -88,12 +80,10 @@ def null_model(
     found = {name: _tested(s[alone], member[alone], policy, RISK / max(len(scores), 1)) for name, s in scores.items()}
     if not found:
         return Control("null model", None, "there is no model that was not trained on the target's members", {})
-    worst = max(found, key=lambda n: (max(found[n][1] - 0.5, found[n][2] - policy.fpr), found[n][0]))
-    auc, low, rate = found[worst]
-    failed = bool(low > 0.5 or rate > policy.fpr)
-    verb = "finds the target's members in" if failed else "finds nothing in"
-    says = f"{worst} {verb} the releases of {kind} (AUC {auc:.3f})"
-    return Control("null model", failed, says, {"auc": auc, "auc_low": low, "tpr_low": rate})
+    name, worst = max(found.items(), key=lambda item: (item[1].excess, item[1].auc))
+    verb = "finds the target's members in" if worst.excess > 0 else "finds nothing in"
+    says = f"{name} {verb} the releases of {kind} (AUC {worst.auc:.3f})"
+    return Control("null model", worst.excess > 0, says, worst.numbers)
 
 
 def shuffled_membership(
@@ -106,13 +96,13 @@ def shuffled_membership(
     """How often the judged attacks find more than chance with members drawn at random.
 
     This is the false-alarm rate of the audit on its own scores; its expectation is at most 1 - confidence. `alarm`
-    returns whether the audit would prove more than chance if the given (s,) were the members; None: no attack is
-    judged. As many members are drawn as there are, or as many groups as have mostly members.
+    tells for (s,) members whether the audit would prove more than chance; None: no attack is judged. As many members
+    are drawn as there are, or as many groups as have mostly members.
     """
     name = "shuffled membership"
     if alarm is None:
         return Control(name, None, "no attack was judged", {})
-    group = np.arange(len(member)) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+    group = _numbered(groups, len(member))
     drawn = np.bincount(group, np.where(member, 1.0, -1.0)) > 0
     if drawn.all() or not drawn.any():
         return Control(name, None, "too few groups of examples to draw members from", {})
@@ -128,20 +118,30 @@ def one_of_each(groups: NDArray[np.integer[Any]] | None, member: NDArray[np.bool
     if groups is None:
         return np.ones(len(member), dtype=bool)
     order = np.random.default_rng([seed, 0x0E5]).permutation(len(member))
-    unit = 2 * np.unique(groups, return_inverse=True)[1].reshape(-1) + member
+    unit = 2 * _numbered(groups, len(member)) + member
     alone = np.zeros(len(member), dtype=bool)
     alone[order[np.unique(unit[order], return_index=True)[1]]] = True
     return alone
 
 
-def _tested(
-    scores: NDArray[np.float64], member: NDArray[np.bool_], policy: Policy, risk: float
-) -> tuple[float, float, float]:
+def _numbered(groups: NDArray[np.integer[Any]] | None, n: int) -> NDArray[np.int64]:
+    return np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1]
+
+
+class _Tested(NamedTuple):
+    excess: float  # of a lower bound over chance
+    auc: float
+    numbers: dict[str, float]
+
+
+def _tested(scores: NDArray[np.float64], member: NDArray[np.bool_], policy: Policy, risk: float) -> _Tested:
     """AUC, and lower bounds of the AUC and of the true-positive rate, each at half of the risk."""
     curve = roc(scores, member)
     rank, share = lower_bound_rank(curve.non_members, policy.fpr, risk / 4)
     found = found_above(ranked(scores, member), rank)
-    return curve.auc, auc_interval(curve, 1 - risk)[0], lower_bound(found, curve.members, risk / 4) * share
+    low, rate = auc_interval(curve, 1 - risk)[0], lower_bound(found, curve.members, risk / 4) * share
+    numbers = {"auc": curve.auc, "auc_low": low, "tpr_low": rate}
+    return _Tested(float(max(low - 0.5, rate - policy.fpr)), curve.auc, numbers)
 
 
 def _classified(
@@ -180,19 +180,18 @@ FEWEST_TO_COMPARE = 4  # fewest reference models for comparing their recipe with
 FEWEST_EXAMPLES = 20  # fewest members, and non-members, of the target for a comparison
 
 SHARES = {"effect of all signals": 0.45, "effect": 0.1, "level": 0.2, "spread": 0.15}
-"""How `RISK` is divided among the kinds of comparison, and within a kind among the signals (Bonferroni's correction). A
-tenth is unused, as the compared numbers are only nearly normal."""
+"""Shares of `RISK` of the kinds of comparison, and within a kind of the signals (Bonferroni's correction). A tenth is
+unused, as the compared numbers are only nearly normal."""
 
 MATTERS = {"effect of all signals": 0.1, "effect": 0.1, "level": 0.1, "spread": 0.2}
-"""Smallest difference that counts: of effects, a share of the references'; of levels, standard deviations between
-models; of spreads, the logarithm of a ratio of variances. Smaller ones hardly weaken attacks."""
+"""Smallest difference that counts, as smaller ones hardly weaken attacks: of effects, a share of the references'; of
+levels, standard deviations between models; of spreads, the logarithm of a ratio of variances."""
 
 PREDICTED = ("label", "loss", "margin", "kept", "shares", "prediction")
-"""Signals that all models answer alike for every number of queries. Explanations of reference models at levels above 1
-use fewer queries and no noise, so they are not comparable with the target's."""
+"""Signals that all models answer alike at every level. Explanations of reference models at levels above 1 use fewer
+queries and no noise, so they are not comparable."""
 
-MOST_NUMBERS = 10**8
-"""Most numbers of whole maps that are compared; larger ones use a part of the examples and features."""
+MOST_NUMBERS = 10**8  # most numbers of whole maps that are compared, else a part of the examples and features
 
 PRIVACY = "differential privacy"
 """Entry of the signals' meta data: whether the target and its references are stated to be trained so."""
@@ -204,10 +203,7 @@ Compared = dict[tuple[str, str], Floats]  # kind of number and side, members or 
 def reference_coverage(
     signals: Signals, references: Sequence[int] | NDArray[np.int64], scored: NDArray[np.bool_]
 ) -> Control:
-    """Whether most (n,) scored examples have reference models (rows of the signals) on both sides; groups count once.
-
-    Likelihood ratios are undefined for others.
-    """
+    """Whether most (n,) scored examples have references (rows of the signals) on both sides; groups count once."""
     if len(references) < 2:
         return Control("references", None, "there are no reference models", {})
     inside = signals.membership[np.asarray(references)][:, scored]
@@ -228,17 +224,17 @@ def recipe_fit(
     """Whether the target's signals look like those of the reference models, which should have the same recipe.
 
     If trained alike, the target is one more draw from the distribution of the references. Each model is compared with
-    the prediction of all others (one of each pair of references), and the target with the references:
+    the prediction of all others (one of each pair of references), by one number per model:
 
         level     mean distance from the others with the same membership, for members and for non-members
-        spread    mean squared distance from them, for members and for non-members
-        effect    effect of membership relative to that in the others: the slope of a regression on the others'
-                  difference between members and non-members, example by example; per signal, and for all together
+        spread    mean squared distance from them, likewise
+        effect    of membership relative to that in the others: the slope of a regression on the others' difference
+                  between members and non-members, example by example; per signal, and for all together
 
-    Each is one number per model. The control fails if the target's differs from the references' by more than a t-test
-    allows, at a risk of `RISK` for all, and by more than `MATTERS`. Numbers enter by their ranks among the models,
-    example by example (van der Waerden's normal scores), so that heavy tails and scales do not matter. For whole maps
-    and vectors, the length, the mean entry and the log likelihood ratio of membership are compared.
+    The control fails if the target's differs from the references' by more than a t-test allows, at a risk of `RISK`
+    for all, and by more than `MATTERS`. Numbers enter by their ranks among the models, example by example (van der
+    Waerden's normal scores). For whole maps and vectors, the length, the mean entry and the log likelihood ratio of
+    membership are compared.
 
     `target` and `references` are rows of the signals, `scored` is (n,) bool, and `names` are of the signals that are
     judged, as in the rows of a suite (None: all); labels and losses are always compared.
@@ -269,20 +265,13 @@ def recipe_fit(
     if failed:
         why = _privacy_differs(signals.meta.get(PRIVACY), tests)
         says = f"{worst.says}: they do not repeat its recipe{f'. {why}' if why else ''}"
-    return Control(
-        name,
-        failed,
-        f"compared with the reference models, {says}",
-        {"effect": ratio, "of_tolerated": worst.of_tolerated, "signals": float(len(found))},
-    )
+    numbers = {"effect": ratio, "of_tolerated": worst.of_tolerated, "signals": float(len(found))}
+    return Control(name, failed, f"compared with the reference models, {says}", numbers)
 
 
 def _privacy_differs(stated: Any, tests: Sequence[_Test]) -> str:
-    """Advice if the target, but not its references, was trained with differential privacy, or the reverse.
-
-    `stated` maps "target" and "references" to whether they are stated to be. A model with differential privacy reveals
-    less about its members, and fits them worse.
-    """
+    """Advice if the target, but not its references, was trained with differential privacy, or the reverse, as models
+    with it fit their members worse. `stated` maps "target" and "references" to whether they are stated to be."""
     target, references = (stated.get(n) if isinstance(stated, Mapping) else None for n in ("target", "references"))
     effect = next(t for t in tests if t.kind == "effect of all signals")
     losses = [t for t in tests if t.kind == "level" and t.signal == "loss" and t.side == "members" and t.failed]
@@ -300,9 +289,8 @@ def _privacy_differs(stated: Any, tests: Sequence[_Test]) -> str:
         )
     if more and references and not target:
         return (
-            "The references were trained with differential privacy, but the target reveals more about its members,"
-            " as if"
-            " it was not: remove [dp] from the recipe, or correct it"
+            "The references were trained with differential privacy, but the target reveals more about its members, as"
+            " if it was not: remove [dp] from the recipe, or correct it"
         )
     return ""
 
@@ -321,12 +309,8 @@ class _Test(NamedTuple):
 
 
 def _compared(a: Floats, member: NDArray[np.bool_]) -> Compared:
-    """Compares each model's (models, examples) numbers of one signal with the prediction of all others.
-
-    The slope "effect" is "covariance" (the sum over examples of expected effect times distance) over "variance" (that
-    of its square). "level" is the mean distance of a side, and "spread" the logarithm of the mean squared one. All are
-    (models,).
-    """
+    """Compares each model's (models, examples) numbers of one signal with the prediction of all others: (models,)
+    slopes "covariance" / "variance", mean distances "level", and logs of mean squared ones "spread"."""
     one = member.astype(np.float64)
     sides = []
     for side in (one, 1 - one):
@@ -334,7 +318,7 @@ def _compared(a: Floats, member: NDArray[np.bool_]) -> Compared:
         sides.append((others, total / np.maximum(others, 1)))
     (n1, mean1), (n0, mean0) = sides
     known = (n1 > 0) & (n0 > 0)
-    gap = np.where(known, mean1 - mean0, 0.0)
+    gap = mean1 - mean0
     residual = a - np.where(member, (a * one).sum(0), (a * (1 - one)).sum(0)) / np.where(
         member, one.sum(0), (1 - one).sum(0)
     )
@@ -345,7 +329,7 @@ def _compared(a: Floats, member: NDArray[np.bool_]) -> Compared:
     mean = float((gap * share).sum())
     variance = float(((gap - mean) ** 2 * share).sum())
     trust = max(0.0, 1 - noise / max(variance, 1e-300))
-    expected = (one - 0.5) * np.where(known, mean + trust * (gap - mean), 0.0)
+    expected = (one - 0.5) * (mean + trust * (gap - mean))
     distance = a - (mean1 + mean0) / 2
     centred, regressor = (
         np.where(known, v - (v * known).sum(1, keepdims=True) / np.maximum(known.sum(1), 1)[:, None], 0.0)
@@ -368,11 +352,8 @@ def _together(parts: Sequence[Compared]) -> Compared:
 
 
 def _independent(member: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    """Rows of the target, which is first, with one reference of each pair, and then with the others (`partners`).
-
-    Within a set no model's membership follows from another's, as it does within a pair. A single reference in the
-    second set is left out, as there is nothing to compare it with.
-    """
+    """Rows of the target, which is first, with one reference of each pair, and then with the others (`partners`), if
+    there are several."""
     partner, rows = partners(member), np.arange(len(member))
     second = (partner > 0) & (partner < rows)
     for chosen in (~second, second) if second.sum() > 1 else (~second,):
@@ -380,7 +361,6 @@ def _independent(member: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
 
 
 def _tests(found: Mapping[str, Compared]) -> Iterator[_Test]:
-    """Every comparison, with its share of the risk."""
     slopes = [(c["covariance", ""], c["variance", ""]) for c in found.values()]
     together = sum(c for c, _ in slopes) / np.maximum(sum(v for _, v in slopes), 1e-12)
     yield _test("effect of all signals", "membership changes what the target releases", together, 1)
@@ -410,7 +390,7 @@ def _test(kind: str, what: str, numbers: Floats, tests: int, signal: str = "", s
 
 
 def _normal_scores(values: Floats) -> Floats:
-    """(models, examples): each example's numbers by their rank among the models; ties share their ranks."""
+    """(models, examples) by their rank among the models; ties share their ranks."""
     ranks = distributions.rankdata(values, axis=0)
     scores: Floats = special.ndtri((ranks - 0.5) / len(values))
     return scores
@@ -476,17 +456,15 @@ SHORTFALL = 0.05  # smallest shortfall from the references that counts, even if 
 FEWEST = 4  # fewest reference models for comparing the target's accuracy with theirs
 
 UNUSUAL, IMPOSSIBLE = 0.25, 16.0
-"""Divergence from which batch statistics are reported, and ratio of variances, or its inverse, from which they fail.
-
-In nats per channel: CIFAR-10 ResNets on right data .04, on data in [-1, 1] .53, in [0, 1] 1.0, in [0, 255] over 3,000.
-Normalisation frozen at the statistics of other images may lie above the first, so that only warns."""
+"""Divergence from which batch statistics are reported, and ratio of variances, or its inverse, from which they fail. In
+nats per channel: CIFAR-10 ResNets on right data .04, on data in [-1, 1] .53, in [0, 1] 1.0, in [0, 255] over 3,000."""
 
 SETTLED = 50  # batches after which running statistics no longer depend on their initial values
 LOOKED_AT = 512  # most members for measuring batch statistics
 
 
 class Statistics(NamedTuple):
-    """The inputs of the first batch normalisation, compared with its statistics from training."""
+    """Inputs of the first batch normalisation against its statistics from training."""
 
     divergence: float  # Kullback-Leibler, of normals with these means and variances: nats, mean over channels
     ratio: float  # of the variances, geometric mean over channels
@@ -579,11 +557,8 @@ def below_stated(target: Hits, stated: float | None, risk: float = RISK / 2) -> 
 
 
 def below_references(target: Hits, references: Sequence[Hits], risk: float = RISK / 2) -> str:
-    """The finding if a model's accuracy is significantly below that of reference models, else "".
-
-    If trained alike, its accuracy is one more draw from theirs. The t-test's variance is at least the sampling variance
-    over the target's non-members.
-    """
+    """The finding if a model's accuracy is significantly below that of reference models, else "", by a t-test for one
+    more draw, with at least the sampling variance over the target's non-members."""
     if len(references) < FEWEST or not target.units:
         return ""
     shares = np.array([r.share for r in references])
@@ -642,9 +617,6 @@ def measured(
     stated: float | None,
     statistics: Statistics | None,
 ) -> dict[str, Any]:
-    """The meta data under `META`, from (m, n) predicted classes of the target and its references, and (n,) y.
-
-    `hits` are (right, examples, units) of each model on its non-members; `stated` and `statistics` may be None.
-    """
+    """The meta data under `META`, from (m, n) predicted classes of the target and its references, and (n,) y."""
     hits = [list(Hits.of(row == y, member, groups)) for row, member in zip(labels, membership, strict=True)]
     return {"hits": hits, "stated": stated, "statistics": None if statistics is None else list(statistics)}

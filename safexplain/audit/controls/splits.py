@@ -1,7 +1,5 @@
-"""The splits of the examples for choosing, training and the verdict, copies, and how often examples were used.
-
-What chose is not what certifies: if you try hardenings until one passes, you have certified luck. An example's split
-depends only on its content, so nobody can draw another by a seed, by reordering rows, or by leaving rows out."""
+"""Splits of the examples for choosing, training and the verdict, copies, and how often examples were used. What chose
+is not what certifies: if you try hardenings until one passes, you have certified luck."""
 
 from __future__ import annotations
 
@@ -42,10 +40,9 @@ class Splits:
     def of(cls, signals: Signals, policy: Policy, *, trains: bool) -> Splits:
         """Split the examples pseudo-randomly, by the data alone.
 
-        If examples have hashes (or inputs, which are hashed), an example's own hash, or the smallest of its group,
-        decides, independently of other examples and their order. Without hashes shares are exact, and the split follows
-        from the population's digest and the targets' members. Out-of-distribution examples are in no set; unless some
-        attack or control `trains`, no example is used for training.
+        An example's own hash, or the smallest of its group, decides, so that no seed, order or omission draws another
+        split. Without hashes shares are exact, and the split follows from the population's digest and the targets'
+        members. Out-of-distribution examples are in no set; unless some attack `trains`, none is used for training.
         """
         outside = signals.out_of_distribution
         inside = np.ones(len(signals), dtype=bool) if outside is None else ~outside
@@ -54,7 +51,7 @@ class Splits:
         if signals.groups is not None and signals.examples is not None:
             groups = _joined(groups, signals.examples)  # copies join their groups
         _, first, unit = np.unique(groups[inside], return_index=True, return_inverse=True)
-        unit = np.argsort(np.argsort(first))[unit.reshape(-1)]  # numbered as they come
+        unit = np.argsort(np.argsort(first))[unit]  # numbered as they come
         if signals.examples is not None:
             smallest = np.full(len(first), np.iinfo(np.uint64).max, dtype=np.uint64)
             np.minimum.at(smallest, unit, near(signals.examples[inside]))
@@ -89,8 +86,7 @@ CLOSE_COPIES = 1e-6  # largest relative difference of any number between exact c
 def copies_of(hashes: NDArray[np.uint64], x: NDArray[Any] | None) -> NDArray[np.int64]:
     """(n,) a number for each example, the same for copies: equal hashes or, with (n, ...) inputs, near-duplicates
     within `CLOSE_COPIES`."""
-    _, which = np.unique(hashes if x is None else near(hashes), return_inverse=True)
-    which = which.reshape(-1).astype(np.int64)
+    which = np.unique(hashes if x is None else near(hashes), return_inverse=True)[1].astype(np.int64)
     if x is None:
         return which
     rows, fresh = x.reshape(len(x), -1), int(which.max(initial=-1)) + 1
@@ -107,8 +103,7 @@ def copies_of(hashes: NDArray[np.uint64], x: NDArray[Any] | None) -> NDArray[np.
 def refuse_copies(
     copies: NDArray[np.int64], member: NDArray[np.bool_], out_of_distribution: NDArray[np.bool_] | None = None
 ) -> None:
-    """Raise InputError if a member is a copy of a non-member (`copies_of`), so that its membership is undefined.
-    Several targets, (targets, n), are checked one by one."""
+    """Raise InputError if a member is a copy of a non-member (`copies_of`), for one target or each of (targets, n)."""
     at = np.arange(len(copies)) if out_of_distribution is None else np.flatnonzero(~out_of_distribution)
     _, which = np.unique(copies[at], return_inverse=True)
     for one in np.atleast_2d(member)[:, at]:
@@ -129,8 +124,7 @@ def refuse_copies(
 
 
 def copies_together(signals: Signals) -> tuple[Signals, Control]:
-    """Signals with copies in one group, as copies are not independent, and the control that reports them.
-    Signals without hashes or inputs are returned unchanged; raises as `refuse_copies`."""
+    """Signals with copies in one group, and the control that reports them; raises as `refuse_copies`."""
     name, hashes = "exact copies", signals.examples
     if hashes is None:
         says = "the signals hold neither inputs nor hashes of the examples, so exact copies cannot be looked for"
@@ -148,9 +142,9 @@ def copies_together(signals: Signals) -> tuple[Signals, Control]:
 def _joined(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
     """(n,) the finest grouping that is coarser than two given ones."""
     (first, a), (second, b) = (np.unique(g, return_inverse=True) for g in (one, other))
-    size, a, b = len(first) + len(second), a.reshape(-1), b.reshape(-1) + len(first)
-    _, component = connected_components(coo_array((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False)
-    joined: NDArray[np.int64] = component[a].astype(np.int64)
+    size = len(first) + len(second)
+    edges = coo_array((np.ones(len(a)), (a, b + len(first))), shape=(size, size))
+    joined: NDArray[np.int64] = connected_components(edges, directed=False)[1][a].astype(np.int64)
     return joined
 
 
@@ -161,8 +155,8 @@ MOST_HASHES = 2**16  # most stored hashes of a set: the smallest after `spread`,
 SAME_PEOPLE = 0.05  # two sets are the same examples if they share more than this of the smaller one
 
 MATRIX, CHANCE = 0.975, 0.93
-"""Two membership matrices are the same if they share more than `MATRIX` of their columns and those of another target
-are expected to share at most `CHANCE`."""
+"""Membership matrices are the same if they share more than `MATRIX` of their columns, and another target's would share
+at most `CHANCE` on average."""
 
 PAIRS = 0.5  # or if they share more than this of their pairs of a target and another model
 CLOSE_SUMS = 1e-5  # relative difference up to which sums over the release are the same
@@ -170,7 +164,7 @@ CLOSE_SUMS = 1e-5  # relative difference up to which sums over the release are t
 CONFIGURES = frozenset(
     {"explainer", "output", "options", "hardening", "classes", "seed", "recipe", "references", "asked", "dither"}
 )
-"""Entries of the signals' meta data that define a configuration; the model (`subject`) does not."""
+"""Entries of the signals' meta data that define a configuration."""
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS holdouts (digest TEXT PRIMARY KEY, content BLOB NOT NULL, given BLOB NOT NULL,"
@@ -211,10 +205,8 @@ class Uses:
     look: int = 0  # number of the look, if the audit declared several, which are one use; else 0
 
     def record(self, signals: Signals, certified: NDArray[np.bool_], says: str = "") -> tuple[int, tuple[str, ...]]:
-        """Note a use of the (n,) certified examples of released signals; `says` is the policy and the verdict.
-
-        Returns:
-            The number of this use of these examples, from 1; and the other uses, a line each.
+        """Note a use of the (n,) certified examples of released signals; `says` is the policy and the verdict. Returns
+        the number of this use of these examples, from 1, and the other uses, a line each.
 
         Raises:
             InputError: the signals have no hashes of examples, or the file cannot be read or written.
@@ -282,7 +274,7 @@ def shared(one: Hashes, other: Hashes) -> float:
 
 
 def _are_same(stored: Sequence[Hashes], new: Sequence[Hashes]) -> bool:
-    """Whether two holdouts are of the same people: by content, or by the matrix of their models."""
+    """Whether two holdouts are of the same people, by content or by the matrix of their models."""
     content, columns, pairs = (shared(a, b) for a, b in zip(stored, new, strict=True))
     return content > SAME_PEOPLE or columns > MATRIX or pairs > PAIRS
 
@@ -290,10 +282,10 @@ def _are_same(stored: Sequence[Hashes], new: Sequence[Hashes]) -> bool:
 def _matrix(signals: Signals, certified: NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
     """Hashes of the membership and predicted labels of examples in all models, in two ways.
 
-    First (n,) hashes per example, with the models in order, which survive missing rows. There are none if other people
-    could well have the same: of c examples with the same column in all but one model, two random targets divide X and
-    X' ~ Bin(c, 1/2) alike but for |X - X'|, sqrt(c / pi) on average. Then hashes of the counts of examples of every
-    kind, for the target with each other model, which survive models that are missing, repeated or reordered.
+    First (n,) hashes per example, which survive missing rows; none if other people could well have the same: of c
+    examples with the same column in all but one model, two random targets divide X and X' ~ Bin(c, 1/2) alike but for
+    |X - X'|, sqrt(c / pi) on average. Then hashes of the counts of examples of every kind, for the target with each
+    other model, which survive models that are missing, repeated or reordered.
     """
     models = list(signals.models)
     member = signals.membership[models][:, certified].astype(np.int64)
@@ -314,7 +306,7 @@ def hash_rows(rows: Iterable[NDArray[Any]]) -> Hashes:
 
 
 def released_sums(signals: Signals, certified: NDArray[np.bool_]) -> dict[str, list[float]]:
-    """A few sums of each signal, weighted by the examples' hashes: independent of the order of models and examples."""
+    """Sums of each signal, weighted by the examples' hashes: independent of the order of models and examples."""
     assert signals.examples is not None
     rows = np.flatnonzero(certified)
     weight = (spread(near(signals.examples[rows])) >> np.uint64(11)) * 2.0**-52 - 1.0
@@ -348,11 +340,9 @@ def _are_one_use(one: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def uses_of(signals: Signals, policy: Policy, suite: Sequence[str], seed: int, force: bool = False) -> Uses | None:
-    """The counter for a verdict on these signals under a policy, a suite (names of its rows) and the audit's seed.
-
-    Every entry of the policy except its reason defines a use; declared looks of one audit are one use. None means "not
-    counted": the signals have neither hashes nor inputs, or (with a warning) the file cannot be written.
-    """
+    """The counter for a verdict on these signals under a policy, a suite (names of its rows) and the audit's seed; None
+    (not counted): the signals have neither hashes nor inputs, or, with a warning, the file cannot be written. All of
+    the policy except its reason defines a use; declared looks of one audit are one use."""
     if signals.examples is None:
         return None
     known: dict[str, Any] = {name: signals.meta[name] for name in CONFIGURES & signals.meta.keys()}

@@ -5,8 +5,8 @@
     v2          POST {"inputs": [{"name": "input", "shape": ..., "datatype": "FP32", "data": [...]}]}
                 ->  {"outputs": [{"name": "explanation", ...}, {"name": "label", ...}]}
 
-Paths into a JSON body are names joined by dots. A number selects one entry of a list, a name reads every entry:
-"results.attribution" reads {"results": [{"attribution": ...}, ...]}. docs/endpoint-audit.md lists every field.
+Paths into a JSON body are names joined by dots; a number selects one entry of a list, a name reads all. See
+docs/endpoint-audit.md.
 """
 
 from __future__ import annotations
@@ -108,12 +108,8 @@ class Payload:
 
     @classmethod
     def read(cls, format: str | Path) -> Payload:
-        """The payload of a format, or of a TOML file with `format` and the tables `request`, `answer` and `asking`.
-
-        Raises:
-            InputError: the file is not TOML.
-            ConfigurationError: there is no such file, or it has an unknown name or a wrong value.
-        """
+        """The payload of a format, or of a TOML file with `format` and the tables `request`, `answer` and `asking`;
+        ConfigurationError: no such file, an unknown name or a wrong value; InputError: it is not TOML."""
         if str(format) in FORMATS:
             return cls.of(str(format))  # type: ignore[arg-type]
         path = Path(format)
@@ -140,8 +136,7 @@ class Payload:
         if answer.get("probabilities"):
             if "labels" in answer:
                 raise ConfigurationError(
-                    f"{what}: expected labels or probabilities in answer, got both: keep the probabilities, whose most"
-                    " likely class is the label"
+                    f"{what}: expected labels or probabilities in answer, got both: keep the probabilities"
                 )
             answer["labels"] = ""
         return cls(
@@ -174,7 +169,7 @@ class Payload:
         return {name: re.sub(r"\$\{(\w+)\}", filled, value) for name, value in self.request.headers.items()}
 
     def label_url(self, url: str) -> str:
-        """The URL that answers with labels, perhaps the sibling of `url`; "": the endpoint's answer has them."""
+        """The URL that answers with labels; "": the endpoint's answer has them."""
         if self.answer.label_url != _PREDICT:
             return self.answer.label_url
         parts = urlsplit(url)
@@ -187,7 +182,7 @@ class Payload:
         return urlunsplit(parts._replace(path=parts.path.removesuffix(_EXPLAIN) + _PREDICT))
 
     def body(self, x: NDArray[np.float32]) -> dict[str, Any]:
-        """The body of a request about (n, ...) rows; raises `ConfigurationError` if the format does not fit them."""
+        """The body of a request about (n, ...) rows; `ConfigurationError` if the format does not fit them."""
         if self.request.channels == "last" and x.ndim > 3:
             x = np.moveaxis(x, 1, -1)
         body: dict[str, Any] = json.loads(json.dumps(dict(self.request.constant), default=str))
@@ -212,7 +207,7 @@ class Payload:
         return body
 
     def maps(self, body: Any, n: int) -> NDArray[np.float32]:
-        """The (n, ...) explanations in an answer about n rows; raises `InputError` if they are missing or wrong."""
+        """The (n, ...) explanations in an answer about n rows; `InputError` if they are missing or wrong."""
         what = "explanations"
         value = self._value(body, self.answer.explanations, n, what)
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -227,8 +222,8 @@ class Payload:
         return np.moveaxis(found, -1, 1) if self.request.channels == "last" and found.ndim > 3 else found
 
     def labels(self, body: Any, n: int, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        """(n,) predicted classes in an answer about n rows, and (n, classes) scores if these are released; raises
-        `InputError` if they are missing, too few or many, not classes of the model, or not finite."""
+        """(n,) predicted classes in an answer about n rows, and (n, classes) scores if these are released; `InputError`
+        if they are missing or wrong."""
         if self.answer.probabilities:
             scores = _numbers(self._value(body, self.answer.probabilities, n, "probabilities"), n, "probabilities")
             one = scores.reshape(n, -1)
@@ -247,8 +242,8 @@ class Payload:
         flat = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in listed]
         if isinstance(flat[0], list):
             raise InputError(
-                f"its labels are lists of {len(flat[0])} numbers, which seem to be scores of the classes. Attackers see"
-                " them too: set their path as answer.probabilities in a TOML file, so that they are judged as released"
+                f"its labels are lists of {len(flat[0])} numbers, which seem to be scores: set their path as"
+                " answer.probabilities in a TOML file, so that they are judged as released"
             )
         return np.array([self._label(one, classes) for one in flat], dtype=np.int64), None
 
@@ -268,7 +263,6 @@ class Payload:
         return int(label)
 
     def _row(self, row: Any, i: int) -> list[Any]:
-        """The numbers of an explanation that is an object, in the order of the inputs."""
         names = self.answer.features
         if not names:
             raise InputError(
@@ -309,7 +303,6 @@ def _at(body: Any, path: Sequence[str], full_path: str, what: str) -> Any:
 
 
 def _tensor(body: Any, name: str, what: str) -> NDArray[Any]:
-    """A tensor of a V2 answer."""
     outputs = body.get("outputs") if isinstance(body, dict) else None
     if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
         raise InputError(f"expected a V2 answer with a list of outputs, got {_kind(body)}")
@@ -340,7 +333,6 @@ def _array(value: Any, what: str) -> NDArray[Any]:
 
 
 def _numbers(value: Any, n: int, what: str) -> NDArray[np.float64]:
-    """(n, ...) numbers."""
     array = value if isinstance(value, np.ndarray) else _array(value, what)
     if array.ndim == 0 or len(array) != n:
         raise InputError(f"expected {what} for each of {n} rows, got shape {array.shape}")

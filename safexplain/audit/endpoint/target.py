@@ -1,7 +1,5 @@
-"""A service as the audited model, asked over HTTP; every answer is stored as it arrives.
-
-Queries are rate-limited, in small batches, with retries, and never beyond a budget. Errors hold no secrets: no header,
-and no user, password, query or fragment of a URL."""
+"""A service as the audited model, asked over HTTP. Errors hold no secrets: no header, and no user, password, query or
+fragment of a URL."""
 
 from __future__ import annotations
 
@@ -32,30 +30,24 @@ from safexplain.audit.queries import Dither, Population, Queries, batches, level
 from safexplain.errors import ConfigurationError, InputError, needs_extra
 from safexplain.verdict.policy import Policy
 
-BUSY = (429, 503)  # status of a server that did not process the question, perhaps with a time to retry
+BUSY = (429, 503)  # status of a server that did not process the question
 FAILED = (408, 425, 500, 502, 504)  # status after which the same question may be sent again
 LARGEST_ANSWER = 1 << 28  # bytes of one answer at most
 
-FIRST_WAIT, LONGEST_BACKOFF = 0.5, 60.0
-"""Seconds before the first retry if the server gives none, and at most; they double in between."""
+FIRST_WAIT, LONGEST_BACKOFF = 0.5, 60.0  # seconds before the first retry if the server gives none, and at most
 
 _SHOWN = 160  # characters quoted from a server's error
 
 
 class EndpointError(InputError):
-    """A service gives no answer, or not the expected one; earlier answers are kept."""
+    """A service gives no answer, or an unexpected one; earlier answers are kept."""
 
 
 class Client:
-    """Sends questions to one service and reads its answers.
+    """Sends questions to one service and reads its answers; raises as `Endpoint`.
 
     User and password in the URL become basic authentication. Questions are counted in `store`, a file or (None) memory,
     before they are sent; `report` takes a note about a wait.
-
-    Raises:
-        MissingExtraError: httpx is not installed.
-        ConfigurationError: not a URL of http or https, or a header names an environment variable that is not set.
-        InputError: the store cannot be used.
     """
 
     def __init__(
@@ -127,8 +119,8 @@ class Client:
         raise _failed(url, f"{reason}, after {asking.retries + 1} tries; resume when the service answers")
 
     def _once(self, url: str, content: bytes) -> tuple[bool, float | None, str | tuple[Any]]:
-        """One request: whether the questions may have been answered, the wait that the server requests, and the answer,
-        JSON in a tuple or, if another try may succeed, the reason why there is none."""
+        """One request: whether the questions may have been answered, the wait that the server requests, and the answer
+        in a tuple or, if another try may succeed, the reason why there is none."""
         httpx, deadline = self._httpx, time.monotonic() + self.payload.asking.timeout
         try:
             headers = {"Content-Type": "application/json"}
@@ -169,7 +161,6 @@ class Client:
             raise _failed(url, f"its answer is not JSON ({kind[:60]}: {begins!r}); check the URL") from None
 
     def _pause(self) -> None:
-        """Wait until the rate allows another request."""
         due = self._last + 1 / self.payload.asking.rate
         if (rest := due - time.monotonic()) > 0:
             time.sleep(rest)
@@ -209,7 +200,7 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def _quoted(body: bytes) -> str:
-    """A server's explanation of an error, printable and short: the detail of a problem document, or its text."""
+    """A server's explanation of an error, printable and short."""
     text = body[:4096].decode("utf-8", "replace")
     try:
         content = json.loads(body)
@@ -239,7 +230,7 @@ WHOLE = "map IS NOT NULL AND label IS NOT NULL"  # earlier versions also stored 
 
 
 class StoredAnswer(NamedTuple):
-    """The answer to a question: (...) explanation, label and (classes,) scores, or (0,) without scores."""
+    """(...) explanation, label and (classes,) scores, or (0,) without scores."""
 
     map: NDArray[np.float32]
     label: int
@@ -254,7 +245,7 @@ def digests_of(x: NDArray[np.float32]) -> list[bytes]:
 
 class AnswerStore:
     """Answers of one endpoint by the digest of the question, in an SQLite file or (None) in memory; InputError if it
-    cannot be used, another process uses it, or its answers are not about `about`."""
+    cannot be used, another process uses it, or it is not about `about`."""
 
     def __init__(self, path: str | Path | None, about: Mapping[str, str]) -> None:
         self.path = path
@@ -319,7 +310,7 @@ class AnswerStore:
         again: bool = False,
     ) -> None:
         """Store the answers to n questions durably, all or nothing; InputError if the (n, ...) explanations differ in
-        shape from earlier ones, or the file cannot be written."""
+        shape from earlier ones."""
         shape = json.dumps(list(maps.shape[1:]))
         if (before := self._about("shape")) is None:
             self._set("shape", shape)
@@ -363,7 +354,7 @@ GUESSING = 1.5  # multiple of chance agreement below which the labels may be in 
 
 @dataclass(frozen=True)
 class Plan:
-    """The number of questions that an audit asks."""
+    """How many questions an audit asks."""
 
     examples: int
     each: int  # questions per example, including the plain one
@@ -398,11 +389,11 @@ class Endpoint(nn.Module):
         url: answers with explanations. User, password and query are sent to the service only.
         payload: a `Payload`, or an argument of `Payload.read`: "json", "kserve-v1", "v2" or a TOML file.
         classes: outputs of its model, as of the reference models.
-        store: file of the answers, from which an interrupted audit resumes; None: they are kept in memory.
+        store: file of the answers, from which an interrupted audit resumes; None: memory.
 
     Raises:
         InputError: the store cannot be used, or is of another endpoint or payload.
-        ConfigurationError: the URL or the payload is not valid.
+        ConfigurationError: the URL or the payload is not valid, or a header's environment variable is not set.
         MissingExtraError: httpx is not installed.
     """
 
@@ -435,8 +426,8 @@ class Endpoint(nn.Module):
         self._client.close()
 
     def plan(self, examples: int, patience: Sequence[int]) -> Plan:
-        """The number of questions that an audit of so many examples asks at a policy's patience; ConfigurationError if
-        the budget is too small, with the highest patience that it allows."""
+        """The questions that an audit of so many examples asks; ConfigurationError if the budget is too small, with the
+        highest patience that it allows."""
         asking = self.payload.asking
         levels = levels_of(patience)
         each, twice = 1 + max(levels, default=0), min(asking.twice, examples)
@@ -449,13 +440,11 @@ class Endpoint(nn.Module):
         if allowed is None or plan.questions <= allowed:
             return plan
         fits = (allowed - twice) // examples - 1
-        if fits >= 2:
-            lower = [level for level in sorted({1, *levels}) if level < fits]
-            how = f"set patience = {[*lower, fits]} in a policy (--policy FILE.toml), the highest that fits, "
-        elif fits >= 0:
-            how = "set patience = [1] in a policy (--policy FILE.toml), as only one question per example fits, "
-        else:
-            how = ""
+        how = ""
+        if fits >= 0:
+            highest = max(fits, 1)  # as dithered queries are asked in addition to the plain one
+            lower = [level for level in sorted({1, *levels}) if level < highest]
+            how = f"set patience = {[*lower, highest]} in a policy (--policy FILE.toml), the highest that fits, "
         spent = f", of which {self._store.asked:,} are spent" if self._store.asked else ""
         raise ConfigurationError(
             f"{self.url}: patience {', '.join(map(str, sorted({1, *levels})))} takes {plan.questions:,} questions"
@@ -464,8 +453,7 @@ class Endpoint(nn.Module):
         )
 
     def policy_for(self, policy: Policy) -> Policy:
-        """The policy with the release of the payload; ConfigurationError if it judges predictions alone, or predictions
-        that the payload does not have."""
+        """The policy with the release of the payload; ConfigurationError if it judges predictions alone."""
         if policy.release == "prediction":
             raise ConfigurationError(
                 'policy: release: expected "explanation" or "explanation+prediction", got "prediction": an endpoint is'
@@ -487,8 +475,8 @@ class Endpoint(nn.Module):
         shape: tuple[int, ...] | None,
         progress: Progress = silent,
     ) -> None:
-        """Ask the plain question about every example. InputError if the endpoint fails, its maps have another `shape`
-        than those of reference models (if known), or its labels another order, compared for members, (n,) bool."""
+        """Ask the plain questions. InputError if the endpoint fails, its maps have another `shape` than those of
+        reference models (if known), or its labels another order, by the (n,) members."""
         self.shape = shape
         labels = []
         for part in batches(len(member), READ):
@@ -516,8 +504,8 @@ class Endpoint(nn.Module):
     def ask(
         self, population: Population, patience: Sequence[int], dither: Dither, progress: Progress = silent
     ) -> tuple[str, ...]:
-        """Ask all questions of an audit that have no answer yet, and a few of them again at the end; returns sentences
-        for the report. `digest` is then the SHA-256 of all answers in order."""
+        """Ask all questions that have no answer yet, and a few again; returns sentences for the report. `digest` is
+        then the SHA-256 of all answers in order."""
         most, n = max(levels_of(patience), default=0), len(population)
         queries, found = Queries.of(population, dither), hashlib.sha256()
         total = self.plan(n, patience).questions
@@ -536,7 +524,7 @@ class Endpoint(nn.Module):
         return notes
 
     def _repeat(self, x: NDArray[np.float32]) -> tuple[str, ...]:
-        """Ask a few plain questions again, and describe the answers."""
+        """Ask a few plain questions again, and say what changed."""
         number = min(self.payload.asking.twice, len(x))
         if not number:
             return ("No question was repeated, so the endpoint may answer the same question differently.",)
@@ -578,8 +566,7 @@ class Endpoint(nn.Module):
     def _answers(
         self, x: NDArray[np.float32], again: bool = False
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64]]:
-        """(n, ...) maps, (n,) labels and (n, classes) scores, or (n, 0) without scores, from the store or else from the
-        endpoint."""
+        """(n, ...) maps, (n,) labels and (n, classes) or (n, 0) scores, from the store or else from the endpoint."""
         x = np.ascontiguousarray(x, dtype=np.float32)
         questions = digests_of(x)
         known = self._store.get(questions, again)
@@ -594,7 +581,6 @@ class Endpoint(nn.Module):
         return self._shaped(np.stack(maps)), np.array(labels, np.int64), np.stack(scores)
 
     def _ask(self, x: NDArray[np.float32], again: bool) -> None:
-        """Send questions about these rows, and store the answers."""
         try:
             body = self._client.explain(x)
             maps = self.payload.maps(body, len(x))
@@ -609,7 +595,7 @@ class Endpoint(nn.Module):
             raise EndpointError(f"{self.url}: {error}") from None
 
     def _shaped(self, maps: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(n, ...) maps reshaped to those of the reference models, if they are flat or differ in axes of size 1."""
+        """(n, ...) maps in the shape of the reference models', if they are flat or differ in axes of size 1."""
         if self.shape is None or maps.shape[1:] == self.shape:
             return maps
         plain = tuple(size for size in self.shape if size != 1)

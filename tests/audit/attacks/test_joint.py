@@ -98,22 +98,6 @@ def test_a_constant_column_decides_nothing(attack):
         assert np.allclose(attack(*wide, membership), without, atol=1e-6)
 
 
-def auc_of(attack, case):
-    target, shadows, membership, member = case
-    return roc(attack(target, shadows, membership), member).auc
-
-
-def test_a_shift_hidden_by_correlated_noise_is_found():
-    leak = (1.0, 0.0, 0.0)
-    best = float(distributions.norm.cdf(1 / math.sqrt(2)))
-    case = world(leak=leak)
-    assert best - 0.08 < auc_of(ATTACK, case) < best + 0.02
-    hidden = (0.0, 0.0, 1.0) @ np.linalg.inv(MIX)  # only the last column shifts
-    best = float(distributions.norm.cdf(np.linalg.norm(hidden) / math.sqrt(2)))
-    case = world(leak=hidden)
-    assert best - 0.08 < auc_of(ATTACK, case) < best + 0.02
-
-
 def test_without_a_leak_nothing_is_found():
     for seed in range(3):
         target, shadows, membership, member = world(1500, 16, leak=(0, 0, 0), seed=seed)
@@ -121,14 +105,13 @@ def test_without_a_leak_nothing_is_found():
         assert low < 0.5 < high
 
 
-def wide(n=500, m=24, k=100, leak=2.5, directions=None, seed=0, noise=1.0):
-    """k columns mixed of as many independent numbers, `directions` of which are moved by membership."""
-    rng = np.random.default_rng(seed)
-    directions = directions or k
+def wide(n, m, k, leak=2.5):
+    """k columns mixed of as many independent numbers, which are moved by membership."""
+    rng = np.random.default_rng(0)
     member = rng.random((m + 1, n)) < 0.5
     mix = rng.normal(size=(k, k)) / math.sqrt(k) * np.linspace(0.1, 3, k)
-    own = noise * rng.normal(size=(m + 1, n, k))
-    own[..., :directions] += leak / math.sqrt(directions) * rng.normal(size=(n, directions)) * member[..., None]
+    own = rng.normal(size=(m + 1, n, k))
+    own += leak / math.sqrt(k) * rng.normal(size=(n, k)) * member[..., None]
     signal = own @ mix + rng.normal(0, 3, (n, k))
     return signal[0], signal[1:], member[1:], member[0]
 
@@ -203,8 +186,6 @@ def test_each_of_many_columns_has_its_scale_as_each_of_few():
     by_hand = JointLikelihoodRatio("identity")(t, s, membership)
     assert np.allclose(JointLikelihoodRatio()(target, shadows, membership), by_hand, atol=1e-8)
     assert not np.allclose(JointLikelihoodRatio("identity")(target, shadows, membership), by_hand, atol=0.1)
-    with pytest.raises(InputError, match="transform='identity'"):
-        JointLikelihoodRatio("log")(target, shadows, membership)
 
 
 def test_scores_are_always_finite():

@@ -118,8 +118,7 @@ def test_the_likelihood_ratio_of_a_vector_is_the_sum_over_its_features():
 def test_the_logarithm_is_that_of_the_signal():
     target, shadows, membership, _ = world(60, 12)
     on_logs = LikelihoodRatio("identity")(target, shadows, membership)
-    for attack in (LikelihoodRatio("log"), LikelihoodRatio("auto")):
-        assert np.allclose(attack(np.exp(target), np.exp(shadows), membership), on_logs)
+    assert np.allclose(LikelihoodRatio()(np.exp(target), np.exp(shadows), membership), on_logs)
     raw = LikelihoodRatio("identity")(np.exp(target), np.exp(shadows), membership)
     assert not np.allclose(raw, on_logs, atol=0.1)
     assert np.array_equal(LikelihoodRatio("auto")(target, shadows, membership), on_logs)
@@ -136,50 +135,23 @@ def test_zeros_are_raised_to_half_of_the_smallest_positive_value():
     assert np.allclose(found, LikelihoodRatio("identity")(*np.log(raised[0])[None], np.log(raised[1]), membership))
 
 
-def slow_label_ratio(target, shadows, membership, smoothing):
-    scores = []
-    for i, label in enumerate(target):
-        same = [s[i] == label for s in shadows]
-        inside = [m[i] for m in membership]
-        prior = (sum(same) + 1) / (len(same) + 2)
-        p_in = (sum(s and m for s, m in zip(same, inside, strict=True)) + smoothing * prior) / (sum(inside) + smoothing)
-        outside = len(same) - sum(inside)
-        p_out = (sum(s and not m for s, m in zip(same, inside, strict=True)) + smoothing * prior) / (
-            outside + smoothing
-        )
-        scores.append(math.log(p_in / p_out))
-    return np.array(scores)
-
-
-@pytest.mark.parametrize("smoothing", [0.1, 5.0])
-def test_the_label_ratio_equals_the_slow_one(smoothing):
+def test_the_label_ratio_counts_models_with_the_same_label_and_one_more_with_its_share_on_either_side():
     rng = np.random.default_rng(0)
-    membership = rng.random((12, 80)) < 0.5
+    membership, labels = rng.random((12, 80)) < 0.5, rng.integers(0, 3, (13, 80))
     membership[:, 3], membership[:, 4] = True, False
-    labels = rng.integers(0, 3, (13, 80))
-    found = LabelLikelihoodRatio(smoothing)(labels[0], labels[1:], membership)
-    assert np.allclose(found, slow_label_ratio(labels[0], labels[1:], membership, smoothing))
-
-
-def auc_and_interval(scores, member):
-    curve = roc(scores, member)
-    return curve.auc, auc_interval(curve, 0.999)
-
-
-@pytest.mark.parametrize("leak", [-1.0, 0.5])
-def test_a_known_shift_is_found_almost_as_well_as_it_can_be(leak):
-    target, shadows, membership, member = world(leak=leak)
-    best = float(distributions.norm.cdf(abs(leak) / math.sqrt(2)))
-    auc, (low, _) = auc_and_interval(LikelihoodRatio()(target, shadows, membership), member)
-    assert best - 0.06 < auc < best + 0.02
-    assert low > 0.5
+    found = LabelLikelihoodRatio()(labels[0], labels[1:], membership)
+    for i, (label, *others) in enumerate(labels.T):
+        same, inside = np.array(others) == label, membership[:, i]
+        share = (same.sum() + 1) / 14
+        p_in, p_out = ((same[side].sum() + share) / (side.sum() + 1) for side in (inside, ~inside))
+        assert found[i] == pytest.approx(math.log(p_in / p_out))
 
 
 @pytest.mark.parametrize("d", [None, 10])
 def test_without_a_leak_nothing_is_found(d):
     for seed in range(3):
         target, shadows, membership, member = world(2000, 16, leak=0.0, seed=seed, d=d)
-        _, (low, high) = auc_and_interval(LikelihoodRatio()(target, shadows, membership), member)
+        low, high = auc_interval(roc(LikelihoodRatio()(target, shadows, membership), member), 0.999)
         assert low < 0.5 < high
 
 
@@ -212,8 +184,7 @@ def test_scores_are_always_finite(m, n, data, transform):
     membership = np.array(data.draw(st.lists(st.booleans(), min_size=m * n, max_size=m * n))).reshape(m, n)
     membership[0, 0], membership[1, 0] = True, False
     assert np.isfinite(LikelihoodRatio(transform)(signal[0], signal[1:], membership)).all()
-    if (signal >= 0).all():
-        assert np.isfinite(LikelihoodRatio("log")(signal[0], signal[1:], membership)).all()
+    assert np.isfinite(LikelihoodRatio(transform)(abs(signal[0]), abs(signal[1:]), membership)).all()
     assert np.isfinite(LabelLikelihoodRatio()(signal[0], signal[1:], membership)).all()
 
 
@@ -241,13 +212,6 @@ def test_references_on_one_side_only_are_refused():
         LikelihoodRatio()(T, S, np.ones_like(M))
 
 
-def test_the_logarithm_of_a_negative_signal_is_refused():
-    with pytest.raises(InputError, match=r"negative values.*transform='identity'"):
-        LikelihoodRatio("log")(-np.abs(T), np.abs(S), M)
-    with pytest.raises(InputError, match="transform: expected auto or identity for vectors, got log"):
-        LikelihoodRatio("log")(np.abs(T)[:, None], np.abs(S)[..., None], M)
-
-
 def test_vectors_are_refused_where_one_number_is_meant():
     with pytest.raises(InputError, match="one number per example"):
         LabelLikelihoodRatio()(T[:, None], S[..., None], M)
@@ -262,7 +226,6 @@ def test_vectors_are_refused_where_one_number_is_meant():
     [
         lambda: LikelihoodRatio("sqrt"),
         lambda: JointLikelihoodRatio("sqrt"),
-        lambda: LabelLikelihoodRatio(0.0),
         lambda: RMIA(-0.1),
         lambda: RMIA(1.1),
     ],
@@ -298,20 +261,12 @@ def oracle(attack, values, member, read):
     [((9, 200), LikelihoodRatio()), ((9, 200), LikelihoodRatio("identity")), ((9, 200, 5), LikelihoodRatio())],
     ids=["numbers", "as they are", "vectors"],
 )
-def test_each_model_is_scored_as_by_the_attack_itself_with_the_others_as_references(shape, attack):
+def test_each_model_is_scored_as_by_the_attack_itself_with_all_others_but_its_complement(shape, attack):
     values, member = released(shape)
     values[3, 5] = 0.0
+    member[4], member[7] = ~member[3], ~member[6]
     for found, read in zip(ratios(attack, values, member), READ, strict=True):
         np.testing.assert_allclose(found, oracle(attack, values, member, read), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("shape", [(9, 200), (9, 200, 5)], ids=["numbers", "vectors"])
-def test_the_complement_of_the_model_that_is_read_is_nobodys_reference_for_it(shape):
-    values, member = released(shape)
-    member[4], member[7] = ~member[3], ~member[6]
-    found = ratios(LikelihoodRatio(), values, member)
-    for scores, read in zip(found, READ, strict=True):
-        np.testing.assert_allclose(scores, oracle(LikelihoodRatio(), values, member, read), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -387,14 +342,6 @@ def test_probabilities_below_the_smallest_float_are_told_apart():
     assert roc(RMIA()(loss[0], loss[1:], member[1:]), member[0]).auc > 0.9
     shifted = RMIA()(loss[0] - 1900, loss[1:] - 1900, member[1:])
     assert np.array_equal(np.argsort(shifted), np.argsort(RMIA()(loss[0], loss[1:], member[1:])))
-
-
-@pytest.mark.parametrize("offline", [False, True])
-def test_a_leak_is_found_and_no_leak_is_not(offline):
-    for leak in (1.0, 0.0):
-        target, shadows, membership, member = losses(leak=leak)
-        low, high = auc_interval(roc(RMIA(offline=offline)(target, shadows, membership), member), 0.999)
-        assert (low > 0.6) if leak else (low < 0.5 < high)
 
 
 def test_what_it_cannot_use_is_refused():

@@ -28,9 +28,9 @@ HIGHEST = RISK + 4 * (RISK * (1 - RISK) / SIMULATIONS) ** 0.5
 """Rate that a test of this risk stays below, but for four standard deviations."""
 
 
-def drawn(rng, models, *, mean, spread, n, shortfall=0.0, groups=1):
-    """Hits of models trained alike: the accuracy of each is a draw, and its examples are; the first falls short."""
-    shares = np.clip(rng.normal(mean, spread, models) - shortfall * (np.arange(models) == 0), 0.01, 0.99)
+def drawn(rng, models, *, mean, spread, n, groups):
+    """Hits of models trained alike: the accuracy of each is a draw, and its examples are."""
+    shares = np.clip(rng.normal(mean, spread, models), 0.01, 0.99)
     return [Hits(int(groups * rng.binomial(n // groups, p)), n, n // groups) for p in shares]
 
 
@@ -42,16 +42,6 @@ def test_a_model_like_its_references_is_accused_as_rarely_as_promised(references
         target, *others = drawn(rng, references + 1, mean=0.7, spread=spread, n=500, groups=groups)
         alarms += bool(below_references(target, others, RISK))
     assert alarms / SIMULATIONS <= HIGHEST
-
-
-@pytest.mark.parametrize(("references", "shortfall"), [(4, 0.4), (16, 0.15)])
-def test_a_model_that_falls_short_of_its_references_is_told(references, shortfall):
-    rng = np.random.default_rng(references)
-    found = 0
-    for _ in range(200):
-        target, *others = drawn(rng, references + 1, mean=0.8, spread=0.02, n=500, shortfall=shortfall)
-        found += bool(below_references(target, others, RISK))
-    assert found / 200 > 0.95
 
 
 def test_small_shortfalls_and_few_references_say_nothing():

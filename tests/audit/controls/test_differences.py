@@ -163,5 +163,6 @@ def test_one_member_and_one_non_member_of_each_group_are_looked_at():
         for side in (True, False):
             mine = (groups == g) & (member == side)
             assert (alone & mine).sum() == mine.any()
+    assert np.flatnonzero(alone)[:6].tolist() == [3, 15, 17, 24, 25, 32]
     assert not np.array_equal(alone, one_of_each(groups, member, seed=1))
     assert one_of_each(None, member, seed=0).all()

@@ -57,9 +57,6 @@ def other(signals, **changes):
     return replace(signals, meta={**signals.meta, "hardening": "second", **changes})
 
 
-# ------------------------------------------------------------------------------------------ the same examples again
-
-
 DRESSES = {
     "as they are": lambda s: s,
     "permuted": lambda s: rows_of(s, np.random.default_rng(1).permutation(N)),
@@ -166,9 +163,6 @@ def test_independent_pools_of_one_size_are_told_apart_by_their_matrices():
             assert max(shared(kept[0], s) for s in kept[1:]) < most
 
 
-# ------------------------------------------------------------------------------------------------- configurations
-
-
 POLICIES = ({"fpr": 0.02}, {"claim": "whole"}, {"selection": 0.1}, {"patience": (1,)}, {"max_excess": 0.1})
 
 
@@ -215,9 +209,6 @@ def test_a_native_explanation_that_is_released_counts_too():
     assert counted(released()) == 2
 
 
-# ----------------------------------------------------------------------------------------------------- not counted
-
-
 def test_what_cannot_be_recognised_is_not_counted_whatever_its_population_is_called():
     assert counted(replace(released(), inputs=None, examples=None)) is None
     bare = replace(released(), inputs=None, examples=None, meta={})
@@ -234,14 +225,13 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path, monkeypatch):
         Uses(default_path(), "one").record(released(), np.ones(N, bool))
 
 
-# -------------------------------------------------------------------------------------------------------- the file
-
-
 def test_a_set_is_kept_once_and_a_large_one_as_a_sample(store):
     for i in range(20):
         assert counted(other(released(), hardening=str(i))) == i + 1
     with sqlite3.connect(store) as kept:
         assert kept.execute("SELECT COUNT(*), SUM(LENGTH(content)) FROM holdouts").fetchone() == (1, 8 * N)
+    cut, beyond = np.arange(MOST_HASHES, dtype=np.uint64), np.array([MOST_HASHES - 1, 2 * MOST_HASHES], np.uint64)
+    assert shared(cut, beyond) == shared(beyond, cut) == 1.0  # compared up to the last of the sample
     many = np.arange(3 * MOST_HASHES, dtype=np.uint64)
     assert len(sample_of(many)) == MOST_HASHES
     for share in (0.0, 0.02, 0.1, 0.5, 1.0):

@@ -45,9 +45,6 @@ def failures(repeats, **changes):
     return sum(looked_at(world(seed, **changes)).failed for seed in range(repeats))
 
 
-# -------------------------------------------------------------------------------------------------- both ways
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -73,9 +70,6 @@ def test_a_difference_that_hardly_matters_is_let_pass_however_sure_it_is():
     exact = world(effect=2.0, share=0.97, n=20_000, signals=1, varied=0.0)
     assert not looked_at(exact).failed
     assert looked_at(world(effect=2.0, share=0.8, n=20_000, signals=1, varied=0.0)).failed
-
-
-# ----------------------------------------------------------------------------------------------------- whole maps
 
 
 def mapped(share, seed=0, n=1200, d=30, references=16):
@@ -108,9 +102,6 @@ def test_the_maps_likelihood_ratio_is_that_of_all_other_models():
         variance = variance + 1e-3 * variance.mean()
         slow = (((maps[m, i] - outside.mean(0)) ** 2 - (maps[m, i] - inside.mean(0)) ** 2) / (2 * variance)).sum()
         assert fast[m, i] == pytest.approx(slow, rel=1e-5)
-
-
-# --------------------------------------------------------------------------------------- what is compared, and how
 
 
 def slow_comparison(a, member):
@@ -295,9 +286,6 @@ def test_what_cannot_be_compared_is_said():
     assert looked_at(world(share=0.5, effect=2.0)).name in STRENGTH
 
 
-# ------------------------------------------------------------------------------------------------------- coverage
-
-
 def test_most_examples_need_references_on_both_sides():
     signals = world(n=2000, references=4)
     found = reference_coverage(signals, signals.references(0), np.ones(2000, bool))
@@ -312,9 +300,6 @@ def test_most_examples_need_references_on_both_sides():
     grouped = Signals(one_sided, signals.values, meta=signals.meta, groups=one_person)
     assert not reference_coverage(grouped, half.references(0), np.ones(2000, bool)).failed  # one of a thousand units
     assert reference_coverage(signals, [], np.ones(2000, bool)).failed is None
-
-
-# ------------------------------------------------------------------------------------------- differential privacy
 
 
 @pytest.mark.parametrize(
