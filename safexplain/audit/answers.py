@@ -478,7 +478,7 @@ class _Average:
 
     def add(self, maps: Tensor, counts: Tensor | None = None) -> None:
         """Add the maps of one query, for the examples in `counts` (batch,) bool or (None) all."""
-        weights = 1.0 if counts is None else counts.double()[:, None]
+        weights: Tensor | float = 1.0 if counts is None else counts.double()[:, None]
         self.total, self.counted = self.total + weights * maps, self.counted + weights
 
     @property

@@ -202,7 +202,7 @@ def planned(question: Question, *, then: FineTune | None = None, budget: float =
     with torch.random.fork_rng([place] if place.type == "cuda" else []):
         question.progress("planning", 0, 3, "training")
         if trained is None and number:
-            kept = () if (folder := question.cache_folder) is None else folder.glob("*")
+            kept = [] if question.cache_folder is None else list(question.cache_folder.glob("*"))
             done = sum(p.suffix in (".pt", ".model") and not p.name.endswith(".partial.pt") for p in kept)
             finished = min(done, number)
             seconds, says = (0.0, "all trained") if finished == number else _training_seconds(clock, question, number)

@@ -143,7 +143,7 @@ def _shrunk_by_strata(
 
 
 class _Side(NamedTuple):
-    """Models with (or without) the examples of a part: their number, means and squared deviations."""
+    """Number, means and squared deviations of the models with (or without) the examples of a part."""
 
     number: Array  # (p, 1)
     mean: Array  # (p, d)
@@ -175,11 +175,9 @@ def _ratios_of_vectors(
 ) -> Array:
     """(len(reads), n) log ratios of (models, n, d) numbers, a few examples at a time; `member` is the references'.
 
-    Models that a read one is not compared with are removed from the sums over all references,
+    Models that a read one is not compared with are removed from the sums over all references, for c models on a side:
 
-        mean' = mean - (x - mean) / (c - 1),    SS' = SS - (x - mean)^2 c / (c - 1),    c models on the side of x,
-
-    so that p models cost O(p n d) on top of the O(m n d) for one.
+        mean' = mean - (x - mean) / (c - 1),    SS' = SS - (x - mean)^2 c / (c - 1)
     """
     (_, n, d), m = values.shape, len(references)
     models = np.array([*references, *(read for read in reads if read not in references)], dtype=np.int64)
@@ -188,7 +186,7 @@ def _ratios_of_vectors(
     usable = [two_sided(np.delete(member, left, axis=0)) for left in excluded]
 
     def parts() -> Iterator[tuple[slice, Array, tuple[_Side, _Side]]]:
-        """Slices of the examples, their (p, models, d) values less the references' mean, and both sides of these."""
+        """Slices of the examples, their (p, models, d) values less the references' mean, and both sides."""
         for start, found in windows(values, models, max(1, CHUNK // (max(d, 1) * (m + 1)))):
             part = slice(start, start + found.shape[1])
             viewed = np.asarray(found if view is None else view(found), dtype=np.float64)
@@ -552,7 +550,7 @@ class _Prior(NamedTuple):
         return cls(centre, ((v * np.maximum(w, 0.0)) @ v.T).reshape(2, r, 2, r))
 
     def posterior(self, means: Array, root: Array, variance: Array) -> Array:
-        """(2, p, r) posterior means; `means` have the noise root diag(variance) root^T, independent for the sides."""
+        """(2, p, r) posterior means, for noise root diag(variance) root^T of the `means`, independent on the sides."""
         _, p, r = means.shape
         scale = root / np.sqrt(variance)[..., None, :]
         gram = np.einsum("spia,siuj,upjb->psaub", scale, self.covariance, scale, optimize=True)

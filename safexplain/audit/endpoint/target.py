@@ -605,8 +605,8 @@ class Endpoint(nn.Module):
             return maps.reshape(len(maps), *self.shape)
         raise InputError(
             f"expected explanations of shape {list(self.shape)}, as of the reference models, got"
-            f" {list(maps.shape[1:])}: name the explainer that it uses (--explainer), or set in a TOML file the path of"
-            ' its maps (answer.explanations) or request.channels = "last"'
+            f" {list(maps.shape[1:])}: name its explainer (--explainer), or set answer.explanations, or"
+            ' request.channels = "last", in a TOML file'
         )
 
 

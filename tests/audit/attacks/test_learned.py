@@ -73,23 +73,6 @@ def test_only_the_models_and_examples_allowed_are_trained_on():
     assert not np.array_equal(QUICK(target, other, membership), expected)
 
 
-def test_a_texture_that_moves_is_found_by_the_convolutions():
-    """Only the signs change, in a spot anywhere: norms, extremes and the mean map do not."""
-    rng = np.random.default_rng(0)
-    member = rng.random((9, 200)) < 0.5
-    maps = rng.normal(size=(9, 200, 24, 24))
-    board = (-1.0) ** np.add.outer(np.arange(8), np.arange(8))
-    for i, j in np.argwhere(member):
-        y, x = rng.integers(0, 17, 2)
-        spot = maps[i, j, y : y + 8, x : x + 8]
-        spot[:] = abs(spot) * board
-    maps = maps.reshape(9, 200, 576).astype(np.float32)
-    image, dense = Learned(shape=(1, 24, 24), device="cpu"), Learned(device="cpu")
-    found = roc(image(maps[0], maps[1:], member[1:]), member[0]).auc
-    assert found > 0.75
-    assert found > roc(dense(maps[0], maps[1:], member[1:]), member[0]).auc + 0.1
-
-
 def test_the_global_random_state_and_precision_of_torch_do_not_matter_and_stay():
     target, shadows, membership, _ = world(100, 4)
     expected = QUICK(target, shadows, membership)
