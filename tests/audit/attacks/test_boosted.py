@@ -162,6 +162,8 @@ def test_weights_are_those_of_the_penalised_likelihood():
     fitted = Stacked().fit(shadows, membership)
     assert fitted.adds
     x, y = fitted.scale(shadows).reshape(-1, 2), membership.ravel()
+    by_hand = 3 * np.arcsinh((shadows - fitted.centre) / fitted.spread / 3)
+    np.testing.assert_allclose(fitted.scale(shadows), by_hand)
 
     def cost(w):
         odds = x @ w[:2] + w[2]

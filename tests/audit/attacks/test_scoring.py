@@ -132,6 +132,7 @@ def test_every_level_has_one_baseline_and_one_stack_of_all_attacks_with_it():
         at = [r for r in rows if r.level == level]
         (baseline,) = (r for r in at if r.baseline)
         assert (baseline.name, baseline.role) == ("LabelPatience", "label")
+        assert ("OwnLabelRatio" in {c.name for c in baseline.columns}) == (level > 1)
         (stack,) = (r for r in at if r.role == "explanation+label")
         assert (stack.name, stack.columns[0]) == ("Stacked", baseline)
         alone = {r for r in at if r.role == "explanation"}

@@ -118,6 +118,8 @@ def test_the_bounds_of_a_control_share_its_risk_by_hand():
     low = beta.ppf(0.01 / 2 / 4, above, curve.members - above + 1) * share
     expected = {"auc": curve.auc, "auc_low": auc_interval(curve, 1 - 0.01 / 2)[0], "tpr_low": pytest.approx(low)}
     assert found.numbers == expected
+    behind = np.where(member, 1.0, 2.0 * (np.arange(N) % 5 == 0))  # above most non-members, below the first fifth
+    assert null_model({"A": behind}, member, POLICY, "x", 0).failed  # by the AUC alone
 
 
 def test_alarms_are_counted_over_members_drawn_at_random():

@@ -133,6 +133,9 @@ def test_columns_that_another_target_would_share_by_chance_are_not_kept(n, kept)
     """Of n equal columns two random targets share 1 - 1 / sqrt(pi n): .9295 and .93002, where .93 is tolerated."""
     signals = Signals(np.zeros((2, n), bool), {"l1": np.zeros((2, n))}, meta={"targets": [0]})
     assert len(holdout_uses._matrix(signals, np.ones(n, bool))[0]) == kept
+    twice = np.array([[False] * 2 * n, [False] * n + [True] * n])  # n of either kind, by all models but the first
+    signals = Signals(twice, {"l1": np.zeros((2, 2 * n))}, meta={"targets": [0]})
+    assert len(holdout_uses._matrix(signals, np.ones(2 * n, bool))[0]) == 2 * kept
 
 
 @pytest.mark.parametrize(("by", "same"), [(1.9e-5, True), (2.1e-5, False)])
