@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as arrays_of
 from memory import peak_of
 
 from safexplain._files import ArrayFile, read_arrays
+from safexplain.audit import Signals
 from safexplain.errors import InputError
 from safexplain.loading.data import load_data
 
@@ -97,6 +98,25 @@ def test_an_array_that_nobody_asks_for_costs_nothing(with_bomb, tmp_path):
         assert read_arrays(path, "x").keys() == {"x"}
 
     assert peak_of(read) < LITTLE
+
+
+def test_loaders_read_what_they_declare_and_not_the_bomb_beside_it(tmp_path):
+    rows = {"x": np.zeros((6, 2)), "y": np.arange(6) % 2, "member": np.arange(6) < 3}
+    entries = [(f"{name}.npy", npy(array)) for name, array in rows.items()]
+    (tmp_path / "data.npz").write_bytes(archive([bomb("bomb.npy"), *entries]))
+    assert peak_of(lambda: load_data(tmp_path / "data.npz")) < LITTLE
+
+
+def test_a_bomb_in_signals_is_refused_unread(tmp_path):
+    signals = {"membership": np.arange(8).reshape(2, 4) % 2 == 0, "l1": np.zeros((2, 4))}
+    entries = [(f"{name}.npy", npy(array)) for name, array in signals.items()]
+    (tmp_path / "signals.npz").write_bytes(archive([*entries, bomb("bomb.npy")]))
+
+    def refused():
+        with pytest.raises(InputError, match="array 'bomb': expected numbers of shape"):
+            Signals.load(tmp_path / "signals.npz")
+
+    assert peak_of(refused) < LITTLE
 
 
 @pytest.mark.parametrize("name", ["y", "class_names"])

@@ -7,6 +7,11 @@ import inspect
 import subprocess
 import sys
 
+import torch
+from torch import nn
+
+from safexplain import GaussianNoise, HardenedIG, Hardening, RangeClip, ThresholdMask, harden
+
 NAMES = {
     "safexplain": """HardenedIG HardenedSaliency HardenedInputXGradient HardenedGuidedBackprop HardenedDeconvolution
         HardenedDeepLift HardenedSmoothGrad HardenedVarGrad HardenedGradientShap HardenedOcclusion HardenedKernelShap
@@ -41,6 +46,25 @@ def test_public_names_are_where_scripts_import_them_from_and_every_listed_name_e
             assert name in listed
             assert callable(getattr(found, name)), name
             assert inspect.getdoc(getattr(found, name)), name
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_the_example_of_the_design_runs():
+    from captum.attr import IntegratedGradients
+
+    x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+    noise = GaussianNoise(std=0.02, key=b"a secret of thirty-two bytes....")
+    hardening = Hardening(clip=RangeClip(-0.1, 0.1), mask=ThresholdMask(0.01), noise=noise)
+    model = net()
+    released = HardenedIG(model, hardening=hardening).attribute(x, target=y, n_steps=25)
+    assert released.shape == x.shape
+    again = harden(IntegratedGradients(model), hardening).attribute(x, target=y, n_steps=25)
+    assert torch.equal(again, released)
+    assert not torch.equal(released, IntegratedGradients(model).attribute(x, target=y, n_steps=25))
 
 
 def test_what_one_does_not_use_is_not_imported():

@@ -237,6 +237,8 @@ class Constraints:
     def check(self, x: Floats, frozen: Mask | None = None) -> None:
         """Raise InputError for queries (n, d) that break the constraints, without tolerance; `frozen` values (n, d) may
         lie outside the limits."""
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise InputError(f"x: expected shape (n, {self.width}), as for the constraints, got {x.shape}")
         for group in self.groups:
             columns = x[:, group]
             bad = (columns.sum(axis=1) != 1) | ((columns != 0) & (columns != 1)).any(axis=1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from torch import nn
 from safexplain.audit import Recipe, Signals
 from safexplain.audit.controls import splits as holdout_uses
 from safexplain.cli import _run
+from safexplain.cli.audit import audit_command, tune_command
+from safexplain.cli.options import Options
 from safexplain.cli.run.question import explainers_of, parse_hardening
 from safexplain.errors import ConfigurationError, InputError
 from safexplain.explain.hardened import HARDENED
@@ -144,6 +148,18 @@ def test_an_exported_model_is_audited_natively_and_hardened(cli: Cli, tmp_path: 
     assert again[0] == code  # the same configuration: the same use (another one: tests/verdict/test_claims.py)
 
 
+def test_a_state_dict_with_its_architecture_and_an_unhardened_release(cli: Cli, tmp_path: Path) -> None:
+    command = ("audit", "state.pt", "--arch", "digits_arch:build", "--data", "data.npz", "--hardening", "none")
+    extra = ("--references", 0, "--explainer", "InputXGradient", "--output", "logit", "--run-dir", tmp_path / "run")
+    code, out, _ = cli(*command, *extra, "--json")
+    content = json.loads(out)
+    assert content["configuration"] == "native"
+    assert content["compared"] == {}
+    assert content["references"] == 0
+    assert content["verdict"] != "certified"
+    assert code in (1, 3)
+
+
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table whose rows belong to persons and regions, a model of its other columns, and its recipe."""
@@ -218,6 +234,12 @@ def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
     for nothing, said in (("strong", "deepleak"), (str(tmp_path / "model.pt2"), "not a text file")):
         with pytest.raises(ConfigurationError, match=said):
             parse_hardening(nothing)
+
+
+def test_audit_and_tune_share_their_options_and_audit_has_at_most_32() -> None:
+    audits, tunes = ({*inspect.signature(command).parameters} for command in (audit_command, tune_command))
+    assert {f.name for f in fields(Options)} <= audits & tunes
+    assert len(audits - {"model"}) <= 32
 
 
 # --- demo -----------------------------------------------------------------------------------------------------------

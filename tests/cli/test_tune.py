@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cases import digits, write_case
 from torch import nn
 
-from safexplain import Hardening
+from safexplain import HardenedIG, Hardening
 from safexplain.audit import Recipe
 from safexplain.cli import _run
 from safexplain.cli.run import tune
+from safexplain.loading.models import load_model
 from safexplain.tune import Point, Study, Tuned
 from safexplain.verdict.judgement import EXIT_CODES
 
@@ -90,6 +92,21 @@ def test_the_files_of_a_search_are_in_the_run_directory(searched: tuple[int, dic
     assert "model.pt2" in page
     for name in ("native", "recommended", "public models"):
         assert f'alt="{name} explanation: predicted ' in page  # the same examples under each
+
+
+def test_hardening_json_goes_to_audit_and_to_a_hardened_explainer(searched, cli, tmp_path):
+    _, content, run = searched
+    chosen = Hardening.from_json((run / "hardening.json").read_text())
+    assert chosen.to_dict() == content["chosen"]["hardening"]
+    x = torch.rand(2, 1, 8, 8)
+    released = HardenedIG(load_model("model.pt2").model, hardening=chosen).attribute(x, target=0, n_steps=2)
+    assert released.shape == x.shape
+    given = [a for a in COMMAND[1:] if a not in (6,)]
+    code, out, error = cli("audit", *given, 0, "--hardening", run / "hardening.json", "--run-dir", tmp_path, "--json")
+    assert code in (1, 3), error
+    assert json.loads(out)["references"] == 0
+    audited = json.loads((tmp_path / "certificate.json").read_text())["predicate"]
+    assert audited["hardening"] == content["chosen"]["hardening"]
 
 
 def test_a_finished_search_is_taken_up_without_another_trial(searched, cli, monkeypatch):

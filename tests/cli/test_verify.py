@@ -9,12 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from cases import digits, write_case
 from certificates import key_pair, sealed
 from results import audited
+from torch import nn
 
+from safexplain import HardenedSaliency
 from safexplain._versions import RELEASE_FORMAT, VERSION, versions
+from safexplain.audit import Recipe
+from safexplain.cli import _run
 from safexplain.hardening.hardening import Hardening
+from safexplain.loading.models import load_model
+from safexplain.outputs import Probability
 from safexplain.verdict.certificate.write import guarantee_statement, statement, write_json
 from safexplain.verdict.guarantee import Estimate, Guarantee, Measured
 from safexplain.verdict.judgement import Judgement
@@ -269,3 +278,35 @@ def test_signing_leaves_a_bad_certificate_unsigned(cli: Cli, tmp_path: Path) -> 
     assert code == 2
     assert "follows from the counts" in err
     assert (tmp_path / "certificate.json").read_bytes() == before
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an exported model, its data, recipe and policy."""
+    folder = tmp_path_factory.mktemp("audited")
+    policy = "fpr = 0.1\nmax_tpr = 0.7\npatience = [1]\nreferences = 8\ntraining = 0.0\n"
+    write_case(folder, network, *digits(500), Recipe(lr=3e-3, epochs=5, batch_size=32), policy)
+    return folder
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_what_was_audited_is_verified_and_served(folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SAFEXPLAIN_USES", str(tmp_path / "uses.sqlite"))
+    monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "a key of the service, 32 bytes..")
+    command = ["audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", "8", "--quiet"]
+    command += ["--explainer", "Saliency", "--option", "abs=false", "--policy", "policy.toml"]
+    assert _run([*command, "--run-dir", str(tmp_path / "run")]) == 0, capfd.readouterr().err
+    path = tmp_path / "run" / "certificate.json"
+    assert _run(["verify", str(path), "--model", "model.pt2"]) == 0
+    assert "Saliency of the predicted probability, abs=False" in capfd.readouterr().out
+    assert _run(["verify", str(path), "--model", "data.npz"]) == 1
+    x, model = torch.from_numpy(np.load("data.npz")["x"][:5]), load_model("model.pt2").model
+    explainer = HardenedSaliency.from_certificate(model, path)
+    by_hand = HardenedSaliency(Probability(model), hardening=Hardening.recommended())
+    released = explainer.attribute(x, target=model(x).argmax(1))
+    assert torch.equal(released, by_hand.attribute(x, target=model(x).argmax(1), abs=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,19 @@ def test_maps_are_detached_in_the_shape_of_the_inputs_also_in_inference_mode(nam
     assert x.grad is None
     assert explainer.attribute(X[:0]).shape == (0, 8)
     assert explainer.attribute(X[:0], target=1).shape == (0, 8)
+
+
+def test_threads_get_right_maps_and_predictions_of_the_public_models_beside_them() -> None:
+    explainer, one = PublicExplainer(PRIVATE, PUBLIC, captum.attr.GuidedBackprop), PUBLIC[0]
+    x = X.clone().requires_grad_()
+
+    def both(_: int) -> tuple[Tensor, Tensor]:
+        return explainer.attribute(X), torch.autograd.grad(one(x)[:, 1].sum(), x)[0]
+
+    expected = both(0)
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(both, range(64)):
+            torch.testing.assert_close(found, expected)
 
 
 def test_models_in_training_mode_keep_their_statistics() -> None:

@@ -38,6 +38,12 @@ def test_reasons_have_their_rank_the_persons_value_and_the_text_of_the_notice():
     assert TopKSet.reasons(plain, NAMES) == [["debt", "income"], ["age", "debt"]]
 
 
+def test_a_reason_with_no_effect_is_no_reason():
+    values = torch.tensor([[1.0, 0.0, 0.0, -1.0, 0.0]])
+    names = Features(NAMES).reasons(Hardening(clip=TopKSet(k=4, ordered=True))(values))
+    assert [reason.name for reason in names[0]] == ["income"]
+
+
 def test_without_order_there_are_no_ranks_and_the_columns_come_as_in_the_form():
     plain = Hardening(clip=TopKSet(k=2), features=FORM)(VALUES)
     assert [[(r.name, r.rank) for r in each] for each in FORM.reasons(plain)] == [

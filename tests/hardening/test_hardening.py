@@ -196,6 +196,14 @@ def test_without_noise_key_and_clip_stay_and_the_grid_goes():
     assert plain.without_noise() is plain
 
 
+def test_without_noise_is_what_averaging_over_keys_leaves():
+    a, x, noisy = batch()[0][3:], torch.zeros(3, 1), Hardening(RankNorm(), noise=GaussianNoise(0.2, key=KEY))
+    exact = noisy.without_noise()(a, inputs=x)
+    answers = torch.stack([noisy.with_key(bytes([i, j]) * 16)(a, inputs=x) for i in range(20) for j in range(20)])
+    assert (answers.mean(0) - exact).abs().max() < 5 * 0.2 / 20  # five standard errors of the mean of 400
+    assert (answers[0] - exact).std() > 0.1
+
+
 @pytest.mark.parametrize("clip", CLIPS[4:7], ids=repr)
 def test_without_noise_the_maps_are_all_that_is_looked_at_and_no_key_is_asked_for(clip, monkeypatch):
     monkeypatch.delenv("SAFEXPLAIN_NOISE_KEY")

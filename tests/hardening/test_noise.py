@@ -292,6 +292,21 @@ def test_rounded_to_the_grid_it_cannot_be_told_from_normal_noise():
         assert distance(lambda x: np.searchsorted(single, x, side="right") / 2**16, offset) > 1e-6
 
 
+@pytest.mark.parametrize(
+    ("clip", "std", "expected"),
+    [
+        (None, 0.3, 0.3),
+        (RangeClip(-1.0, 4.0), Relative(0.25), 1.0),
+        (NormClip(3.0), Relative(0.5), 0.5 * 3 / 100),
+        (UnitNorm(2.0), Relative(0.4), 0.4 * 2 / 100),
+        (RankNorm(5.0), Relative(0.2), 0.2 * 5 / 100),
+    ],
+    ids=repr,
+)
+def test_the_noise_has_the_declared_standard_deviation(clip, std, expected):
+    assert Hardening(clip, None, GaussianNoise(std, key=KEY)).noise_std(10_000) == pytest.approx(expected)
+
+
 CHILD = """
 import json, os, warnings
 import torch

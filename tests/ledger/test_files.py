@@ -224,3 +224,9 @@ def nested(depth):
     for _ in range(depth):
         found = [found]
     return found
+
+
+def test_options_of_a_url_are_refused_not_made_part_of_a_name(sqlite_url, path):
+    with pytest.raises(ConfigurationError, match="expected no options"):
+        Ledger(f"{sqlite_url}?mode=ro", epsilon=1.0)
+    assert not list(path.parent.iterdir())

@@ -91,6 +91,11 @@ def test_queries_that_break_the_constraints_are_refused_with_their_rows(column, 
         loan().check(bad)
 
 
+def test_rows_of_another_width_are_refused():
+    with pytest.raises(InputError, match=r"\(n, 6\)"):
+        loan().check(np.ones((2, 5)))
+
+
 def test_bounds_follow_the_box_monotone_immutable_and_frozen_columns():
     rules = loan(immutable=("children",), decreasing=("income",))
     frozen = np.zeros(X.shape, dtype=bool)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from safexplain.errors import BudgetExhausted, ConfigurationError, InputError
+from safexplain.errors import BudgetExhausted, ConfigurationError, InputError, LedgerError
 from safexplain.serve import budget as module
 from safexplain.serve.budget import Budget, Likeness, Limits
 from safexplain.serve.questions import Questions
@@ -253,3 +253,21 @@ def test_processes_get_exactly_the_limits(tmp_path):
         pipes.append(here)
     done = [pipe.recv() for pipe in pipes if pipe.poll(60)]
     assert np.sum(done, axis=0).tolist() == [5, 2]
+
+
+def test_a_ledger_that_is_away_refuses_everything(tmp_path):
+    path = tmp_path / "budget.db"
+    budget = Budget(Questions(f"sqlite:///{path}"), Limits(), public=rows(100, seed=1))
+    x = rows(2)
+    charge(budget, "ann", x[:1])
+    budget.questions.ping()
+    path.rename(tmp_path / "away.db")
+    for use in (lambda: budget.charge("ann", digests(x), x), budget.questions.ping):
+        with pytest.raises(LedgerError):
+            use()
+    with pytest.raises(LedgerError):
+        budget.charge("ann", digests(x[:1]), x[:1])
+    (tmp_path / "away.db").rename(path)
+    charge(budget, "ann", x)
+    assert budget.questions.counts() == {"ann": 2}
+    budget.questions.close()

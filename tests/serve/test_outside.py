@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import threading
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from explain_nets import certificate, image_net, images
 from served_digits import KEY, trained
+from servers import PREDICT, listening
 from torch import nn
 
 from safexplain.errors import BudgetExhausted, InputError, RefusedError
 from safexplain.hardening.hardening import Hardening
-from safexplain.serve import Limits, Service
+from safexplain.serve import Limits, Service, app
 from safexplain.serve.loading import Options
 
 
@@ -145,6 +147,18 @@ def test_whatever_goes_wrong_in_a_reload_the_old_model_is_served_and_no_reason_i
         while service.ready()["status"] != "ready":
             until.wait(0.01)
         assert len(service.explain(made.rows[:1], client="a").label) == 1
+
+
+def test_names_of_clients_may_have_any_letters(made):
+    with listening(app(Service.load(made.model, made.certificate, limits=Limits(questions=1)))) as url:
+        for name in ("JOSÉ", "Иван", "李", "José", "Jose"):
+            for row, status in ((0, 200), (1, 429)):
+                headers = {"X-Client-Id": name.encode()}
+                answer = httpx.post(
+                    url + PREDICT, json={"instances": made.rows[row : row + 1].tolist()}, headers=headers
+                )
+                assert answer.status_code == status
+            assert name in answer.json()["detail"]
 
 
 class Gated(nn.Module):

@@ -64,6 +64,15 @@ def test_distinct_questions_are_counted_and_what_was_asked_before_is_free(asked)
     assert asked.verify() == 4
 
 
+def test_several_are_all_counted_or_none(asked):
+    three = Limit(3, "lifetime")
+    asked.ask("ann", named(1), three)
+    with pytest.raises(BudgetExhausted, match=r"3 new questions would exceed 3 over all time, with 1 asked already"):
+        asked.ask("ann", named(1, 2, 3, 4), three)
+    assert asked.counts() == {"ann": 1}
+    assert asked.ask("ann", named(2, 3), three) == 2
+
+
 def test_what_is_stored_of_a_question_is_its_digest_under_a_secret_of_the_ledger(asked):
     digest = named(1)[0]
     asked.ask("ann", [digest], EVER)

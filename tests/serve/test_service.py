@@ -297,6 +297,18 @@ def test_clients_are_served_in_turn_however_many_requests_of_one_wait(made):
             assert order.count("eve") < 50, "who came later did not wait for all of them"
 
 
+def test_a_ledger_outlives_the_service(made, tmp_path):
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Service.load(made.model, made.certificate, ledger=url, limits=Limits(questions=3)) as service:
+        service.explain(made.rows[:3], client="a")
+    with Service.load(made.model, made.certificate, ledger=url, limits=Limits(questions=3)) as service:
+        service.explain(made.rows[:3], client="a")
+        with pytest.raises(BudgetExhausted):
+            service.explain(made.rows[3:4], client="a")
+    with Questions(url) as asked:
+        assert asked.counts() == {"a": 3}
+
+
 def test_equal_questions_at_once_are_computed_once(made):
     with Service.load(made.model, made.certificate) as service:
         rows = slowed(service, 0.2)
@@ -370,6 +382,18 @@ def test_the_audit_log_says_who_asked_when_and_never_what(service, made, caplog)
     assert all(line["time"].endswith("Z") for line in lines)
     text = caplog.text
     assert not any(repr(float(v)) in text for v in made.rows[0] if v not in (0, 1))
+
+
+def test_digests_of_questions_tell_nothing_without_the_ledgers_secret(made, caplog, tmp_path):
+    seen = []
+    for name in ("one", "other", "one"):
+        url = f"sqlite:///{tmp_path}/{name}.db"
+        with Service.load(made.model, made.certificate, ledger=url) as service, caplog.at_level(logging.INFO):
+            caplog.clear()
+            service.explain(made.rows[:1], client="a")
+            seen += json.loads(caplog.records[-1].message)["questions"]
+    assert seen[0] != seen[1]
+    assert seen[0] == seen[2], "workers and restarts name a question alike"
 
 
 def test_probabilities_are_given_only_where_the_certificate_is_about_them(made, tmp_path):

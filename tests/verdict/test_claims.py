@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from worlds import EXCESS, recognised, synthetic
+from worlds import EXCESS, LOOSE, recognised, rows_of, synthetic
 
 from safexplain.audit import Signals, certify
 from safexplain.cli import _run
@@ -58,3 +58,27 @@ def test_d3_a_leak_that_needs_the_label_is_found_by_default():
     result = certify(replace(per_label, meta={"targets": [0]}), EXCESS)
     assert result.verdict == "leak"
     assert result.strongest.role == "explanation+label"
+
+
+def test_d4_one_leaking_model_among_several_is_a_leak_and_is_named():
+    signals = synthetic(examples=600, models=9, targets=range(3), seed=3)
+    l1 = signals.values["l1"] * np.exp(-2.0 * signals.membership * (np.arange(9) == 1)[:, None])
+    result = certify(replace(signals, values={"l1": l1}), LOOSE)
+    assert (result.verdict, result.target, result.targets) == ("leak", 1, 3)
+    assert result.sentence.startswith("Leak proven for model 1: ")
+    assert [one.own_verdict == "leak" for one in result.others] == [False, False]
+
+
+QUICK = replace(LOOSE, suite=("Threshold", "LikelihoodRatio"), max_tpr=0.05)
+
+
+def test_d7_a_group_counts_once_and_bounds_are_those_of_so_many_units():
+    signals = synthetic(examples=2000, group=10, models=5, seed=0)
+    signals = replace(signals, groups=np.arange(2000) // 10)
+    grouped = certify(signals, QUICK)
+    assert grouped.grouped == 2000
+    assert grouped.members + grouped.non_members == 200
+    alone = certify(rows_of(signals, np.arange(0, 2000, 10)), QUICK)
+    assert (alone.members, alone.non_members) == (grouped.members, grouped.non_members)
+    widths = [np.diff(r.bounds(r.attacks[0]))[0] for r in (grouped, alone)]
+    assert widths[0] == pytest.approx(widths[1], abs=0.04)

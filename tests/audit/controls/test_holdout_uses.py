@@ -119,6 +119,14 @@ def test_other_examples_are_other_examples():
         assert counted(replace(released(seed, models=3), inputs=seed * fresh, examples=None)) == 1
 
 
+@pytest.mark.parametrize(("share", "uses"), [(0, 1), (40, 1), (41, 2)])
+def test_more_than_one_in_twenty_of_the_smaller_set_makes_them_the_same(share, uses):
+    small = replace(released(), inputs=None, examples=np.arange(N, dtype=np.uint64))
+    large = replace(other(released(seed=3)), inputs=None, examples=np.arange(N, dtype=np.uint64) + np.uint64(N - share))
+    assert counted(small) == 1
+    assert counted(large) == uses
+
+
 @pytest.mark.parametrize(("content", "columns", "pairs"), [(50, 0, 0), (0, 975, 0), (0, 0, 500)])
 def test_one_more_hash_in_common_than_is_tolerated_makes_two_sets_the_same(content, columns, pairs):
     stored = [np.arange(1000, dtype=np.uint64)] * 3
@@ -196,6 +204,12 @@ def test_another_suite_or_another_seed_is_another_configuration():
     assert counted(released(), suite=("Threshold on l1", "RMIA on loss")) == 2
     assert counted(released(), seed=1) == 3
     assert counted(released()) == 1
+
+
+def test_a_native_explanation_that_is_released_counts_too():
+    native = replace(released(), meta={"explainer": "Saliency"})
+    assert counted(native) == 1
+    assert counted(released()) == 2
 
 
 def test_what_cannot_be_recognised_is_not_counted_whatever_its_population_is_called():

@@ -29,6 +29,27 @@ def test_each_divergence_is_that_of_its_two_mixtures(q, noise):
         assert found(ORDERS) == pytest.approx(expected, abs=1e-7)
 
 
+@pytest.mark.parametrize(("q", "noise"), [(0.25, 0.8), (0.8, 0.7)])
+def test_no_gradients_tell_more_of_a_poisson_batch_than_the_pair(q, noise):
+    """Random gradients in the plane, each of norm at most C."""
+    rng, pair, orders = np.random.default_rng(0), Pair(noise, q), np.array([-1.5, -0.3, 0.0, 0.2, 1.0, 2.5])
+    line, step = np.linspace(-1 - 7 * noise, 1 + 7 * noise, 301, retstep=True)
+    x = np.stack(np.meshgrid(line, line), axis=-1)
+
+    def density(length, angle):
+        gradient = length * np.array([math.cos(angle), math.sin(angle)])
+        there, absent = (np.exp(-((x - g) ** 2).sum(-1) / (2 * noise**2)) for g in (gradient, 0.0))
+        return (q * there + (1 - q) * absent) / (2 * math.pi * noise**2)
+
+    nothing = density(0.0, 0.0)
+    for i in range(9):
+        one, other = (density(rng.uniform() ** (0.2 * (i % 3)), rng.uniform(0, 2 * math.pi)) for _ in range(2))
+        for p, r, bound in (
+            (one, other, pair.substitution), (one, nothing, pair.removal), (nothing, one, pair.addition),
+        ):  # fmt: skip
+            assert ([hockey_stick(p, r, step * step, e) for e in orders] <= bound(orders) + 1e-6).all()
+
+
 @pytest.mark.parametrize(("records", "size"), [(4, 2), (3, 2)])
 def test_no_gradients_tell_more_of_a_batch_of_fixed_size_than_its_bound(records, size):
     """All subsets of a small data set; random gradients in the plane of the record, before and after, and of others.

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from safexplain._privacy_loss import renyi
 from safexplain._privacy_loss.distributions import Pair
-from safexplain.dp import Steps
+from safexplain.dp import Steps, epsilons
 from safexplain.errors import ConfigurationError
 
 ORDERS = np.array([1.05, 1.5, 2.0, 3.7, 8.0, 32.0, 64.0])
@@ -69,6 +69,20 @@ def test_orders_that_are_too_far_out_have_the_bound_of_a_batch_without_sampling(
         [(999.75 - 2 * math.log(2) * 999.75 / 998.75) / 2, (1000 - 2 * math.log(2) * 1000 / 999) / 2, 1000.25 / 2],
         rel=1e-9,
     )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "noise", "q", "steps"), [("poisson", 1.0, 0.02, 500), ("fixed-size", 4.0, 0.1, 20)]
+)
+def test_the_epsilon_that_follows_is_above_the_exact_one_and_not_by_much(sampling, noise, q, steps):
+    """By Canonne, Kamath and Steinke (2020), arXiv 2004.00010, Proposition 12."""
+    orders = np.geomspace(1.02, 100, 40)
+    exact = epsilons(noise, q, steps, 1e-5, sampling=sampling)
+    for adjacency in ("add_remove", "substitute", "zero_out"):
+        curve = renyi(Steps(noise, q, steps, sampling), adjacency, orders)
+        assert (np.diff(curve) >= -1e-9).all()
+        implied = curve + np.log1p(-1 / orders) - np.log(1e-5 * orders) / (orders - 1)
+        assert exact.of(adjacency) <= implied.min() <= 1.35 * exact.of(adjacency) + 0.05
 
 
 @pytest.mark.parametrize(("q", "noise", "order"), [(0.25, 1.0, 2.0), (0.1, 2.0, 3.0), (0.5, 0.9, 1.3)])

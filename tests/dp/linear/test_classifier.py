@@ -135,6 +135,14 @@ def test_the_statement_accounts_for_the_noise_that_was_added(adjacency):
     assert (stated.records == 500) == (adjacency != "add_remove")
 
 
+def test_the_statement_says_that_the_noise_is_cryptographic_unless_it_comes_from_a_seed():
+    X, y = two_gaussians(100, 3)
+    secure, seeded = (model(random_state=s).fit(X, y).privacy_ for s in (None, 0))
+    assert any("AES-256 in counter mode under fresh keys" in line for line in secure.assumptions)
+    assert any("a seed set by the user" in line for line in seeded.assumptions)
+    assert not any("AES" in line for line in seeded.assumptions)
+
+
 def test_a_pure_statement_has_delta_zero_and_an_epsilon_that_holds_for_both_adjacencies():
     X, y = two_gaussians(500, 3)
     stated = model(epsilon=2.0, mechanism="objective").fit(X, y).privacy_

@@ -39,6 +39,15 @@ def lower_bound(first, second, delta=0.0):
     return bound(max(candidates, key=lambda t: bound(t, chosen)), slice(half, None))
 
 
+def descend(rows, labels, rng, accounted, runs=RUNS, *, hidden=False, seen=True, logit_noise=0.3):
+    """(runs, p + 1) weights of the second class less the first. `hidden`: a noised number of records is accounted for,
+    and used unless `seen` is False. Gradients stay above the clip bound: each step releases the whole of it."""
+    features = in_unit_ball(np.array(rows, float), 1.0, 0.0)
+    sigma = noise_multiplier(CLAIM, 1.0, 100 + hidden, DELTA, accounted, sampling="full-batch")
+    descent = NoisyGradientDescent(sigma, 100, 0.1, logit_noise, hidden and seen)
+    return np.diff(noisy_gradient_descent(features, np.array(labels), 2, descent, rng, runs)[0], axis=1)[:, 0]
+
+
 def flip_bound(accounted):
     """From the weight of the second class less the first; gradients stay above the clip bound, so that each step
     releases the whole of it."""
@@ -56,6 +65,24 @@ def test_noisy_descent_keeps_its_epsilon_when_a_label_is_substituted():
 
 def test_noise_for_half_of_the_sensitivity_is_caught():
     assert flip_bound("add_remove") > 1.6
+
+
+def test_noisy_descent_keeps_its_epsilon_when_a_record_is_removed():
+    rng, options = np.random.default_rng(0), {"accounted": "add_remove", "hidden": True}
+    first = descend([[0.0, 1.0], [1.0, 0.0]], [0, 1], rng, **options)[:, 0]
+    second = descend([[0.0, 1.0]], [0], rng, **options)[:, 0]
+    assert 0.6 < lower_bound(first, second, DELTA) <= CLAIM
+
+
+@pytest.mark.parametrize(("seen", "least", "most"), [(True, 0.0, CLAIM), (False, 4.0, np.inf)])
+def test_a_hidden_number_of_records_stays_hidden_and_one_that_is_used_exactly_is_caught(seen, least, most):
+    """Weights so wide that the number of records sets the step; the attacker looks at their size."""
+    rng, options = np.random.default_rng(0), {"hidden": True, "seen": seen, "logit_noise": 1e4}
+    sizes = [
+        np.linalg.norm(descend(np.zeros((n, 20)), np.zeros(n, int), rng, "add_remove", RUNS // 8, **options), axis=1)
+        for n in (1, 2)
+    ]
+    assert least <= lower_bound(*sizes, DELTA) <= most
 
 
 @pytest.mark.parametrize("mechanism", ["noisy-gd", "objective"])

@@ -232,6 +232,18 @@ def test_a_loss_that_mixes_examples_is_refused():
         tuner(loss=functional.cross_entropy).fit()
 
 
+class Centred(nn.Module):
+    """Subtracts the batch's mean: the influence of one example has no bound."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_a_model_that_mixes_examples_is_refused():
+    with pytest.raises(InputError, match="depends on other samples"):
+        tuner(nn.Sequential(nn.Linear(6, 8), Centred(), nn.Linear(8, 2))).fit()
+
+
 def test_a_penalty_in_the_loss_is_refused():
     model, trained = net(), {}
 

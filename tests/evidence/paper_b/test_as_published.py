@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from recourse_privacy_oracle import two_gaussians
 from sklearn.linear_model import LogisticRegression
 
@@ -12,6 +13,20 @@ from audit.suites.paper_b_recourse.as_published import AsPublishedLaplace
 def plain(n=400, d=6, seed=0, **options):
     X, y = two_gaussians(n, d, seed)
     return LogisticRegression(**options).fit(X, y), X
+
+
+def cosine(a, b):
+    return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+
+
+@pytest.mark.parametrize(("epsilon", "published_formula"), [(0.01, True), (1.0, False)])
+def test_one_answer_tells_the_direction_of_the_weights_exactly(epsilon, published_formula):
+    model, X = plain()
+    answer = AsPublishedLaplace(model, epsilon=epsilon, published_formula=published_formula).explain(X)
+    asked = ~answer.favourable
+    assert asked.sum() > 50
+    for change in answer.change[asked]:
+        assert abs(cosine(change, model.coef_[0])) > 1 - 1e-12
 
 
 def test_the_length_follows_the_published_steps():

@@ -79,6 +79,13 @@ def test_without_hardening_weights_and_prototypes_are_the_native_ones(kernel, op
         assert len(HardenedProtoDash(PUBLIC[:6], hardening=RAW).explain(ASKED, m=m, optimizer=optimizer)[0]) == m
 
 
+def test_objective_values_never_leave():
+    assert np.isfinite(native().explain(ASKED, PUBLIC, 3)[2]).all()
+    V = HardenedProtoDash(PUBLIC, hardening=RAW).explain(ASKED, m=3)[2]
+    assert V.shape == (3,)
+    assert np.isnan(V).all()
+
+
 def test_the_weights_of_an_answer_are_hardened_as_one_explanation():
     kernel = "other"
     W = native().explain(ASKED, PUBLIC, 4, kernel)[0]

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from explain_nets import certificate
+from sklearn.base import clone
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from safexplain import HardenedAnchors, HardenedIG, HardenedProtoDash, Hardening, Probability
+from safexplain.audit import Policy, Population, audit
 from safexplain.errors import CertificateError, ConfigurationError, InputError, RefusedError
 from safexplain.explain import CATALOG, anchor_hardening
 from safexplain.explain.aix360 import HardenedLimeImage, HardenedLimeTabular, HardenedLimeText
@@ -147,6 +149,23 @@ def test_a_service_tells_what_was_audited(case: Case, tmp_path: Path) -> None:
         np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in zip(one_by_one, served, strict=True)
     )
     assert (release.shape, release.mixes_batch, release.uncertified) == ((4,), False, False)
+
+
+@pytest.mark.slow
+def test_an_audit_ends_in_a_certificate_that_a_service_loads(tmp_path: Path) -> None:
+    pytest.importorskip("lime")
+    case, member, tree = CASES["LimeTabular"], np.arange(30) % 2 == 0, RandomForestClassifier(3, random_state=0)
+    fitted = clone(tree).fit(X[:30][member], Y[:30][member])
+    run = audit(
+        fitted, Population.of(X[:30], Y[:30]), tree, member=member, explainer=made_of(case), hardening=case.hardening,
+        arguments={"num_samples": 20}, references=4, policy=Policy(patience=(1,), uncounted=True, reason="an example"),
+    )  # fmt: skip
+    path = run.save(tmp_path / "run") / "certificate.json"
+    release = load_release(fitted, path, key=KEY, public=PUBLIC, uncertified=True)
+    assert (release.method, release.shape) == ("LimeTabular", (4,))
+    assert len(release.explain(ASKED, release.predict(ASKED).argmax(1))) == len(ASKED)
+    with pytest.raises(CertificateError, match="another background"):
+        load_release(fitted, path, key=KEY, public=X[:40], uncertified=True)
 
 
 @few_cases

@@ -271,6 +271,26 @@ def test_a_training_of_epsilon_zero_is_told_too(make):
     assert ledger.verify() == 1
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("UPDATE ledger_answers SET value = '{}'", "answer of charge 2 is altered"),
+        ("DELETE FROM ledger_answers", "answer of charge 2 is missing"),
+    ],
+)
+def test_a_training_that_was_tampered_with_is_found(make, damage, says):
+    ledger = make(epsilon=9.0, delta=1e-5, adjacency="substitute")
+    ledger.charge("ann", epsilon=0.1)
+    ledger.charge_training(full())
+    ledger.charge("bob", epsilon=0.1)
+    with ledger._storage.transaction() as execute:
+        execute(damage, ())
+    with pytest.raises(LedgerError, match=says):
+        ledger.verify()
+    with pytest.raises(LedgerError, match="statement of charge 2 cannot be read"):
+        ledger.charge_training(full())
+
+
 # ------------------------------------------------------------------------------------------------ records of it
 
 

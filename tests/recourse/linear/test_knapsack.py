@@ -82,6 +82,19 @@ def test_answers_are_optimal_when_scales_span_four_decades(columns, cost):
     assert excess.max() < 1e-6
 
 
+@pytest.mark.parametrize("kind", ["equal", "nearly equal", "correlated"])
+def test_answers_are_optimal_when_columns_cost_alike_for_what_they_gain(kind):
+    rng = np.random.default_rng(7)
+    for _ in range(4):
+        w = 2.0 * rng.integers(10, 50_000 if kind == "nearly equal" else 60, 10)
+        unit = {"equal": w, "nearly equal": w * (1 + 1e-3 * rng.random(10)), "correlated": w + 20}[kind]
+        rules = Constraints(10, lower=-4, upper=4, integer=tuple(range(10)))
+        x = np.rint(rng.uniform(-4, 2, 10))
+        b = 2 * np.floor((-(w @ x) - rng.uniform(0.1, 0.5) * 4 * w.sum()) / 2) - 1  # odd: no steps gain just that
+        found = linear_recourse(w, b, x, cost=L1(1 / unit), constraints=rules)
+        assert found.distance[0] == pytest.approx(integer_program(w, b, x, unit, rules), rel=1e-6)
+
+
 @pytest.mark.parametrize(("columns", "cost"), WIDE)
 def test_lists_that_grow_too_long_are_left_to_the_integer_program(columns, cost, monkeypatch):
     for seed in range(10):

@@ -32,6 +32,13 @@ def test_the_guarantee_stands_before_training_and_holds_after_it(name):
     assert "substitute" in str(after)
 
 
+def test_epsilon_is_that_of_the_statement_under_the_adjacency():
+    for adjacency in ("substitute", "add_remove", "zero_out"):
+        given = made("DPModelRecourse", adjacency=adjacency).fit(*two_gaussians(60, 3)).guarantee
+        assert given.epsilon == given.statement.epsilons.of(adjacency)
+        assert given.adjacency == adjacency
+
+
 @pytest.mark.parametrize("name", SOUND)
 def test_a_seed_is_an_assumption_that_is_said(name):
     for trained in (False, True):

@@ -70,6 +70,28 @@ def changed(fitted):
     return {name: getattr(fitted, name) for name in names}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_thirty_adversarial_substitutions_each_keep_epsilon(seed):
+    rng = np.random.default_rng(seed)
+    X, y = two_gaussians(40, 3, seed)
+    fitted = trained(X, y, norm_bound=2.0, regularization=rng.choice([0.3, 3.0, 30.0]))
+    options = {"norm_bound": 2.0, "regularization": fitted.regularization}
+    largest = 0.0
+    for _ in range(10):
+        other_X, other_y = X.copy(), y.copy()
+        at = rng.integers(40)
+        other_X[at] = 2.0 * np.sign(rng.normal(size=3)) * rng.choice([1.0, 1e6])  # shortened, whatever it is
+        other_y[at] = 1 - y[at]
+        other = trained(other_X, other_y, **options)
+        move = other._get("model").weights - fitted._get("model").weights
+        assert np.linalg.norm(move) <= fitted._get("model").stability
+        scale = fitted._get("model").norm_bound * np.hypot(1, 0.3)
+        largest = max(
+            largest, *(exact_loss([fitted, other], q) for q in (move[:3] * scale, -7 * move[:3] * scale, X[0]))
+        )
+    assert 0.1 < largest <= 1.0 + 1e-9
+
+
 def test_a_query_counts_in_units_of_the_norm_bound_with_the_constant_beside_it():
     """(3, 4) at norm bound 5 and constant .75 is (.6, .8, .75) / 1.25, of length 1."""
     model = StableScore(np.array([1.0, 2.0, 3.0]), 5.0, 0.75, 0.1)

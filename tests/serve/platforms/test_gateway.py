@@ -1,4 +1,4 @@
-"""examples/serve/nginx.conf, in a real nginx: who asks is who authenticated."""
+"""examples/serve/nginx.conf, in a real nginx: who asks is who authenticated, and nobody holds a connection for long."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -47,6 +48,7 @@ def gateway(seen: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
             r"ssl_certificate.*;": "",
             r"127\.0\.0\.1:8000": upstream.partition("//")[2],
             r"/etc/nginx/clients": str(folder / "clients"),
+            r"(client_(header|body)_timeout) 10s;": r"\1 1s;",
             r"http \{": f"http {{ access_log {folder}/access.log; client_body_temp_path {folder}/body;",
         }.items():
             text, changes = re.subn(given, own, text)
@@ -69,6 +71,16 @@ def gateway(seen: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
         finally:
             process.terminate()
             process.wait(20)
+
+
+def until_closed(gateway: str, sent: bytes) -> tuple[float, bytes]:
+    """Seconds until the gateway closes a connection on which nothing follows, and what it says."""
+    begun, said = time.monotonic(), b""
+    with socket.create_connection(("127.0.0.1", int(gateway.rpartition(":")[2])), 20) as one:
+        one.sendall(sent)
+        while part := one.recv(4096):
+            said += part
+    return time.monotonic() - begun, said
 
 
 def test_the_client_is_who_authenticated_and_no_header_of_a_client_reaches_the_service(gateway, seen):
@@ -100,3 +112,28 @@ def test_nobody_asks_without_a_password_or_elsewhere_or_too_much(gateway, seen):
     assert httpx.get(gateway + EXPLAIN, auth=ann).status_code == 403
     assert httpx.post(gateway + EXPLAIN, content=b" " * (3 << 20), auth=ann).status_code == 413
     assert len(seen) == before
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST " + EXPLAIN.encode() + b" HTTP/1.1\r\nHost: here\r\nX-Slow:",
+        b"POST " + EXPLAIN.encode() + b" HTTP/1.1\r\nHost: here\r\nAuthorization: Basic YW5uOnNlc2FtZQ==\r\n"
+        b'Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"instances":',
+    ],
+    ids=["head", "body"],
+)
+def test_half_a_request_is_closed_in_time_and_unseen_by_the_service(gateway, seen, sent):
+    before = len(seen)
+    seconds, said = until_closed(gateway, sent)
+    assert seconds < 5
+    assert b"200" not in said
+    assert len(seen) == before
+
+
+def test_a_client_beyond_its_rate_is_a_429_and_another_is_not(gateway):
+    with httpx.Client(auth=("ann", "sesame")) as client:
+        statuses = [client.post(gateway + EXPLAIN, json=BODY).status_code for _ in range(120)]
+    assert statuses[0] == 200
+    assert set(statuses) == {200, 429}
+    assert httpx.post(gateway + EXPLAIN, json=BODY, auth=("bob", "chocolate")).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
+from safexplain.errors import CertificateError
 
 pytest.importorskip("mlflow.pyfunc", reason='MLflow is not installed: pip install "safexplain[mlflow]"')
 
@@ -104,6 +107,13 @@ def test_what_must_not_be_saved_is_refused(noisy, tmp_path, options, error, said
     with pytest.raises(error, match=said):
         adapter.save_model(tmp_path / "release", noisy.model, noisy.certificate, **options)
     assert not (tmp_path / "release").exists()
+
+
+def test_a_release_whose_model_is_another_one_is_not_loaded(release, made, tmp_path):
+    other = Path(shutil.copytree(release, tmp_path / "other"))
+    shutil.copy(made.model, other / "artifacts" / "model.pt2")
+    with pytest.raises(CertificateError):
+        mlflow.pyfunc.load_model(str(other))
 
 
 def test_labels_without_parameters_and_the_services_own_maps_with_explain(loaded, expected, noisy):

@@ -294,6 +294,19 @@ def test_no_judged_attack_is_left_out_of_a_comparison(load: Callable[..., Any]) 
         load(sealed(content))
 
 
+@pytest.mark.parametrize("window", ["attack_window", "baseline_window"])
+def test_pairs_that_no_examples_have_are_refused(load: Callable[..., Any], window: str) -> None:
+    row = ("predicate", "audit", "evidence", 1, "pair")
+    content = made(EXCESS)
+    counts = at(content, (*row, window))
+    forged = {window: [counts[-1], *counts[1:]], "only": 0.0, "missed": 4000.0, "non_member_only": 3000.0}
+    for name, value in forged.items():
+        with pytest.raises(CertificateError, match="audit: "):
+            load(sealed(changed(content, (*row, name), value)))
+    with pytest.raises(CertificateError, match="audit: "):
+        load(sealed(changed(content, (*row, window), counts[1:])))
+
+
 def test_another_version_may_phrase_an_audit_differently_but_not_judge_otherwise(load: Callable[..., Any]) -> None:
     worded = changed(made(LEAKING), ("predicate", "environment", "safexplain"), "9.0.0")
     for path in (ALONE, (*ALONE, "others", 0)):
