@@ -181,8 +181,8 @@ class PrivacyStatement:
         if (found := trained_digest(model)) != self.weights:
             raise RefusedError(
                 f"the privacy statement is about other weights than this {type(model).__name__}'s: expected"
-                f" {self.weights[:16]}..., got {found[:16]}...; the model was changed since, or this is another model's:"
-                " pass the one that its training wrote"
+                f" {self.weights[:16]}..., got {found[:16]}...; the model was changed since, or the statement is of"
+                " another one: pass that of this model's training"
             )
 
     def bound_to(self, model: Any) -> PrivacyStatement:
