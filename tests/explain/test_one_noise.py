@@ -386,6 +386,8 @@ def test_a_function_in_which_no_model_is_found_has_one_noise_too():
     with pytest.warns(OpaqueModelWarning):
         one, again = (explainer.attribute(digits(), target=3) for _ in range(2))
     assert torch.equal(one, again)
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):  # the model's own error
+        explainer.attribute(digits(), target=3, additional_forward_args=1.0)
 
 
 def test_baselines_that_are_a_function_are_refused():
@@ -461,6 +463,8 @@ def test_baselines_of_a_layer_are_part_of_the_query():
     mask = torch.arange(64).view(1, 4, 4, 4)
     zero, one = (noise(make, target=1, layer_mask=mask, layer_baselines=b) for b in (0.0, 1.0))
     assert abs(torch.corrcoef(torch.stack([zero.flatten(), one.flatten()]))[0, 1]) < 0.25
+    ones = noise(make, target=1, layer_mask=mask, layer_baselines=torch.ones(1, 4, 4, 4))
+    torch.testing.assert_close(ones, one, atol=1e-5, rtol=0)
 
 
 def test_every_aggregate_of_a_tunnel_has_its_own_noise():

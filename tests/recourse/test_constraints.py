@@ -288,7 +288,7 @@ def test_a_category_taken_up_is_a_rise_by_one():
 @pytest.mark.parametrize(
     ("rules", "wanted", "projected"),
     [
-        ((Rule(0, 1, per_unit=0.5),), (3, 0, 0), (3, 1.5, 0)),  # `then` rises
+        ((Rule(0, 1, per_unit=0.25),), (3, 0, 0), (3, 0.75, 0)),  # `then` rises
         ((Rule(0, 1, per_unit=0.5),), (3, 1.8, 0), (3, 1.8, 0)),
         ((Rule(0, 1),), (3, 0, 0), (2, 2, 0)),  # as far as it may, and `when` with it
         ((Rule(0, 1, at_least=0.5),), (3, 0, 0), (1.5, 2, 0)),

@@ -146,6 +146,7 @@ def test_the_weights_of_each_label_are_hardened_together():
         assert norm != pytest.approx(1)
         sizes = [abs(w) for _, w in answer.local_exp[label]]
         assert sizes == sorted(sizes, reverse=True)
+    assert answer.as_list() == answer.as_list(1) != answer.as_list(0)
 
 
 def test_a_random_state_of_the_caller_is_where_every_call_starts():

@@ -101,6 +101,7 @@ def test_a_wrong_question_gets_captums_error_and_one_output_for_all_rows_its_gra
             assert isinstance(captums[0], type), target
             assert ours[0] is captums[0], target
     assert "multiple outputs" in both(gradients, net, (x,))[1][1]
+    assert agree(*both(gradients_in_blocks, net, (x[:0],), 1))
     assert agree(*both(gradients_in_blocks, lambda x: net(x).square().sum().reshape(1), (x,)))
     assert agree(*both(gradients_in_blocks, lambda x: net(x).square().sum(0), (x,), 2))
 

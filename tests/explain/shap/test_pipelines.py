@@ -84,9 +84,11 @@ BEFORE: dict[str, tuple[Any, str]] = {
     ),
     "anything at all of a single column": (
         make_column_transformer(
-            (CountVectorizer(analyzer="char"), "job"), (PolynomialFeatures(3), ["age"]), (StandardScaler(), ["debt"])
+            (CountVectorizer(analyzer="char", ngram_range=(1, 5)), "job"),
+            (PolynomialFeatures(15), ["age"]),
+            (StandardScaler(), ["debt"]),
         ),
-        "j" * 15 + "aaaa" + "d",
+        "j" * 51 + "a" * 16 + "d",
     ),
 }
 
