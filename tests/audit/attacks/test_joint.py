@@ -81,6 +81,9 @@ def test_the_joint_ratio_equals_the_slow_one():
     assert np.allclose(found, slow_joint_ratio(target, shadows, membership), rtol=1e-6, atol=1e-6)
     assert found[3] == found[4] == 0
     assert np.count_nonzero(found) == 78
+    once = np.arange(12)[:, None] < 1 + (np.arange(80) == 0)  # two models with the first example: a degree of freedom
+    few = target[:, :1], shadows[..., :1], once
+    assert np.allclose(ATTACK(*few), slow_joint_ratio(*few), rtol=1e-6, atol=1e-6)
 
 
 def test_a_mix_of_the_columns_scores_as_the_columns():

@@ -148,9 +148,9 @@ def test_untrained_statistics_say_nothing():
 
 
 def test_without_anything_to_compare_with_the_control_is_not_run_and_without_labels_there_is_none():
-    hits = [[5, 10, 10], [5, 10, 10]]
-    (control,) = accuracy({META: {"hits": hits, "stated": None, "statistics": None}})
-    assert control.failed is None
+    for references, failed in ((3, None), (4, False)):
+        (control,) = accuracy({META: {"hits": [[5, 10, 10]] * (1 + references), "stated": None, "statistics": None}})
+        assert control.failed is failed
     assert accuracy({}) == ()
 
 

@@ -120,6 +120,9 @@ def test_the_bounds_of_a_control_share_its_risk_by_hand():
     assert found.numbers == expected
     behind = np.where(member, 1.0, 2.0 * (np.arange(N) % 5 == 0))  # above most non-members, below the first fifth
     assert null_model({"A": behind}, member, POLICY, "x", 0).failed  # by the AUC alone
+    for n, verb in ((6, "finds nothing in"), (7, "finds the target's members in")):  # AUC 1, at least 1 - 3 / n
+        found = null_model({"A": np.arange(2.0 * n)}, np.arange(2 * n) >= n, POLICY, "x", 0)
+        assert (found.failed, verb in found.says) == (n == 7, True)
 
 
 def test_alarms_are_counted_over_members_drawn_at_random():

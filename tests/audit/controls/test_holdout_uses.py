@@ -11,8 +11,17 @@ import pytest
 
 from safexplain.audit import Policy, Signals
 from safexplain.audit.controls import splits as holdout_uses
-from safexplain.audit.controls.splits import MOST_HASHES, Splits, Uses, default_path, sample_of, shared, uses_of
-from safexplain.audit.signals import hash_examples
+from safexplain.audit.controls.splits import (
+    MOST_HASHES,
+    Splits,
+    Uses,
+    default_path,
+    sample_of,
+    shared,
+    spread,
+    uses_of,
+)
+from safexplain.audit.signals import hash_examples, near
 from safexplain.errors import InputError, UsesWarning
 
 N, MODELS = 800, 12
@@ -144,6 +153,17 @@ def test_columns_that_another_target_would_share_by_chance_are_not_kept(n, kept)
     twice = np.array([[False] * 2 * n, [False] * n + [True] * n])  # n of either kind, by all models but the first
     signals = Signals(twice, {"l1": np.zeros((2, 2 * n))}, meta={"targets": [0]})
     assert len(holdout_uses._matrix(signals, np.ones(2 * n, bool))[0]) == 2 * kept
+
+
+def test_sums_over_a_release_by_hand():
+    maps = np.random.default_rng(0).normal(size=(MODELS, N, 3))
+    signals, some = released(values={"maps": maps}, meta={"targets": [1]}), np.arange(N) % 3 > 0
+    weight = spread(near(hash_examples(X[some]))) / 2.0**63 - 1  # from -1 to 1
+    sums = np.arcsinh(maps[:, some]) @ np.random.RandomState(3).standard_normal(3) @ weight
+    scale = np.sqrt(some.sum() * 3)
+    members = signals.membership[:, some] @ weight
+    by_hand = np.array([sums.sum(), sums @ sums / scale, sums[1], sums @ members / scale]) / scale
+    assert holdout_uses.released_sums(signals, some)["maps"] == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(("by", "same"), [(1.9e-5, True), (2.1e-5, False)])
