@@ -558,22 +558,22 @@ def signals_of(
     about: dict[str, Any] = {**(meta or {}), "population": population.digest()}
     listed = {"targets": targets, "null": null or None, "classes": classes or None}
     about |= {name: [int(i) for i in given] for name, given in listed.items() if given is not None}
-    values: dict[str, NDArray[Any]] = {}
+    values: dict[str, NDArray[Any]] = {"label": np.zeros(shadows.membership.shape)}
     maps: dict[str, NDArray[Any]] = {}
+    if predictions is not None:
+        values = {}
+        if predictions.labels == "foreign":
+            about["labels"] = "foreign"
+        if len(predictions.by_level) > 1:
+            about["dither"] = {**predictions.dither.to_dict(), **about.get("dither", {})}
     if explanations is not None:
         for level, found in explanations.summaries.items():
             values |= {at_level(name, level): a for name, a in found.items()}
         maps = {at_level(WHOLE_MAP, level): a for level, a in explanations.maps.items()}
         if len(explanations.shapes) == 1:
             about["shape"] = list(explanations.shapes[0])
-    if predictions is None:
-        values = {"label": np.zeros(shadows.membership.shape)}
-    else:
+    if predictions is not None:
         values |= predictions.values
-        if predictions.labels == "foreign":
-            about["labels"] = "foreign"
-        if len(predictions.by_level) > 1:
-            about["dither"] = {**predictions.dither.to_dict(), **about.get("dither", {})}
     plain_maps, x = maps.pop(WHOLE_MAP, None), population.x.cpu().numpy()
     return Signals(
         shadows.membership,

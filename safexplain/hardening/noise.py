@@ -1,25 +1,6 @@
 """Keyed noise: the same query always gets the same noise, which cannot be computed without the key.
 
-The noise of one example is a function of
-
-    (key, model digest, method, hardening configuration, the example's input numbers, its target)
-
-and of nothing else. It comes from a keyed BLAKE2b hash (RFC 7693) of these fields; the input's numbers enter in one
-canonical form (`as_hashed`) by their keyed AES-GMAC (NIST SP 800-38D). Its 32 bytes are the key of AES-256 in counter
-mode (NIST SP 800-38A), whose stream gives each coordinate two words of 16 bits.
-
-The noise S is the sum of a table's entries for the two words: the quantiles of the normal distribution at
-(k + 1/2) / 65,536, scaled to variance 1/2, as whole multiples of 2^-28. Sums of whole numbers are the same on every
-device. By enumeration of all 2^32 pairs, which the tests repeat:
-
-- odd moments are 0, the variance 1 to within 4e-11, the kurtosis 3 - 4e-4, the largest value 6.12;
-- the distribution function is that of a normal number Z to within 7.7e-6; P(S > 4) is .984 P(Z > 4), and .83 at 5;
-- rounded to any grid of 1/32 or coarser, the squared Hellinger distance between S + v and Z + v is at most 1.1e-8,
-  for every v. So a release of d numbers reveals no more than with exact normal noise on the same grid, up to a total
-  variation of sqrt(2.2e-8 d): .006 for a table of 1,600 numbers, .06 for 3 x 224 x 224.
-
-Unrounded, v + S would reveal v modulo 2^-28; the grid of `Hardening`, by default at least 1/32 of the noise, hides it.
-"""
+What it is made of, and how near it is to normal noise, stands in docs/api/hardening.md."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def given(signature: inspect.Signature) -> list[inspect.Parameter]:
 
 def doc_of(kind: type) -> str:
     """The documentation of a class, indented."""
-    text = (inspect.getdoc(kind) or "").strip()
+    text = re.sub(r"The same class as .*\n\n", "", inspect.getdoc(kind) or "").strip()
     return textwrap.indent(f'"""{text}\n"""' if "\n" in text else f'"""{text}"""', "    ")
 
 

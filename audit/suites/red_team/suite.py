@@ -30,7 +30,7 @@ from safexplain import HardenedGradientShap, HardenedInputXGradient, HardenedSal
 from safexplain._digest import model_digest
 from safexplain.audit import Policy, Signals, certify
 from safexplain.audit.controls.splits import VARIABLE, Uses, uses_of
-from safexplain.cli.run import demo
+from safexplain.cli.run.preview import run_demo
 from safexplain.errors import InputError
 from safexplain.hardening.clips import RankNorm
 from safexplain.verdict.result import AuditResult
@@ -187,12 +187,11 @@ def swamped(quick: bool) -> Gained:
 
 def patient(quick: bool) -> Gained:
     """200 dithered questions about each example of the demo, averaged: the audit must find what such a client finds."""
-    sizes = {"REFERENCES": 6} if quick else {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        for name, value in sizes.items():
-            stack.enter_context(mock.patch.object(demo, name, value))
+        if quick:
+            stack.enter_context(mock.patch("safexplain.cli.run.preview.DEMO_REFERENCES", 6))
         stack.enter_context(mock.patch.dict(os.environ, {VARIABLE: str(Path(folder) / "uses.sqlite")}))
-        found = demo.run_demo(Path(folder) / "models", seed=0, device="cpu", progress=lambda *told: None)
+        found = run_demo(Path(folder) / "models", seed=0, device="cpu", progress=lambda *told: None)
     last = found.result.levels[-1]
     whole, added, labels = last["whole"], last["added"], last["labels"]
     text = (

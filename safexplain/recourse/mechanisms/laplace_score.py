@@ -1,26 +1,6 @@
 """Recourse from a noised logit and public weights, in which each answer spends budget.
 
-The weights v come from `safexplain.dp.linear.classifier`: on neighbouring data sets |v - v'| <= S, the solver's error
-included. A query x becomes u = (x / norm_bound, c) / sqrt(1 + c^2), c the constant column; it may be longer than 1, as
-queries are not shortened. By Cauchy and Schwarz the score f(x) = <v, u> changes by at most |u| S.
-
-In float64, f(x) is off by at most (p + 4) 2^-53 |u| |v| (Higham, Accuracy and Stability of Numerical Algorithms,
-section 3.1). `largest_weight` bounds |v|; `fit` refuses unless the error is at most 1e-7 of |u| S, which depends on n,
-p and L only. `RELATIVE_SLACK` adds 1e-6 for it.
-
-Laplace noise in float64 reaches some numbers from one value and never from its neighbour (Mironov 2012, On significance
-of the least significant bits for differential privacy), so that it is drawn on a grid g, a power of two. A value v in a
-public interval [low, high], which changes by at most s between neighbouring data sets, is released as
-
-1. q = round(v / g). Rounding moves each value by at most 1/2, so neighbours' q differ by at most K = floor(s / g) + 1.
-2. q + Z, with P(Z = z) proportional to exp(-|z| / N) and N = ceil(K / epsilon) (Ghosh, Roughgarden and Sundararajan
-   2009, arXiv 0811.2841), drawn exactly (`safexplain._secure_random`). Probabilities of any output differ by a factor
-   of at most exp(K / N) <= exp(epsilon), for any g.
-3. (q + Z) g, exact in float64, clamped to [low, high]: post-processing.
-
-As v is computed in float64, s is enlarged by a relative 1e-6 and by 2^-40 of the interval: the computation may be off
-by half of that, on either data set.
-"""
+The proof of its epsilon stands in docs/api/recourse.md."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 from recourse_privacy_oracle import two_gaussians
+from scikit_learn_checks import expected_failed_checks
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import check_estimator
@@ -15,7 +16,6 @@ from sklearn.utils.estimator_checks import check_estimator
 from safexplain.dp import epsilons
 from safexplain.dp.linear.classifier import DPLogisticRegression
 from safexplain.errors import ConfigurationError, InputError, WeakDeltaWarning
-from safexplain.testing.scikit_learn import expected_failed_checks
 
 MECHANISMS = ["noisy-gd", "objective", "output"]
 each_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)

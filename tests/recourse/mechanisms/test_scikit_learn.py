@@ -9,6 +9,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 from recourse_privacy_oracle import two_gaussians
+from scikit_learn_checks import expected_failed_checks
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import check_estimator
@@ -18,7 +19,6 @@ from safexplain.dp import DPLogisticRegression
 from safexplain.errors import ConfigurationError
 from safexplain.recourse import L1, Constraints, DPModelRecourse, LaplaceScore
 from safexplain.recourse.preprocessing import Preprocessing
-from safexplain.testing.scikit_learn import expected_failed_checks
 
 COMMON = {"epsilon": 1000.0, "norm_bound": 10.0, "random_state": 0}
 GIVEN = {

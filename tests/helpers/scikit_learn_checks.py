@@ -1,12 +1,6 @@
 """Checks of scikit-learn's `check_estimator` that our estimators fail, with the reasons.
 
-All follow from the guarantees, such as public values that are declared and never read off the data.
-
-    from sklearn.utils.estimator_checks import check_estimator
-    from safexplain.testing.scikit_learn import expected_failed_checks
-
-    check_estimator(mechanism, expected_failed_checks=expected_failed_checks(mechanism))
-"""
+All follow from the guarantees, such as public values that are declared and never read off the data."""
 
 from __future__ import annotations
 
