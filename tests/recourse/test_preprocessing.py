@@ -126,7 +126,7 @@ def test_numbers_are_read_from_every_type_of_column() -> None:
     arrays = pd.array([2, 0], dtype="int64[pyarrow]"), np.array([2, 0], dtype=np.float32), pd.Categorical([2, 0])
     for column in ([Decimal(2), Fraction(0)], *arrays, pl.Series([Decimal(2), Decimal(0)])):
         assert Preprocessing(numeric={"a": (0, 5)}).table({"a": column}).ravel().tolist() == [2, 0]
-    assert not np.signbit(Preprocessing(numeric={"a": (0, 5)}).table({"a": [-0.0]})).any()  # zeros of one sign
+    assert not np.signbit(Preprocessing(numeric={"a": (-5, 5)}).table({"a": [-0.0]})).any()  # zeros of one sign
 
 
 def test_what_is_missing_is_none_nan_or_na() -> None:
