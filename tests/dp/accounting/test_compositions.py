@@ -10,7 +10,17 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom
 
-from safexplain._privacy_loss import MAX_KINDS, Steps, _merged, composed, epsilon_of, epsilons, grid_widths, one_step
+from safexplain._privacy_loss import (
+    MAX_KINDS,
+    PrivacyLoss,
+    Steps,
+    _merged,
+    composed,
+    epsilon_of,
+    epsilons,
+    grid_widths,
+    one_step,
+)
 from safexplain._privacy_loss.distributions import CUT_OFF, Losses, Pair, _support, compose
 from safexplain.errors import ConfigurationTypeError
 
@@ -242,6 +252,12 @@ def test_epsilon_and_delta_are_inverse():
 @pytest.mark.parametrize("values", [(0.02, 1e-3, 10, 1e-3), (5e-324, 1.0, 1, 1e-5), (1e-6, 1e-3, 10**12, 1e-5)])
 def test_next_to_no_noise_guarantees_nothing(values):
     assert epsilons(*values).substitute == math.inf
+
+
+def test_an_epsilon_above_500_guarantees_nothing(monkeypatch):
+    for epsilon, expected in ((500.0, 500.0), (math.nextafter(500.0, 501.0), math.inf)):
+        monkeypatch.setattr(PrivacyLoss, "epsilon", lambda self, delta, e=epsilon: e)
+        assert epsilon_of([Steps(2.0, 0.3, 1)], 1e-5, "add_remove") == expected
 
 
 @pytest.mark.parametrize("values", [(1e300, 0.5, 100, 1e-12), (1.0, 5e-324, 10, 1e-12)])

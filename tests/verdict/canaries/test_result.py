@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import numpy as np
@@ -193,6 +193,8 @@ def test_the_finding_that_decides_refutes_or_else_is_the_white_box_or_else_the_s
     seen = WhiteBoxResult(FULL, (Check("steps", 500, 500, "500 noisy sums were released"),), 5, 1.0)
     assert decisive([weak, strong, bug, seen]) is bug
     assert decisive([weak, seen, strong]) is seen
+    with pytest.raises(FrozenInstanceError):
+        seen.checks = ()
     assert decisive([blind, weak, strong]) is strong
     assert decisive([blind, weak]) is weak
     with pytest.raises(InputError, match="at least one finding"):

@@ -105,6 +105,7 @@ def test_the_direct_bound_is_the_formula():
     fpr, fnr = clopper_pearson(3, 200)[1], clopper_pearson(60, 300)[1]
     expected = math.log(max((1 - 0.01 - fnr) / fpr, (1 - 0.01 - fpr) / fnr))
     assert epsilon_from_errors(3, 200, 60, 300, 0.01) == pytest.approx(expected)
+    assert epsilon_from_errors(0, 99, 0, 99, 1e-12, "gdp") > 0  # the smallest delta of Gaussian noise
 
 
 # ------------------------------------------------------------------------------------------------ scores and thresholds
@@ -222,6 +223,7 @@ def test_the_number_is_that_of_the_whole_result():
         (lambda: bound_epsilon([1, 2], [1, 2], DELTA, threshold=math.nan), "threshold"),
         (lambda: bound_epsilon([1, 2], [1, 2], DELTA, "rdp"), "method: expected one of pld, gdp"),
         (lambda: bound_epsilon([1, 2], [1, 2], 0.0), "delta 0"),
+        (lambda: epsilon_from_errors(0, 9, 0, 9, math.nextafter(1e-12, 0), "gdp"), "needs at least 1e-12"),
         (lambda: bound_epsilon([1, 2], [1, 2], 1.0, "clopper-pearson"), "delta"),
         (lambda: bound_epsilon([1, 2], [1, 2], DELTA, confidence=1.0), "confidence"),
         (lambda: epsilon_from_errors(3, 2, 0, 2, DELTA, "pld"), "successes"),

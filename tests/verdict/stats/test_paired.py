@@ -208,6 +208,13 @@ def test_bounds_are_those_whose_error_rates_were_measured(setting, jump, risks, 
     assert found == pytest.approx(bounds, rel=1e-9)
 
 
+def test_the_worst_of_the_curves_is_sought_up_to_the_edge_of_the_cone():
+    """At the radius there is no slack left: 9 - 7 there, and 9 - 5 - 0.5 at the threshold found."""
+    given = np.full(3, 9.0), np.array([0.0, 5.0, 7.0]), np.arange(3.0)
+    for reach, worst in ((1.0, 2.0), (np.nextafter(1.0, 0.0), 3.5)):
+        assert module._worst_near(*given, (reach, reach), np.array(1e-9), np.array(0.5), 1.0) == worst
+
+
 @pytest.mark.parametrize(("apart", "jumps"), [(7, False), (8, True)])
 def test_curves_that_come_apart_by_more_than_7_members_in_one_step_have_a_jump(apart, jumps):
     ranks = np.arange(50.0, 70.0)

@@ -57,6 +57,13 @@ def test_the_curve_of_many_steps_is_the_supremum_over_all_orders(q, steps, noise
     assert found == pytest.approx(brute, rel=0.01, abs=1e-9)
 
 
+@pytest.mark.parametrize(("steps", "least"), [(500, 1e-11), (10_000, 5e-11)])
+def test_a_curve_reaches_to_the_epsilon_of_a_delta_that_rounding_leaves(steps, least):
+    """1e-11, or ten times a rounding of 5e-16 for each step."""
+    curve, loss = trade_off(Steps(20.0, 0.05, steps), DELTA), refined(0.05, steps, 20.0, finer=1 / 3)
+    assert math.log(curve.slopes[0]) == pytest.approx(loss.epsilon(least))
+
+
 def test_full_batches_are_one_gaussian():
     curve = trade_off(Steps(22.3557, 1.0, 500), DELTA)
     mu = 2 * math.sqrt(500) / 22.3557
