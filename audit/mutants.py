@@ -8,7 +8,8 @@ A mutant changes one thing: an arithmetic operator, a comparison, a number, a tr
 It is killed if a test fails or takes much longer than before. Each runs against the tests that execute its line (found
 by one run under `coverage`), the quickest first. What survives these runs against the folder of tests that mirrors its
 own. Mutants are ranked by a hash of their seed, function and text, so that edits elsewhere do not change which are
-drawn. A survivor of which `--out` says "why" is equivalent: no input can tell. Needs pytest-cov.
+drawn. A survivor of which `--out` says "why" is equivalent: no input can tell; "since" says what became of any other.
+`results/mutants.json` is what `run --jobs 2 --limit 30` found last. Needs pytest-cov.
 """
 
 import argparse
@@ -445,7 +446,7 @@ def show(out: Path, record: Path | None = None) -> None:
         share = f"{count['killed'] / total:.1%}" if total else ""
         print(f"{folder:28} {count['killed']:4} of {total:4} killed  {share:>6}  ({count['equivalent']} equivalent)")
     if record:
-        kept = ("path", "function", "text", "before", "after", "why")
+        kept = ("path", "function", "text", "before", "after", "why", "since")
         rows = [{name: m[name] for name in kept if name in m} for m in survivors]
         about = {name: value for name, value in content.items() if name != "mutants"}
         record.write_text(json.dumps(about | {"counts": counts, "survivors": rows}, indent=1, sort_keys=True) + "\n")
