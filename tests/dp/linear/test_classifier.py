@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from recourse_privacy_oracle import two_gaussians
+from privacy_oracle import two_gaussians
 from scikit_learn_checks import expected_failed_checks
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
-from objective_oracle import log_density, signed_rows
+from privacy_oracle import log_density, signed_rows
 from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import gamma, kstest

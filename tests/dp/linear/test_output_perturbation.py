@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dp_accounting import get_epsilon_gaussian
-from objective_oracle import signed_rows
-from recourse_privacy_oracle import two_gaussians
+from privacy_oracle import signed_rows, two_gaussians
 from scipy.stats import gamma, kstest, norm
 
 from safexplain.dp import noise_multiplier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recourse_privacy_oracle import two_gaussians
+from privacy_oracle import two_gaussians
 from sklearn.linear_model import LogisticRegression
 
 from audit.suites.paper_b_recourse.as_published import AsPublishedLaplace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from recourse_privacy_oracle import two_gaussians
+from privacy_oracle import two_gaussians
 
 from safexplain._secure_random import GENERATOR
 from safexplain.errors import ConfigurationError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recourse_privacy_oracle import largest_loss, log_probabilities
+from privacy_oracle import largest_loss, log_probabilities
 from scipy.stats import kstest, laplace
 
 from safexplain.errors import ConfigurationError, ConfigurationTypeError

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from recourse_privacy_oracle import SIDES, largest_loss, leaning, log_probabilities, two_gaussians
+from privacy_oracle import SIDES, largest_loss, leaning, log_probabilities, two_gaussians
 from scipy.stats import kstest, laplace
 
 from safexplain.errors import ConfigurationError, InputError, RefusedError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from recourse_privacy_oracle import two_gaussians
+from privacy_oracle import two_gaussians
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.svm import SVC
 from torch import nn

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
-from recourse_privacy_oracle import two_gaussians
+from privacy_oracle import two_gaussians
 from scikit_learn_checks import expected_failed_checks
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.special import expit
 
 from safexplain.recourse.mechanisms.laplace_score import laplace_grid
 
@@ -47,3 +48,20 @@ def two_gaussians(n, d, seed=0, distance=1.51):
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 2, n)
     return rng.normal(size=(n, d)) + np.outer(2 * y - 1, np.full(d, distance / np.sqrt(d))), y
+
+
+def signed_rows(n, p, seed=0):
+    """(n, p) labels times features, of norms between .2 and 1."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(n, p))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) * rng.uniform(0.2, 1, (n, 1))
+
+
+def log_density(weights, signed, noise_rate, regularization):
+    """(points,) log density of objective perturbation at weights (points, p), regularised one by one, for rows of any
+    norm, up to a constant without the data."""
+    miss = expit(-(weights @ signed.T))
+    noise = miss @ signed - regularization * weights
+    curvature = (signed.T * (miss * (1 - miss))[:, None, :]) @ signed
+    hessian = curvature + regularization * np.eye(signed.shape[1])
+    return np.linalg.slogdet(hessian)[1] - noise_rate * np.linalg.norm(noise, axis=1)
