@@ -68,9 +68,8 @@ class Row:
         stochastic: it draws from torch's global generator (some methods also from NumPy's), as natively.
         mixes_batch: an example's answer depends on the others in its batch.
         nt_type: for a NoiseTunnel, the aggregate that the class stands for.
-        search_space: options that do not change the question, with values to try: those of DeepLeak's Table VIII (arXiv
-            2601.03429) if it has them, plus sample counts. `n_segments` and `compactness` are those of
-            `safexplain.superpixels`.
+        search_space: options that do not change the question, with values to try, from DeepLeak's Table VIII (arXiv
+            2601.03429); `n_segments` and `compactness` are of `safexplain.superpixels`.
         needs: (inputs) -> required arguments, a default choice.
         derive: (inputs, options) -> arguments made of both, as a `feature_mask`; the options are the same for all
             inputs.

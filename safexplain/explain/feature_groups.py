@@ -38,11 +38,6 @@ def superpixels(images: Tensor, n_segments: int = 50, compactness: float = 10.0)
     Raises:
         InputError: other shapes, or fewer than two segments.
         MissingExtraError: scikit-image is not installed.
-
-    >>> image = torch.linspace(0, 1, 32 * 32).view(1, 1, 32, 32)
-    >>> mask = superpixels(image, n_segments=16)
-    >>> tuple(mask.shape), mask.dtype, int(mask.min())
-    ((1, 1, 32, 32), torch.int64, 0)
     """
     if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] not in (1, 3):
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__

@@ -49,10 +49,6 @@ class Features:
 
     Raises:
         ConfigurationError: a repeated or unknown name, or a feature in two groups.
-
-    >>> form = Features(["income", "home_owns", "home_rents"], groups={"home": ["home_owns", "home_rents"]})
-    >>> form.columns
-    ('income', 'home')
     """
 
     names: tuple[str, ...]

@@ -60,13 +60,6 @@ class Ledger:
         LedgerError: the database is locked, read-only, damaged or written by a newer safexplain.
         InputError: the folder does not exist.
         MissingExtraError: PostgreSQL without psycopg.
-
-    Example:
-        >>> import tempfile
-        >>> ledger = Ledger(f"sqlite:///{tempfile.mkdtemp()}/ledger.db", epsilon=1.0, delta=1e-6)
-        >>> _ = ledger.charge("clinic-7", epsilon=0.1)
-        >>> ledger.spent("clinic-7")
-        0.1
     """
 
     def __init__(

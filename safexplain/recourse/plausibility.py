@@ -46,12 +46,6 @@ class Plausibility:
     Raises:
         InputError: not finite numbers, not enough rows, or columns unknown to the preprocessing.
         ConfigurationError: a value out of range.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> plausible = Plausibility(rng.normal(size=(500, 2)))
-        >>> plausible.outliers([[0, 0], [9, -9]]).tolist()
-        [False, True]
     """
 
     public: Any = field(repr=False)

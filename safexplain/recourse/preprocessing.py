@@ -82,17 +82,6 @@ class Preprocessing(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     Raises:
         ConfigurationError: nothing declared, a feature declared twice, missing or repeated labels, an empty range, or
             an undeclared name.
-
-    Example:
-        >>> people = Preprocessing(
-        ...     numeric={"age": (18, 100), "income": (0, 500_000)},
-        ...     categories={"job": ["clerk", "manager"]},
-        ...     special={"income": [-9]},
-        ... )
-        >>> people.columns
-        ('age', 'income', 'income=-9', 'job=clerk', 'job=manager')
-        >>> people.table({"job": "clerk", "age": 40, "income": -9}).tolist()
-        [[40.0, 250000.0, 1.0, 1.0, 0.0]]
     """
 
     numeric: Mapping[str, Range] = field(default_factory=dict)

@@ -84,15 +84,6 @@ class DPLogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         classes_: (n_classes,) the public list, sorted.
         n_features_in_: number of features.
         privacy_: `PrivacyStatement`; under add/remove its number of records is noised.
-
-    Example:
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> y = rng.integers(0, 2, 2000)
-        >>> X = rng.normal(size=(2000, 3)) + 2 * y[:, None]
-        >>> model = DPLogisticRegression(epsilon=1.0, norm_bound=5.0, classes=[0, 1], random_state=0).fit(X, y)
-        >>> bool(model.score(X, y) > 0.9)
-        True
     """
 
     coef_: Array

@@ -58,16 +58,6 @@ class DPModelRecourse(RecourseMechanism):
         RefusedError: a model without a statement, or with one that is not about its weights, has no finite epsilon, or
             under add/remove reveals the number of records.
         ConfigurationError: an unfitted model, or a value out of range.
-
-    Example:
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> y = rng.integers(0, 2, 2000)
-        >>> X = rng.normal(size=(2000, 3)) + 2 * y[:, None]
-        >>> recourse = DPModelRecourse(epsilon=1.0, norm_bound=5.0, random_state=0).fit(X, y)
-        >>> answer = recourse.explain(X[y == 0][:5])
-        >>> bool(answer.valid.all()), answer.guarantee.epsilon <= 1.0
-        (True, True)
     """
 
     per: ClassVar[Per] = "model"

@@ -121,15 +121,6 @@ class LaplaceScore(RecourseMechanism):
 
     Raises:
         ConfigurationError: a value out of range.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> y = rng.integers(0, 2, 2000)
-        >>> X = rng.normal(size=(2000, 2)) + 2 * y[:, None]
-        >>> mechanism = LaplaceScore(epsilon=0.5, public_weights=[1, 1], norm_bound=5.0, random_state=0).fit(X, y)
-        >>> answer = mechanism.explain([-1.0, 0.0])
-        >>> bool(answer.valid[0]), bool(answer.favourable[0])
-        (True, False)
     """
 
     per: ClassVar[Per] = "answer"
