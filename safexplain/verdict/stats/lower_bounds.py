@@ -432,15 +432,7 @@ def epsilon_lower_bound(
     seed: int = 0,
     **claimed: Unpack[Claimed],
 ) -> float:
-    """The number of `bound_epsilon`, with the same arguments and errors.
-
-    Example:
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> a, b = rng.normal(1, 1, 5000), rng.normal(-1, 1, 5000)  # 2-GDP: epsilon is 9.997 at delta 1e-5
-        >>> round(epsilon_lower_bound(a, b, 1e-5, threshold=0.0), 1)
-        9.4
-    """
+    """The number of `bound_epsilon`, with the same arguments and errors."""
     return bound_epsilon(scores_d, scores_d_prime, delta, method, threshold=threshold, seed=seed, **claimed).epsilon
 
 
