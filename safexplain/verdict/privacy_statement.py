@@ -255,7 +255,7 @@ class PrivacyStatement:
 
     def save(self, path: str | Path) -> Path:
         """Write it as JSON, or raise `InputError`."""
-        return write_atomically(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
+        return write_atomically(path, (json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> PrivacyStatement:

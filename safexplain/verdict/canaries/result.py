@@ -704,4 +704,4 @@ def batches_drawn(drawn: NDArray[np.bool_], mechanism: Steps) -> Iterator[Check]
     where = max(found, key=lambda name: found[name])
     limit = _normal_limit(8)
     says = "batches are drawn anew in each step" if found[where] <= limit else where
-    yield Check("batches drawn anew", found[where], limit, says)
+    yield Check("batches drawn anew", max(found[where], 0.0), limit, says)
