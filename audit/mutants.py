@@ -9,7 +9,7 @@ It is killed if a test fails or takes much longer than before. Each runs against
 by one run under `coverage`), the quickest first. What survives these runs against the folder of tests that mirrors its
 own. Mutants are ranked by a hash of their seed, function and text, so that edits elsewhere do not change which are
 drawn. A survivor of which `--out` says "why" is equivalent: no input can tell; "since" says what became of any other.
-`results/mutants.json` is what `run --jobs 2 --limit 30` found last. Needs pytest-cov.
+`mutants.json` beside this file is what `run --jobs 2 --limit 30` found last. Needs pytest-cov.
 """
 
 import argparse
