@@ -67,7 +67,7 @@ format: $(VENV)/.installed  ## format and sort imports
 	$(BIN)/ruff check --fix .
 
 stubs: $(VENV)/.installed  ## write the stubs that type checkers and editors read, which are not in git
-	PYTHONPATH=. $(BIN)/python tests/typed/make_stubs.py
+	PYTHONPATH=. $(BIN)/python docs/make_stubs.py
 
 dist: stubs  ## the wheel and the source archive of a release, with the stubs
 	$(BIN)/python -m hatchling build

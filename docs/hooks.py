@@ -53,7 +53,7 @@ def _sections() -> Any:
 
 def on_startup(**_: Any) -> None:
     """Write the stubs, which are not in git: mkdocstrings reads the hardened classes there."""
-    writer = ROOT / "tests" / "typed" / "make_stubs.py"
+    writer = ROOT / "docs" / "make_stubs.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, writer], env=environment, stdout=subprocess.DEVNULL, check=True)
 

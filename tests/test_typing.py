@@ -21,7 +21,7 @@ from safexplain.explain import CATALOG
 
 pytest.importorskip("mypy")
 ROOT = Path(__file__).parents[1]
-SNIPPETS = ROOT / "tests" / "typed" / "typed_snippets.py"
+SNIPPETS = ROOT / "tests" / "typed_snippets.py"
 PACKAGE = Path(safexplain.__file__).parent
 CACHE = ROOT / ".mypy_cache" / "typing"
 """Torch takes its time, once."""
@@ -50,6 +50,7 @@ def of_mypy(site: Path, script: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if ": note: " not in line]
 
 
+@pytest.mark.slow
 def test_users_scripts_have_the_errors_expected_of_them_and_no_others(installed: Path, tmp_path: Path) -> None:
     shutil.copy(SNIPPETS, tmp_path)
     expected = {}
