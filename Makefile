@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 DEMO_VENV := .venv-demo
 BIN := $(VENV)/bin
+# A file of tests runs in one process, which trains its models once.
+PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
+# Tests start many processes; without bytecode each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-slow test-serve test-gpu mutants gpu check format stubs dist docs clean
@@ -24,10 +28,10 @@ demo: $(DEMO_VENV)/.installed  ## a real model attacked, hardened, attacked agai
 	$(DEMO_VENV)/bin/safexplain demo
 
 test: $(VENV)/.installed  ## the test suite, without the slow and the GPU tests
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: $(VENV)/.installed  ## all tests but those that need a GPU
-	$(BIN)/python -m pytest --numprocesses auto -m "not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
 test-slow: $(VENV)/.installed  ## the slow tests
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -1,8 +1,10 @@
 """Settings of all tests."""
 
+import itertools
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 # One thread a test process: the workers share the cores, and small products wait for each other otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,6 +20,9 @@ torch.set_num_threads(1)
 # The same examples in every run, and no time limit for one of them: machines that run tests are busy.
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+NUMBERS = itertools.count()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,7 +48,13 @@ def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Boosted.__init__, "__defaults__", (10, 4, 0.15, 2, 0, 0))  # trees, leaves, rate, models
 
 
+@pytest.fixture(scope="session")
+def uses_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: each `mktemp` looks through all folders there are."""
+    return tmp_path_factory.mktemp("uses")
+
+
 @pytest.fixture(autouse=True)
-def own_uses(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_uses(uses_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test counts verdicts in a file of its own."""
-    monkeypatch.setenv("SAFEXPLAIN_USES", str(tmp_path_factory.mktemp("uses") / "uses.sqlite"))
+    monkeypatch.setenv("SAFEXPLAIN_USES", str(uses_folder / f"{next(NUMBERS)}.sqlite"))
