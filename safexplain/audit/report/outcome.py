@@ -23,7 +23,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -141,9 +141,8 @@ def _frame(axes: Axes, least: float) -> None:
         scale("log")
         limits(least, 1.0)
         axis.set_major_locator(LogLocator(base=10, numticks=12))
-        axis.set_minor_locator(LogLocator(base=10, subs=tuple(np.arange(0.2, 1.0, 0.1)), numticks=12))
+        axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g}%"))
-        axis.set_minor_formatter(NullFormatter())
     style_axes(axes)
     axes.set_xlabel("non-members falsely identified as members (FPR)", color=INK, labelpad=6)
     axes.set_ylabel("members found (TPR)", color=INK, labelpad=4)
