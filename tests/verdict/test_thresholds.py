@@ -94,6 +94,7 @@ def test_one_member_and_one_non_member_are_enough():
     assert (found_above(higher, 1), found_above(lower, 1)) == (1, 0)
     assert upper_bound_rank(1, 0.01, 0.025) == 1
     assert upper_bound_rank(1, 0.05, 0.025) is None
+    assert upper_bound_rank(1, 0.5, 0.5) == 1  # a risk that is just met
     assert upper_bound(0, 1, 0.025) == pytest.approx(0.975)
     assert (upper_bound(1, 1, 0.025), lower_bound(0, 1, 0.025)) == (1.0, 0.0)
 

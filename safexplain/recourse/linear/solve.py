@@ -202,7 +202,7 @@ class _LinearScore:
                 rest, most = missing(items.gained(steps, picks), enough, goal, items.slack.total), items.total
             gains = replace(items.slack, room=room).gains(rest)
             moved = x[:, free] + np.sign(w[free]) * gains / np.abs(w[free])
-            moved = np.where((gains >= room) & (room > 0), limit[:, free], moved)
+            moved = np.where(gains >= room, limit[:, free], moved)
             changed[:, free] = np.clip(moved, lower[:, free], upper[:, free])
         return changed, most, certain
 

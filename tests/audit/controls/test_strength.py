@@ -14,6 +14,7 @@ from safexplain.audit.controls.checks import (
     _map_ratio,
     _normal_scores,
     _test,
+    _tests,
     recipe_fit,
     reference_coverage,
 )
@@ -154,6 +155,9 @@ def test_effects_levels_and_spreads_are_those_of_the_slow_comparison():
     assert np.allclose(fast["covariance", ""] / fast["variance", ""], slow.pop("slope"))
     for what, values in slow.items():
         assert np.allclose(fast[what], values), what
+    tested = [test for test in _tests({"loss": fast, "l1": fast}) if "effect" in test.kind]
+    slope = fast["covariance", ""] / fast["variance", ""]
+    assert [test.by for test in tested] == pytest.approx([slope[0] - slope[1:].mean()] * 3)
 
 
 @pytest.mark.parametrize(
