@@ -304,7 +304,7 @@ class Hardening:
             single.view(len(one), -1).copy_(self._harden_rows(one.reshape(len(one), -1), seeds))
             return [single]
         released = [torch.empty_like(t, memory_format=torch.contiguous_format, requires_grad=False) for t in tensors]
-        widths = [t[0].numel() if len(t) else math.prod(t.shape[1:]) for t in tensors]
+        widths = [math.prod(t.shape[1:]) for t in tensors]
         batch, d = tensors[0].shape[0], sum(widths)
         work = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
         step = max(1, CHUNK // max(d, 1))

@@ -311,6 +311,7 @@ def test_the_missing_category_is_one_of_its_group_that_nobody_enters_or_leaves()
     rows = people.table({"a": [0, 0], "job": ["x", None]})
     wanted = np.array([[0, 0, 0, 9.0], [0, 9, 0, 0]])
     assert allowed.project(rows, wanted)[:, 1:].tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert Preprocessing(numeric={"a": (0, 1)}, categories={"job": ["x"]}).constraints().one_hot == ()
 
 
 # Constraints and costs of features

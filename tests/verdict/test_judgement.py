@@ -91,6 +91,13 @@ def test_between_the_two_it_is_inconclusive():
     assert words.details(j)[0] == "The interval is too wide to decide."
 
 
+def test_the_limits_name_what_was_not_attacked():
+    for release, others in (("explanation", " explanations of other outputs or by other methods,"), ("prediction", "")):
+        _, (_, says), *_ = words.limits(judged((10, 5), policy=replace(LOOSE, release=release)))
+        missing = f"more queries, queries optimised for one example,{others} attackers who work together"
+        assert says.endswith(f"Not attacked: {missing}.")
+
+
 def test_with_too_few_references_nothing_is_certified_but_a_leak_is_a_leak():
     j = judged((60, 30), references=0)
     assert (j.verdict, words.reasons(j)) == (

@@ -9,7 +9,8 @@ from recourse_linear_oracle import all_counts, integer_program
 from safexplain.recourse.constraints import Constraints
 from safexplain.recourse.cost import L1, L2
 from safexplain.recourse.linear import solve
-from safexplain.recourse.linear.solve import linear_recourse
+from safexplain.recourse.linear.program import Slack
+from safexplain.recourse.linear.solve import Items, linear_recourse
 
 LARGE, SMALL = (4, 23), (2, 4)
 WIDE = [(LARGE, L1), (SMALL, L1), (SMALL, L2)]
@@ -64,6 +65,19 @@ def test_euclidean_answers_do_not_switch_a_category_that_fine_steps_can_save():
     assert found.distance[0] == pytest.approx(all_counts(w, b, x, 1 / np.array(scale), rules, 2), rel=1e-9)
     assert found.change[0, 0] > 9
     assert found.distance[0] < 2 < L2(scale).distance(np.array([0, 1, -1, 0]))
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_counts_near_the_best_are_all_that_cost_little_more(power):
+    step, unit, most = np.array([0.7, 2.0, 0.3]), np.array([0.5, 3.0, 0.4]), np.array([[9.0, 6.0, 4.0]] * 2)
+    items = Items(step, unit, most, (), (), Slack(np.zeros((2, 0)), np.zeros(0), power))
+    level, gap = np.array([1.1, 2.5]), np.array([1.3, 4.0])
+    low, high = items.near(level, gap)
+    for row, (m, g) in enumerate(zip(level, gap, strict=True)):
+        for i in range(3):
+            counts = np.arange(most[row, i] + 1)
+            worth = (unit[i] * counts) ** power - m * step[i] * counts
+            assert (low[row, i], high[row, i]) == tuple(counts[worth <= worth.min() + g][[0, -1]])
 
 
 def test_columns_whose_steps_cost_alike_are_traded_far_from_the_relaxed_counts():
