@@ -224,6 +224,23 @@ def test_an_attack_on_the_loss_is_judged_only_where_the_prediction_is_released_a
     assert Judgement(released, (strong, weak), 1000, 1000, 1).verdict == "leak"
 
 
+@pytest.mark.parametrize(
+    ("role", "level", "why"),
+    [
+        ("explanation", 1, "reads less than all that is released"),
+        ("label", 1, "reads no explanation"),
+        ("loss", 1, "reads what is not released"),
+        ("explanation", 5, "asks more or fewer times than the policy's attacker"),
+    ],
+)
+def test_why_an_attack_above_the_limit_is_not_judged_is_said(role, level, why):
+    best = attack(100, 60, MAIN, role="explanation+label", pair=pair(40, 10))
+    base = attack(90, 70, "LabelPatience", "label", "label")
+    other = attack(900, 800, "RMIA", "s", role, level, pair(600, 10))
+    found = words.text(Judgement(EXCESS, (best, base, other), 1000, 1000, 1))
+    assert f"Not judged, because it {why}: RMIA on the s" in found
+
+
 def test_a_bound_at_the_limit_itself_is_within_it():
     counts, unread = (170, 120), attack(400, 300, signal="loss", role="loss")
     low, high = judged(counts).bounds(judged(counts).evidence[0])
