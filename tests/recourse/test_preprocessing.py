@@ -62,6 +62,9 @@ def test_unchanged_values_come_back_as_they_came_and_changed_ones_in_the_type_of
     assert (found.loc[6, "income"], found.loc[5, "job"]) == (60_000, "manager")
     table[1, 2] = 60_000.5
     assert PEOPLE.frame(table, FRAME)["income"].dtype == float
+    lists = Preprocessing(numeric={"a": (0, 9)})
+    assert str(lists.frame([[3.0], [4.0]], {"a": [1, 2]})) == "{'a': [3, 4]}"
+    assert str(lists.frame([[3.5], [4.0]], {"a": [1, 2]})) == "{'a': [3.5, 4.0]}"
 
 
 def test_a_label_that_a_categorical_column_has_not_is_added_to_its_type() -> None:
