@@ -91,11 +91,16 @@ def test_between_the_two_it_is_inconclusive():
     assert words.details(j)[0] == "The interval is too wide to decide."
 
 
-def test_the_limits_name_what_was_not_attacked():
+def test_the_limits_say_how_often_was_asked_and_name_what_was_not_attacked():
     for release, others in (("explanation", " explanations of other outputs or by other methods,"), ("prediction", "")):
-        _, (_, says), *_ = words.limits(judged((10, 5), policy=replace(LOOSE, release=release)))
+        _, (headline, says), *_ = words.limits(judged((10, 5), policy=replace(LOOSE, release=release)))
         missing = f"more queries, queries optimised for one example,{others} attackers who work together"
+        assert headline == "One query an example."
         assert says.endswith(f"Not attacked: {missing}.")
+    patient = replace(LOOSE, patience=(1, 5))
+    both = Judgement(patient, (attack(10, 5), attack(10, 5, signal="s@5", level=5)), 1000, 1000, 1)
+    assert words.limits(both)[1][0] == "Queries of these kinds, up to 5 an example."
+    assert "The attacks query each example once or 5 times, each time changed slightly" in words.limits(both)[1][1]
 
 
 def test_with_too_few_references_nothing_is_certified_but_a_leak_is_a_leak():
