@@ -185,6 +185,7 @@ def test_projection_is_the_nearest_allowed_row(candidate, count, category, risin
     wanted = np.array([candidate])
     got = rules.project(query, wanted)
     assert rules.satisfied(query, got).all()
+    assert not np.signbit(got[got == 0]).any()
     allowed = np.array([[a, b, 0.5, *one] for a, b, one in product(range(-3, 4), range(-3, 4), np.eye(3))])
     allowed = allowed[rules.satisfied(np.repeat(query, len(allowed), axis=0), allowed)]
     assert len(allowed)
