@@ -4,7 +4,6 @@ import itertools
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 # One thread a test process: the workers share the cores, and small products wait for each other otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,7 +40,7 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture
-def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_trees(monkeypatch):
     """The complete suite in a tenth of its time: boosted trees are few and small, for tests of what surrounds them."""
     from safexplain.audit.attacks.learned import Boosted
 
@@ -49,12 +48,12 @@ def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def uses_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uses_folder(tmp_path_factory):
     """One for all tests: each `mktemp` looks through all folders there are."""
     return tmp_path_factory.mktemp("uses")
 
 
 @pytest.fixture(autouse=True)
-def own_uses(uses_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_uses(uses_folder, monkeypatch):
     """Each test counts verdicts in a file of its own."""
     monkeypatch.setenv("SAFEXPLAIN_USES", str(uses_folder / f"{next(NUMBERS)}.sqlite"))

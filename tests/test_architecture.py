@@ -1,7 +1,5 @@
 """Which module may import which, read from the source, so that an import that nothing runs is found too."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Faithfulness: what the features that a map names carry, against a version that deletes one example's one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

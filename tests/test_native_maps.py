@@ -1,7 +1,5 @@
 """Native maps that cannot be right: found, counted, logged once, and the client gets what it got before."""
 
-from __future__ import annotations
-
 import logging
 
 import captum.attr

@@ -4,8 +4,6 @@ What is simulated is the absence of modules, functions and constants, after torc
 no test on the systems themselves.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -64,7 +62,7 @@ with Ledger(url) as ledger:
 
 
 @pytest.mark.slow
-def test_imports_and_a_ledger_work_without_what_only_linux_has(tmp_path: Path) -> None:
+def test_imports_and_a_ledger_work_without_what_only_linux_has(tmp_path):
     script = STRIP.replace("{missing!r}", repr(MISSING)) + IMPORTS + LEDGER
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

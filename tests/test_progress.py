@@ -1,7 +1,5 @@
 """Progress of long work, as a person sees it."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """The names that other people's scripts call, where they call them."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import subprocess

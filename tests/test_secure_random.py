@@ -1,7 +1,5 @@
 """Random numbers that a guarantee rests on: of the right distributions, exact where they say so, nobody else's."""
 
-from __future__ import annotations
-
 import copy
 import math
 import multiprocessing

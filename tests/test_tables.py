@@ -1,7 +1,5 @@
 """One reader for every TOML table: named values become a dataclass, or the error says which is wrong."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """mypy and editors see every parameter of the hardened classes, and refuse what is misspelt, missing or refused."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
@@ -31,7 +29,7 @@ FOUND = re.compile(r"^.*typed_snippets\.py:(?P<line>\d+): error: (?P<says>.*)  \
 
 
 @pytest.fixture(scope="module")
-def installed() -> Path:
+def installed():
     """The package where pip would put it, with the wheel's stubs; always in one place, for the sake of mypy's cache."""
     for library in ("alibi", "aix360", "lime", "shap"):
         pytest.importorskip(library)
@@ -51,7 +49,7 @@ def of_mypy(site: Path, script: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_users_scripts_have_the_errors_expected_of_them_and_no_others(installed: Path, tmp_path: Path) -> None:
+def test_users_scripts_have_the_errors_expected_of_them_and_no_others(installed, tmp_path):
     shutil.copy(SNIPPETS, tmp_path)
     expected = {}
     for number, line in enumerate(SNIPPETS.read_text().splitlines(), 1):
@@ -67,7 +65,7 @@ def test_users_scripts_have_the_errors_expected_of_them_and_no_others(installed:
         assert error["says"].strip() in found[number]["says"], said
 
 
-def test_a_wheel_has_the_stubs_although_git_does_not(tmp_path: Path) -> None:
+def test_a_wheel_has_the_stubs_although_git_does_not(tmp_path):
     pytest.importorskip("hatchling")
     for name in (".gitignore", "LICENSE", "README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
@@ -82,7 +80,7 @@ def test_a_wheel_has_the_stubs_although_git_does_not(tmp_path: Path) -> None:
     assert {*stubs, "safexplain/py.typed"} <= set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_a_signature_is_the_native_one_while_the_program_runs() -> None:
+def test_a_signature_is_the_native_one_while_the_program_runs():
     for row in CATALOG.values():
         if row.library != "captum" or row.nt_type:
             continue

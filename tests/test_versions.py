@@ -1,7 +1,5 @@
 """Which other versions may serve what a certificate is about, and what is said where they may not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import captum

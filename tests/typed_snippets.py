@@ -1,7 +1,5 @@
 """What users write, right and wrong: `tests/test_typing.py` runs mypy on it and expects the errors in the comments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The verdict: seldom wrong without a leak, right with a large one, and never more certain than the data."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Collecting: every model is asked about every example, as often as it was said, and nothing is lost or mixed up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Memory: no step of an audit holds all maps, of however many models and examples they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plans of audits by canaries and of searches: their best verdict is the one that the real run could give."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

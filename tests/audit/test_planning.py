@@ -1,7 +1,5 @@
 """A plan counts what the audit really does, and writes, asks and decides nothing."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The pool: members and non-members by coin flips, and nothing else that tells them apart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

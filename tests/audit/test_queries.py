@@ -1,7 +1,5 @@
 """Patient attackers: queries that differ by the same draws for every model, and what is counted over them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

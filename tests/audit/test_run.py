@@ -1,7 +1,5 @@
 """The whole way in Python: what the command runs, with any explainer, and files that say the same."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

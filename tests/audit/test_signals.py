@@ -1,7 +1,5 @@
 """Signals: the numbers an attacker would see, and the file that holds them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pieces: a model that was explained is not explained again, and what is taken up is what would have been found."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 

@@ -1,7 +1,5 @@
 """Utility: how much of the native explanation is left, against a version that does one example at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

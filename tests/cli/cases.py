@@ -1,7 +1,5 @@
 """The files of an audit on the command line: an overfitted network, its data, its recipe and a policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

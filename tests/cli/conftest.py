@@ -1,10 +1,6 @@
 """The command line, called in this process from the folder of a module's `case`."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +8,7 @@ from safexplain.cli import _run
 
 
 @pytest.fixture(autouse=True)
-def brief_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def brief_plans(monkeypatch):
     """Plans measure their rates in half a second."""
     from safexplain.audit import planning
 
@@ -20,9 +16,7 @@ def brief_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli(
-    case: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def cli(case, monkeypatch, capfd):
     """Run a command in the case's folder: (exit code, standard output, standard error)."""
     monkeypatch.chdir(case)
 

@@ -1,7 +1,5 @@
 """The command line as a stranger uses it: files in, one verdict out, errors in one line."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -40,7 +38,7 @@ def network() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def case(tmp_path_factory):
     """A folder with an overfitted digits network in every format, its data and its recipe."""
     folder = tmp_path_factory.mktemp("case")
     torch.save(write_case(folder, network, *digits(400), RECIPE, POLICY), folder / "pickled.pt")
@@ -83,7 +81,7 @@ def test_attack_prints_one_json_object_and_the_exit_code_is_the_verdict(cli, tmp
     assert (level["patience"], level["labels"], level["added"]) == (1, None, None)
 
 
-def test_a_policy_file_is_read_and_options_go_before_it(cli: Cli, tmp_path: Path) -> None:
+def test_a_policy_file_is_read_and_options_go_before_it(cli, tmp_path):
     path = synthetic(tmp_path / "signals.npz", shift=0.0, examples=1000)
     (tmp_path / "policy.toml").write_text(f'{POLICY}selection = 0.5\nsuite = ["LikelihoodRatio"]\n')
     _, out, _ = cli("attack", path, "--policy", tmp_path / "policy.toml", "--max-tpr", 0.3, "--json")
@@ -103,7 +101,7 @@ def test_a_policy_file_is_read_and_options_go_before_it(cli: Cli, tmp_path: Path
 # --- audit ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_exported_model_is_audited_natively_and_hardened(cli: Cli, tmp_path: Path) -> None:
+def test_an_exported_model_is_audited_natively_and_hardened(cli, tmp_path):
     run = tmp_path / "run"
     command = ("audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--references", 4)
     code, out, _ = cli(*command, "--explainer", "Saliency", "--run-dir", run, "--json", "--seed", 3)
@@ -148,7 +146,7 @@ def test_an_exported_model_is_audited_natively_and_hardened(cli: Cli, tmp_path: 
     assert again[0] == code  # the same configuration: the same use (another one: tests/verdict/test_claims.py)
 
 
-def test_a_state_dict_with_its_architecture_and_an_unhardened_release(cli: Cli, tmp_path: Path) -> None:
+def test_a_state_dict_with_its_architecture_and_an_unhardened_release(cli, tmp_path):
     command = ("audit", "state.pt", "--arch", "digits_arch:build", "--data", "data.npz", "--hardening", "none")
     extra = ("--references", 0, "--explainer", "InputXGradient", "--output", "logit", "--run-dir", tmp_path / "run")
     code, out, _ = cli(*command, *extra, "--json")
@@ -161,7 +159,7 @@ def test_a_state_dict_with_its_architecture_and_an_unhardened_release(cli: Cli, 
 
 
 @pytest.fixture(scope="module")
-def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def columns(tmp_path_factory):
     """A folder with a table whose rows belong to persons and regions, a model of its other columns, and its recipe."""
     folder, rng = tmp_path_factory.mktemp("columns"), np.random.default_rng(0)
     x, y, member = rng.normal(size=(120, 3)), rng.integers(0, 2, 120), rng.random(120) < 0.5
@@ -205,25 +203,25 @@ def test_several_explainers_groups_and_slices_come_from_the_command_line(cli, co
         ("", [], "expected one of IG"),
     ],
 )
-def test_explainers_that_cannot_be_asked_together_are_refused(explainers: str, options: list[str], said: str) -> None:
+def test_explainers_that_cannot_be_asked_together_are_refused(explainers, options, said):
     with pytest.raises(ConfigurationError, match=f"(?i){said}"):
         explainers_of(explainers, options)
 
 
-def test_explainers_of_public_rows_are_refused_without_such_and_public_rows_without_these() -> None:
+def test_explainers_of_public_rows_are_refused_without_such_and_public_rows_without_these():
     with pytest.raises(ConfigurationError, match="ProtoDash is made from public rows: give --public FILE"):
         explainers_of("IG,ProtoDash", [])
     with pytest.raises(ConfigurationError, match="--public only works with Anchors"):
         explainers_of("IG", [], np.zeros((2, 3), dtype=np.float32))
 
 
-def test_one_explainer_keeps_its_options_and_several_have_them_by_name() -> None:
+def test_one_explainer_keeps_its_options_and_several_have_them_by_name():
     assert explainers_of("IG", ["n_steps=4"]) == ([HARDENED["IG"]], {"n_steps": 4})
     several = explainers_of("IG, Saliency", ["Saliency.abs=false"])
     assert several == ([HARDENED["IG"], HARDENED["Saliency"]], {"Saliency": {"abs": False}})
 
 
-def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
+def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path):
     assert parse_hardening("recommended") is None  # it depends on what is explained
     assert parse_hardening("none") == Hardening.none()
     assert parse_hardening("deepleak") == Hardening.deepleak()
@@ -236,7 +234,7 @@ def test_a_hardening_is_named_or_written_or_in_a_file(tmp_path: Path) -> None:
             parse_hardening(nothing)
 
 
-def test_audit_and_tune_share_their_options_and_audit_has_at_most_32() -> None:
+def test_audit_and_tune_share_their_options_and_audit_has_at_most_32():
     audits, tunes = ({*inspect.signature(command).parameters} for command in (audit_command, tune_command))
     assert {f.name for f in fields(Options)} <= audits & tunes
     assert len(audits - {"model"}) <= 32
@@ -246,7 +244,7 @@ def test_audit_and_tune_share_their_options_and_audit_has_at_most_32() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_shows_a_leak_and_takes_it_away(cli: Cli, tmp_path: Path) -> None:
+def test_the_demo_shows_a_leak_and_takes_it_away(cli, tmp_path):
     code, out, _ = cli("demo", "--run-dir", tmp_path / "demo", "--json")
     content = json.loads(out)
     assert content["compared"]["native"]["verdict"] == "leak"

@@ -1,9 +1,6 @@
 """`safexplain canaries`: a claim of DP training audited from the command line."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ PROMISED = ("epsilon_lower", "confidence", "epsilon_add_remove", "epsilon_substi
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     """dp.toml and its data: 60 records of 2 classes, full batches, 20 steps."""
     rng = np.random.default_rng(0)
     for name in ("train", "others"):
@@ -111,7 +108,7 @@ def bias(model):
 
 
 @pytest.fixture
-def function(config: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def function(config, monkeypatch):
     """The configuration with a training function."""
     (config.parent / "scaled.py").write_text(FUNCTION)
     monkeypatch.chdir(config.parent)

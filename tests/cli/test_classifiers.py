@@ -1,10 +1,7 @@
 """A classifier of tables, from the command line to the explainer that its certificate loads, and to no other."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -29,7 +26,7 @@ POLICY = "fpr = 0.1\nmax_tpr = 0.9\nmax_excess = 0.9\nreferences = 4\npatience =
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def case(tmp_path_factory):
     """A forest of 5 trees, and its data."""
     folder = tmp_path_factory.mktemp("classifier")
     cancer, rng = load_breast_cancer(), np.random.default_rng(0)
@@ -44,7 +41,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_the_command_certified_is_loaded_and_nothing_else(case: Path, cli: Cli, tmp_path: Path) -> None:
+def test_what_the_command_certified_is_loaded_and_nothing_else(case, cli, tmp_path):
     audit = ("audit", "model.skops", "--data", "data.csv", "--policy", "policy.toml", "--references", "4")
     code, out, error = cli(*audit, "--explainer", "FeatureAblation", "--run-dir", tmp_path / "run", "--json")
     assert code == 0, out + error
@@ -69,7 +66,7 @@ def test_what_the_command_certified_is_loaded_and_nothing_else(case: Path, cli: 
     ],
     ids=["gradients", "no public rows", "logit", "arch"],
 )
-def test_what_a_classifier_cannot_be_asked_is_refused_in_one_line(given: tuple[str, ...], said: str, cli: Cli) -> None:
+def test_what_a_classifier_cannot_be_asked_is_refused_in_one_line(given, said, cli):
     code, _, error = cli("audit", "model.skops", "--data", "data.csv", *given)
     assert code == 2
     assert said in " ".join(error.split())
@@ -110,7 +107,7 @@ def test_a_recipe_with_an_unknown_hyper_parameter_is_refused_with_those_that_the
     assert "has no hyper-parameter epochs; expected among" in " ".join(error.split())
 
 
-def test_a_pipeline_with_text_columns_is_read_by_default(case: Path, cli: Cli, tmp_path: Path) -> None:
+def test_a_pipeline_with_text_columns_is_read_by_default(case, cli, tmp_path):
     pytest.importorskip("shap")
     frame = pd.read_csv(case / "data.csv")
     frame["feature 0"] = np.where(frame["feature 0"] > 14, "large", "small")
@@ -134,7 +131,7 @@ def test_a_pipeline_with_text_columns_is_read_by_default(case: Path, cli: Cli, t
     assert any("log odds of the predicted class" in note for note in stated["notes"])
 
 
-def test_a_pipeline_that_mixes_columns_is_asked_and_the_reason_is_said(case: Path, cli: Cli, tmp_path: Path) -> None:
+def test_a_pipeline_that_mixes_columns_is_asked_and_the_reason_is_said(case, cli, tmp_path):
     pytest.importorskip("shap")
     frame = pd.read_csv(case / "data.csv").drop(columns="member")
     fitted = make_pipeline(PCA(3), RandomForestClassifier(3, random_state=0)).fit(

@@ -1,14 +1,11 @@
 """`safexplain audit --endpoint`: a running service is audited from the command line, killed and taken up."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +30,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def case(tmp_path_factory):
     """A folder with a digits network, its architecture, data, recipe, policy, and payloads of two formats."""
     folder = tmp_path_factory.mktemp("case")
     x, y = digits(120)
@@ -62,7 +59,7 @@ def running(application: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def served(case: Path) -> Iterator[SimpleNamespace]:
+def served(case):
     """This package's own service, with a limit for each client that an audit needs; and how often it was asked."""
     made = Service.load(
         case / "model.pt2", None, uncertified=True, explainer="Saliency", hardening=Hardening.recommended(),
@@ -89,7 +86,7 @@ def command(url: str, form: str = "kserve-v1.toml") -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(case: Path, served: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(case, served, tmp_path_factory):
     """The run directory of an audit of the service in the format kserve-v1."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
@@ -103,8 +100,8 @@ def aucs(result: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def test_our_own_service_is_audited_by_both_protocols_and_gets_the_verdict_of_its_model(
-    cli: Cli, served: SimpleNamespace, finished: Path, tmp_path: Path
-) -> None:
+    cli, served, finished, tmp_path
+):
     code, out, err = cli(*command(served.url, "v2.toml"), "--run-dir", tmp_path / "run", "--json")
     content = json.loads(out)
     assert (content["verdict"], code, "will be asked" in err) == ("inconclusive", 3, True)

@@ -1,7 +1,5 @@
 """The command line before anything runs: help without PyTorch, completion, and the same errors in every command."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -32,7 +30,7 @@ COMMANDS = (
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def case(tmp_path_factory):
     """A folder with one good model and data, and files that are no use."""
     folder, rng = tmp_path_factory.mktemp("case"), np.random.default_rng(0)
     data = {"x": rng.random((40, 4), dtype=np.float32), "y": rng.integers(0, 2, 40), "member": rng.random(40) < 0.5}
@@ -58,7 +56,7 @@ def run_python(*arguments: str, folder: Path | None = None, **environment: str) 
 # --- help, version and errors of usage come without PyTorch -----------------------------------------------------------
 
 
-def test_help_version_and_usage_errors_import_neither_torch_nor_what_commands_run() -> None:
+def test_help_version_and_usage_errors_import_neither_torch_nor_what_commands_run():
     calls = [[*command, "--help"] for command in COMMANDS] + [["--version"], ["--help"], ["adit"], ["audit", "--dta"]]
     code = (
         f"import sys, contextlib, io, os\nfrom safexplain.cli import _run\nfor arguments in {calls!r}:\n    with"
@@ -69,7 +67,7 @@ def test_help_version_and_usage_errors_import_neither_torch_nor_what_commands_ru
     assert (done.stdout, done.stderr, done.returncode) == ("\n", "", 0)
 
 
-def test_importing_the_package_or_its_command_line_imports_no_torch_and_nothing_that_only_posix_has() -> None:
+def test_importing_the_package_or_its_command_line_imports_no_torch_and_nothing_that_only_posix_has():
     posix = ("fcntl", "resource", "termios", "pty", "pwd", "grp")
     code = (
         f"import sys, os, signal\nfor name in {posix!r}: sys.modules[name] = None\nfor name in ('fork', 'getuid',"
@@ -81,7 +79,7 @@ def test_importing_the_package_or_its_command_line_imports_no_torch_and_nothing_
     assert (done.stderr, done.returncode) == ("", 0)
 
 
-def test_the_package_runs_as_a_module() -> None:
+def test_the_package_runs_as_a_module():
     done = run_python("-m", "safexplain", "--version")
     assert (done.stdout, done.returncode) == (f"safexplain {safexplain.__version__}\n", 0)
     done = run_python("-m", "safexplain", "audit", "--help")
@@ -100,13 +98,13 @@ def test_help_is_whole_sentences_and_fits_80_columns_and_no_command_takes_an_opt
         assert (code, out, err.count("\n"), "--frobnicate" in err) == (2, "", 1, True), command
 
 
-def test_safexplain_audit_is_safexplain_audit() -> None:
+def test_safexplain_audit_is_safexplain_audit():
     for arguments, said in ((["--version"], safexplain.__version__), (["--help"], "Usage: safexplain audit")):
         done = run_python("-c", "from safexplain.cli import audit_main; audit_main()", *arguments)
         assert (said in done.stdout, done.returncode) == (True, 0)
 
 
-def test_nothing_asked_is_help_and_no_success(cli: Cli) -> None:
+def test_nothing_asked_is_help_and_no_success(cli):
     for command in ((), ("ledger",)):
         code, out, err = cli(*command)
         assert code == 2  # 0 would say: certified
@@ -136,7 +134,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "said"), BAD, ids=lambda part: " ".join(part) if isinstance(part, tuple) else "")
-def test_bad_input_is_one_line_that_names_it_and_exit_code_2(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(cli, arguments, said):
     code, out, err = cli(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith("error: ")
@@ -145,13 +143,13 @@ def test_bad_input_is_one_line_that_names_it_and_exit_code_2(cli: Cli, arguments
 
 
 @pytest.mark.parametrize("path", ["bad.json", "binary"])
-def test_a_certificate_that_is_damaged_is_a_refusal_and_no_wrong_usage(cli: Cli, path: str) -> None:
+def test_a_certificate_that_is_damaged_is_a_refusal_and_no_wrong_usage(cli, path):
     code, out, err = cli("verify", path)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith(f"error: the certificate {path} cannot be read as JSON")
 
 
-def test_with_json_an_error_is_an_object_on_standard_output_too(cli: Cli) -> None:
+def test_with_json_an_error_is_an_object_on_standard_output_too(cli):
     for arguments in (("attack", "nope.npz"), (*AUDIT, "--refrences", "4"), ("demo", "--seed", "-1")):
         code, out, err = cli(*arguments, "--json")
         content = json.loads(out)
@@ -163,7 +161,7 @@ def test_with_json_an_error_is_an_object_on_standard_output_too(cli: Cli) -> Non
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX shells")
-def test_a_reader_that_leaves_changes_neither_exit_code_nor_standard_error(case: Path) -> None:
+def test_a_reader_that_leaves_changes_neither_exit_code_nor_standard_error(case):
     read, write = os.pipe()
     os.close(read)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -194,7 +192,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130_and_sigterm_143(cli, monkeypatch, 
     assert printed == {"error": "interrupted", "exit_code": code}
 
 
-def test_names_in_the_help_of_canaries_are_those_that_there_are() -> None:
+def test_names_in_the_help_of_canaries_are_those_that_there_are():
     assert tuple(PRESETS) == options.PRESETS
     assert tuple(SCENARIOS) == options.SCENARIOS
     assert get_args(BoundMethod) == options.METHODS

@@ -1,11 +1,8 @@
 """`safexplain ledger`: budgets are shown, raised and exported from the command line."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from safexplain.verdict.privacy_statement import PrivacyStatement
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> str:
+def database(tmp_path):
     """Two principals of a ledger with a total."""
     path = f"sqlite:///{tmp_path / 'budget.db'}"
     with Ledger(path, epsilon=1.0, delta=1e-6, total_epsilon=2.0) as ledger:

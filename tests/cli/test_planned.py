@@ -1,7 +1,5 @@
 """The plan comes first; `--plan` is all that is done; `--quick` looks, and decides nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +30,7 @@ def network() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def case(tmp_path_factory):
     """A folder with an overfitted network, its data, its recipe and a policy that is soon asked."""
     folder = tmp_path_factory.mktemp("planned")
     rng = np.random.default_rng(0)
@@ -49,7 +47,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if "__pycache__" not in p.parts)
 
 
-def test_a_plan_writes_nothing_and_is_an_object_or_a_table_of_stages(cli: Cli, case: Path) -> None:
+def test_a_plan_writes_nothing_and_is_an_object_or_a_table_of_stages(cli, case):
     before = files(case)
     code, out, _ = cli(*ASKED, "--references", "4,8", "--plan", "--json", "--run-dir", "never")
     found = json.loads(out)
@@ -73,7 +71,7 @@ def with_files(data: str = "data.npz", recipe: str = "recipe.toml") -> tuple[str
     return ("audit", "state.pt", "--arch", "plan_arch:build", "--data", data, "--recipe", recipe, *ASKED[8:])
 
 
-def test_an_audit_says_first_what_it_will_do_and_how_long_that_takes(cli: Cli, case: Path) -> None:
+def test_an_audit_says_first_what_it_will_do_and_how_long_that_takes(cli, case):
     code, out, err = cli(*ASKED, "--scored", 200, "--references", 4, "--json", "--run-dir", "whole")
     assert code in (0, 1, 3)
     first, second, *_ = err.splitlines()
@@ -85,7 +83,7 @@ def test_an_audit_says_first_what_it_will_do_and_how_long_that_takes(cli: Cli, c
     assert (case / "whole" / "certificate.json").exists()
 
 
-def test_a_screen_of_a_model_that_saw_nobody_sees_nothing(cli: Cli, case: Path) -> None:
+def test_a_screen_of_a_model_that_saw_nobody_sees_nothing(cli, case):
     with np.load(case / "data.npz") as data:
         x, y = np.random.default_rng(5).normal(size=data["x"].shape), data["y"]
         np.savez(case / "others.npz", x=x.astype(np.float32), y=y, member=data["member"])
@@ -99,7 +97,7 @@ def test_a_screen_of_a_model_that_saw_nobody_sees_nothing(cli: Cli, case: Path) 
     assert preview.full_command(words) == "safexplain audit --run-dir 'a b' --resume"
 
 
-def test_a_screen_takes_references_only_where_training_them_is_short() -> None:
+def test_a_screen_takes_references_only_where_training_them_is_short():
     given = SimpleNamespace(policy=Policy(), options=AuditOptions())
     plan = Plan((), 0, 0, 0.01, 0.02, "excess", 600, 600, scored=1200, references=8)
     short = quick_changes(replace(plan, rates=Rates(training=5, native=0.005, released=0.005)), given)
@@ -111,7 +109,7 @@ def test_a_screen_takes_references_only_where_training_them_is_short() -> None:
     assert short["options"].quick
 
 
-def test_copies_on_both_sides_are_refused_by_name_or_dropped_and_counted(cli: Cli, case: Path) -> None:
+def test_copies_on_both_sides_are_refused_by_name_or_dropped_and_counted(cli, case):
     with np.load(case / "data.npz") as data:
         x, member = data["x"].copy(), data["member"]
         x[np.flatnonzero(~member)[:3]] = x[np.flatnonzero(member)[:3]]
@@ -124,7 +122,7 @@ def test_copies_on_both_sides_are_refused_by_name_or_dropped_and_counted(cli: Cl
     assert "3 members and 3 non-members that are exact copies of each other were left out." in json.loads(out)["notes"]
 
 
-def test_references_that_would_train_on_too_few_rows_are_refused_at_once(cli: Cli, case: Path) -> None:
+def test_references_that_would_train_on_too_few_rows_are_refused_at_once(cli, case):
     (case / "larger.toml").write_text(f"examples = 3000\n{RECIPE.to_toml()}")
     code, out, err = cli(*with_files(recipe="larger.toml"), "--run-dir", "refused")
     assert (code, out) == (2, "")
@@ -132,7 +130,7 @@ def test_references_that_would_train_on_too_few_rows_are_refused_at_once(cli: Cl
     assert not (case / "refused").exists()
 
 
-def test_above_an_hour_it_is_said_what_would_be_faster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_above_an_hour_it_is_said_what_would_be_faster(capsys):
     stages = Stage("training reference models", 3600, 16, "models"), Stage("explaining (native)", 7200, 10_000)
     plan = Plan(stages, 0, 0, 0.009, 0.02, "excess", 600, 600, scored=1200, examples=6000, references=16,
                 patience=(1, 32), rates=Rates(label=0.01))  # fmt: skip
@@ -149,7 +147,7 @@ def test_above_an_hour_it_is_said_what_would_be_faster(capsys: pytest.CaptureFix
     )
 
 
-def test_canaries_are_planned_too(cli: Cli, case: Path) -> None:
+def test_canaries_are_planned_too(cli, case):
     before = files(case)
     code, out, _ = cli("canaries", "--preset", "logit-768", "--runs", 40, "--scenario", "S1", "--plan", "--json")
     found = json.loads(out)
@@ -159,7 +157,7 @@ def test_canaries_are_planned_too(cli: Cli, case: Path) -> None:
     assert files(case) == before
 
 
-def test_what_does_not_fit_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_warned_of(tmp_path, capsys):
     plan = Plan((Stage("training", 7200.0, 3, "models"),), 10**15, 10**16, 0.05, 0.02, "excess", 100, 90)
     assert preview.show_plan(plan, tmp_path / "a" / "b", json_=False, quiet=False) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -1,7 +1,5 @@
 """A model trained with differential privacy, audited: its guarantee stands in certificate and report."""
 
-from __future__ import annotations
-
 import html
 import json
 from dataclasses import replace
@@ -20,7 +18,7 @@ from safexplain.verdict.canaries.result import CanaryResult, Claim, Errors
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A folder with a network trained with DP, its data, its statement, and another network."""
     return network(tmp_path_factory.mktemp("dp"), epsilon=8)
 

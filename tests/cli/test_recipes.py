@@ -1,7 +1,5 @@
 """recipe.toml on the command line: with differential privacy, filled from a statement, or the name of a function."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +61,7 @@ def nothing(x, y, generator):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe_training.py").write_text(TRAINING)
     return tmp_path
@@ -88,14 +86,14 @@ def exported(model: nn.Module, path: Path, *shape: int) -> Path:
 # ------------------------------------------------------------------------------------------------------ what is read
 
 
-def test_a_recipe_with_privacy_is_read_and_one_of_before_as_before(here: Path) -> None:
+def test_a_recipe_with_privacy_is_read_and_one_of_before_as_before(here):
     found = read_recipe(written(here, f"epochs = 3\n{DP}"), None, 0)
     assert found.recipe == Recipe(lr=5e-4, epochs=3, batch_size=256, momentum=0.0, dp={"epsilon": 8, "delta": 1e-5})
     assert read_recipe(written(here, "epochs = 3"), None, 0) == (Recipe(epochs=3), None, ())
     assert read_recipe(None, None, 7) == (Recipe(seed=7), None, ())
 
 
-def test_a_statement_fills_it_with_and_without_a_file(here: Path) -> None:
+def test_a_statement_fills_it_with_and_without_a_file(here):
     found = read_recipe(None, None, 7, STATED)
     assert isinstance(found.recipe, Recipe)
     assert found.recipe.dp == DPTraining(
@@ -108,7 +106,7 @@ def test_a_statement_fills_it_with_and_without_a_file(here: Path) -> None:
     assert "Reference models were trained by the privacy statement" in " ".join(other.notes)
 
 
-def test_what_trained_is_said_once(here: Path) -> None:
+def test_what_trained_is_said_once(here):
     found = read_recipe(written(here, f'trainable = "head"\nepochs = 3\n{DP}'), None, 0)
     assert isinstance(found.recipe, Recipe)
     assert found.recipe.dp is not None
@@ -124,7 +122,7 @@ def test_what_trained_is_said_once(here: Path) -> None:
         read_recipe(written(here, f'{DP}trainable = "bias"'), here / "pool.npz", 0)
 
 
-def test_a_statement_is_compared_with_the_members_and_a_public_start_is_said() -> None:
+def test_a_statement_is_compared_with_the_members_and_a_public_start_is_said():
     assert dp_notes(HEAD, STATED, 60) == ()
     assert "is about 60 records, but the data marks 59 members" in dp_notes(HEAD, STATED, 59)[0]
     assert "started from weights that had seen other data" in dp_notes(DPTraining(1e-5, 8), STATED, 60)[0]
@@ -135,7 +133,7 @@ def test_a_statement_is_compared_with_the_members_and_a_public_start_is_said() -
 # -------------------------------------------------------------------------------------------------------- a function
 
 
-def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here: Path) -> None:
+def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here):
     found = read_recipe(written(here, 'function = "recipe_training:train"'), None, 0, STATED)
     assert isinstance(found.recipe, TrainingFunction)
     assert str(found.recipe) == 'function = "recipe_training:train"\n'
@@ -153,12 +151,12 @@ def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here: Path) -
         ('function = "recipe_training:train"\nepochs = 3', "leave out epochs"),
     ],
 )
-def test_a_function_that_cannot_be_called_is_refused(here: Path, text: str, message: str) -> None:
+def test_a_function_that_cannot_be_called_is_refused(here, text, message):
     with pytest.raises((InputError, ConfigurationError), match=message):
         read_recipe(written(here, text), None, 0)
 
 
-def test_a_function_is_for_one_stage(here: Path) -> None:
+def test_a_function_is_for_one_stage(here):
     with pytest.raises(ConfigurationError, match="cannot name a function"):
         read_recipe(written(here, 'function = "recipe_training:train"'), here / "pool.npz", 0)
 
@@ -166,7 +164,7 @@ def test_a_function_is_for_one_stage(here: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"), [("fails", "failed on 4 examples .* ValueError: no luck"), ("nothing", "must return a torch")]
 )
-def test_what_goes_wrong_in_a_function_is_said(here: Path, name: str, message: str) -> None:
+def test_what_goes_wrong_in_a_function_is_said(here, name, message):
     train = RecipeFile(None, {"function": f"recipe_training:{name}"}).function()
     assert train is not None
     with pytest.raises(InputError, match=message):
@@ -176,7 +174,7 @@ def test_what_goes_wrong_in_a_function_is_said(here: Path, name: str, message: s
 # ---------------------------------------------------------------------------------------------------- exported graphs
 
 
-def test_graphs_are_given_layers_and_a_frozen_backbone_a_fresh_head(tmp_path: Path) -> None:
+def test_graphs_are_given_layers_and_a_frozen_backbone_a_fresh_head(tmp_path):
     plain = load_model(exported(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), tmp_path / "a.pt2", 4))
     build, _ = dp_builder(plain, DPTraining(1e-5, 8))
     assert build is not None
@@ -193,7 +191,7 @@ def test_graphs_are_given_layers_and_a_frozen_backbone_a_fresh_head(tmp_path: Pa
     assert not torch.equal(fresh["3.weight"], normed[3].weight)
 
 
-def test_weights_that_no_layer_holds_ask_for_the_architecture(tmp_path: Path) -> None:
+def test_weights_that_no_layer_holds_ask_for_the_architecture(tmp_path):
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

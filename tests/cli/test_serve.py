@@ -1,7 +1,5 @@
 """`safexplain serve`, started as a user starts it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import fields
@@ -18,7 +16,7 @@ from safexplain.loading import load_model
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve")
     certified(exported(trained(), folder / "model.pt2"), folder)
     return folder
@@ -58,7 +56,7 @@ def test_what_may_not_be_served_is_refused_in_one_sentence(folder, tmp_path, cap
     assert "period" in refused(capfd, folder, "--model", model, "--certificate", good, "--period", "hour")
 
 
-def test_the_hardening_of_a_service_before_its_audit_is_named_as_in_an_audit() -> None:
+def test_the_hardening_of_a_service_before_its_audit_is_named_as_in_an_audit():
     defaults = {field.name: field.default.default for field in fields(ServeOptions)}
 
     def asked(text: str | None) -> str | None:

@@ -1,10 +1,7 @@
 """Audits of a fine-tuned model from the command line: who was in the pre-training data, or in the fine-tuning data?"""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +34,7 @@ SMALL = ("--references", "4", "--policy", "policy.toml")
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def case(tmp_path_factory):
     """A model that was pre-trained on half of 400 digits and fine-tuned on other digits in three groups of classes."""
     folder = tmp_path_factory.mktemp("stages")
     x, y = digits(700)
@@ -105,7 +102,7 @@ def test_an_audit_of_the_pretraining_data_says_so_everywhere_and_is_taken_up_aft
     assert json.loads(verified[1])["subject_data"] == "pre-training"
 
 
-def test_defaults_are_named_and_all_rows_of_the_data_may_be_members(cli: Cli, tmp_path: Path, case: Path) -> None:
+def test_defaults_are_named_and_all_rows_of_the_data_may_be_members(cli, tmp_path, case):
     data = dict(np.load(case / "downstream.npz"))
     np.savez(tmp_path / "all.npz", x=data["x"], y=data["y"], member=np.ones(300, dtype=bool))
     arguments = [str(a).replace("downstream.npz", str(tmp_path / "all.npz")) for a in AUDIT]
@@ -117,7 +114,7 @@ def test_defaults_are_named_and_all_rows_of_the_data_may_be_members(cli: Cli, tm
     assert "fine-tuned (the last block and the head) on 300 of the 300 rows" in said
 
 
-def test_without_a_pool_a_model_of_two_stages_is_audited_about_its_fine_tuning_data(cli: Cli, tmp_path: Path) -> None:
+def test_without_a_pool_a_model_of_two_stages_is_audited_about_its_fine_tuning_data(cli, tmp_path):
     more = ("--recipe", "both.toml", "--hardening", "none", *SMALL)
     code, out, err = cli(*AUDIT, *more, "--run-dir", tmp_path / "run")
     assert code in (0, 1, 3), err
@@ -142,7 +139,7 @@ def test_options_that_do_not_go_together_stop_before_anything_is_made(cli, case,
     assert not (tmp_path / "run").exists()
 
 
-def test_an_exported_graph_needs_arch_to_be_pretrained(cli: Cli, tmp_path: Path) -> None:
+def test_an_exported_graph_needs_arch_to_be_pretrained(cli, tmp_path):
     command = ["model.pt2" if a == "state.pt" else a for a in AUDIT if a not in ("--arch", "tuned_arch:build")]
     code, _, err = cli(*command, *POOL, *SMALL, "--run-dir", tmp_path / "run")
     assert (code, "pass --arch, how the network is built" in err) == (2, True), err

@@ -1,15 +1,11 @@
 """`safexplain tune` as a stranger uses it: files in, a searched and audited release out, errors in one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +35,7 @@ def network() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def case(tmp_path_factory):
     """A folder with an overfitted digits network, its data and recipe, and public digits."""
     folder = tmp_path_factory.mktemp("case")
     x, y = digits(500)
@@ -50,7 +46,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def searched(case: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
+def searched(case, tmp_path_factory):
     """Exit code, printed object and run directory of a search of 12 trials."""
     run = tmp_path_factory.mktemp("searched") / "run"
     arguments = [*COMMAND, "--public", "public.npz", "--trials", 12, "--run-dir", run, "--json"]
@@ -75,7 +71,7 @@ def test_one_json_object_is_printed_and_the_exit_code_is_the_confirmations(searc
     assert content["run_dir"] == str(run)
 
 
-def test_the_files_of_a_search_are_in_the_run_directory(searched: tuple[int, dict[str, Any], Path]) -> None:
+def test_the_files_of_a_search_are_in_the_run_directory(searched):
     _, content, run = searched
     assert {"front.html", "front.json", "hardening.json", "report.html", "certificate.json", "signals.npz"} <= set(
         content["files"].values()
@@ -134,7 +130,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, name: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(cli, name, tmp_path):
     arguments, said = BAD[name]
     code, out, error = cli(*arguments, "--run-dir", tmp_path / "run")
     lines = [line for line in error.splitlines() if line.strip() and "left" not in line]
@@ -144,7 +140,7 @@ def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, name: str, tmp_path: Pa
     assert said in lines[0]
 
 
-def test_without_optuna_it_is_said_how_to_install_it(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_optuna_it_is_said_how_to_install_it(cli, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
     code, _, error = cli(*COMMAND, "--trials", 12, "--run-dir", tmp_path / "run")
     assert code == 2

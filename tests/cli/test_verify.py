@@ -1,7 +1,5 @@
 """`safexplain verify` in a deployment: a certificate of this very file goes through, everything else stops it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
@@ -53,14 +51,14 @@ def certificate(path: Path, model: Path, judged: Judgement | None = None, **more
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Path:
+def case(tmp_path):
     """A folder with a model file and its certificate."""
     (tmp_path / "model.pt").write_bytes(b"weights")
     certificate(tmp_path / "certificate.json", tmp_path / "model.pt")
     return tmp_path
 
 
-def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified(cli: Cli) -> None:
+def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified(cli):
     code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
     assert (code, err) == (0, "")
     for said in (
@@ -84,7 +82,7 @@ def test_a_certificate_of_this_very_file_is_verified_and_says_what_was_certified
 LATER = f"{VERSION.rpartition('.')[0]}.99"
 
 
-def test_a_certificate_of_another_patch_release_is_verified_and_says_so(cli: Cli, tmp_path: Path) -> None:
+def test_a_certificate_of_another_patch_release_is_verified_and_says_so(cli, tmp_path):
     certificate(tmp_path / "certificate.json", tmp_path / "model.pt", environment={"safexplain": LATER, "torch": "2.5"})
     code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
     assert (code, err) == (0, "")
@@ -123,7 +121,7 @@ def test_versions_that_would_not_serve_it_fail_and_say_what_to_install(cli, tmp_
     assert (content["verified"], content["serves_here"]["serves"]) == (True, False)
 
 
-def test_json_is_one_object_with_the_same(cli: Cli) -> None:
+def test_json_is_one_object_with_the_same(cli):
     code, out, _ = cli("verify", "certificate.json", "--model", "model.pt", "--json")
     content = json.loads(out)
     assert (code, content["verified"], content["verdict"], content["signature"]) == (0, True, "certified", "none")
@@ -161,7 +159,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_certificate_that_does_not_hold_stops_with_one_line(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_a_certificate_that_does_not_hold_stops_with_one_line(cli, tmp_path, name):
     change, said = BAD[name]
     change(tmp_path)
     code, out, err = cli("verify", "certificate.json", "--model", "model.pt")
@@ -174,7 +172,7 @@ def test_a_certificate_that_does_not_hold_stops_with_one_line(cli: Cli, tmp_path
     assert said in json.loads(out)["reason"]
 
 
-def test_names_in_the_audit_of_a_forger_override_nothing_that_was_checked(cli: Cli, tmp_path: Path) -> None:
+def test_names_in_the_audit_of_a_forger_override_nothing_that_was_checked(cli, tmp_path):
     content = json.loads((tmp_path / "certificate.json").read_text())
     forged = {"signature": "valid", "subject": {"any": {}}, "kind": "by construction", "serves_here": 1, "notes": []}
     content["predicate"]["audit"] |= forged
@@ -186,13 +184,13 @@ def test_names_in_the_audit_of_a_forger_override_nothing_that_was_checked(cli: C
     assert found["notes"] == content["predicate"]["notes"]
 
 
-def test_wrong_usage_is_exit_code_2(cli: Cli) -> None:
+def test_wrong_usage_is_exit_code_2(cli):
     for model in ((), ("--model", "nope.pt")):
         code, out, err = cli("verify", "certificate.json", *model)
         assert (code, out, "Traceback" in err) == (2, "", False)
 
 
-def test_what_a_stranger_writes_into_notes_does_not_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
+def test_what_a_stranger_writes_into_notes_does_not_steer_the_terminal(cli, tmp_path):
     certificate(tmp_path / "certificate.json", tmp_path / "model.pt", notes=["a\x1b[2Jb\nverdict   leak"])
     _, out, _ = cli("verify", "certificate.json", "--model", "model.pt")
     assert "\x1b" not in out
@@ -203,7 +201,7 @@ def test_what_a_stranger_writes_into_notes_does_not_steer_the_terminal(cli: Cli,
 
 
 @pytest.fixture
-def guaranteed(cli: Cli, tmp_path: Path) -> Path:
+def guaranteed(cli, tmp_path):
     """A certificate by construction, about the model file."""
     sha = hashlib.sha256((tmp_path / "model.pt").read_bytes()).hexdigest()
     content = guarantee_statement(
@@ -243,7 +241,7 @@ def test_what_holds_by_construction_says_so_and_what_it_rests_on_and_of_which_fi
 # --- signatures ----------------------------------------------------------------------------------------------------
 
 
-def test_a_signed_certificate_is_verified_with_its_key_alone(cli: Cli, tmp_path: Path) -> None:
+def test_a_signed_certificate_is_verified_with_its_key_alone(cli, tmp_path):
     pytest.importorskip("securesystemslib")
     key_pair(tmp_path, "own")
     key_pair(tmp_path, "other")
@@ -269,7 +267,7 @@ def test_a_signed_certificate_is_verified_with_its_key_alone(cli: Cli, tmp_path:
     assert (code, "already signed" in err, (tmp_path / "again.json").exists()) == (2, True, False)
 
 
-def test_signing_leaves_a_bad_certificate_unsigned(cli: Cli, tmp_path: Path) -> None:
+def test_signing_leaves_a_bad_certificate_unsigned(cli, tmp_path):
     pytest.importorskip("securesystemslib")
     key_pair(tmp_path, "own")
     tampered(tmp_path)
@@ -285,7 +283,7 @@ def network() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A folder with an exported model, its data, recipe and policy."""
     folder = tmp_path_factory.mktemp("audited")
     policy = "fpr = 0.1\nmax_tpr = 0.7\npatience = [1]\nreferences = 8\ntraining = 0.0\n"

@@ -1,7 +1,5 @@
 """Fitted scikit-learn estimators have a name that survives a restart and changes with the fit."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 

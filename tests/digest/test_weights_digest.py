@@ -1,7 +1,5 @@
 """The digest of weights names a model in whatever form it travels."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Every Python block of README.md and docs/ runs, prints what stands below it, and the tables agree with the code."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -9,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -66,7 +63,7 @@ def alike(printed: str, shown: str) -> bool:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def elsewhere(tmp_path, monkeypatch):
     """An empty working directory and a noise key; what a page puts into the environment is taken out again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", "0" * 64)
@@ -81,7 +78,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.mark.parametrize(
     "page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in HEAVY)) for p in PAGES if blocks(p)]
 )
-def test_the_python_blocks_of_a_page_run_and_print_what_stands_below_them(page: Path, elsewhere: Path) -> None:
+def test_the_python_blocks_of_a_page_run_and_print_what_stands_below_them(page, elsewhere):
     for needed in re.findall(NEEDS, page.read_text(), re.MULTILINE):
         for package in needed.split():
             pytest.importorskip(package)
@@ -97,7 +94,7 @@ def test_the_python_blocks_of_a_page_run_and_print_what_stands_below_them(page: 
 
 
 @pytest.mark.slow
-def test_the_commands_of_your_own_model_end_in_a_verdict(elsewhere: Path) -> None:
+def test_the_commands_of_your_own_model_end_in_a_verdict(elsewhere):
     """With two reference models and one attack, so that each takes seconds."""
     for package in ("skops", "xgboost", "transformers"):
         pytest.importorskip(package)
@@ -114,7 +111,7 @@ def test_the_commands_of_your_own_model_end_in_a_verdict(elsewhere: Path) -> Non
         assert json.loads(ran.stdout)["verdict"] == "inconclusive"
 
 
-def test_links_and_included_files_exist() -> None:
+def test_links_and_included_files_exist():
     missing = []
     for page in (*PAGES, *sorted(DOCS.glob("notebooks/*.md"))):
         text = page.read_text()
@@ -127,7 +124,7 @@ def test_links_and_included_files_exist() -> None:
     assert missing == []
 
 
-def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_notes() -> None:
+def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_notes():
     text = (DOCS / "explainers.md").read_text()
     rows = {m[1]: m[0] for m in re.finditer(r"^\| `(\w+)` \|.*$", text, re.MULTILINE)}
     assert list(rows) == [row.hardened_name for row in CATALOG.values()]
@@ -139,7 +136,7 @@ def test_every_method_of_the_catalog_stands_in_the_table_with_its_family_and_not
         assert ("random" in shown) == row.stochastic
 
 
-def test_every_option_of_a_command_is_documented() -> None:
+def test_every_option_of_a_command_is_documented():
     text = (DOCS / "cli.md").read_text()
     of_ledger = text.partition("## safexplain ledger\n")[2].partition("\n## ")[0]
     commands = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
@@ -155,7 +152,7 @@ def test_every_option_of_a_command_is_documented() -> None:
     assert missing == []
 
 
-def test_options_are_shown_with_their_defaults() -> None:
+def test_options_are_shown_with_their_defaults():
     text = (DOCS / "cli.md").read_text()
     commands = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
     for parameter in (*commands["audit"].params, *commands["tune"].params):
@@ -164,27 +161,27 @@ def test_options_are_shown_with_their_defaults() -> None:
             assert f"| `{flag}` | {parameter.default:g} |" in text, flag
 
 
-def test_every_name_of_a_recipe_is_documented_with_its_default() -> None:
+def test_every_name_of_a_recipe_is_documented_with_its_default():
     text = (DOCS / "cli.md").read_text()
     for line in Recipe().to_toml().splitlines():
         name, _, value = line.partition(" = ")
         assert f"| `{name}` | {value} |" in text or f"| `{name}` | `{value}` |" in text, name
 
 
-def test_every_name_of_a_configuration_of_canaries_is_documented() -> None:
+def test_every_name_of_a_configuration_of_canaries_is_documented():
     text = (DOCS / "cli.md").read_text()
     part = text[text.index("### dp.toml") : text.index("### signals.npz")]
     for table in (Data, Training, Promise):
         assert [f.name for f in fields(table) if f"`{f.name}`" not in part] == []
 
 
-def test_exit_codes_are_documented() -> None:
+def test_exit_codes_are_documented():
     text = (DOCS / "cli.md").read_text()
     for verdict, code in {**EXIT_CODES, "wrong usage": 2}.items():
         assert re.search(rf"^\| {code} \|[^\n]*{verdict}", text, re.MULTILINE), verdict
 
 
-def test_the_table_of_concepts_holds_the_measured_figures() -> None:
+def test_the_table_of_concepts_holds_the_measured_figures():
     text = (DOCS / "concepts.md").read_text()
     numbers = json.loads((DOCS / "figures" / "figures.json").read_text())
     rows = numbers["alternatives"]
@@ -199,7 +196,7 @@ def test_the_table_of_concepts_holds_the_measured_figures() -> None:
         assert re.search(rf"{100 * found['tpr_at_5']:.1f} %", text)
 
 
-def test_figures_are_small_and_come_for_both_schemes() -> None:
+def test_figures_are_small_and_come_for_both_schemes():
     images = [*(DOCS / "figures").glob("*.svg"), *(DOCS / "figures").glob("*.png")]
     assert images
     assert [image.name for image in images if image.stat().st_size > 190_000] == []
@@ -214,7 +211,7 @@ def make_outputs() -> ModuleType:
     return module_at(DOCS / "outputs" / "make_outputs.py")
 
 
-def test_the_readme_is_read_in_a_few_minutes_and_shows_the_audit_as_it_was_printed() -> None:
+def test_the_readme_is_read_in_a_few_minutes_and_shows_the_audit_as_it_was_printed():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
     made = make_outputs()
@@ -223,7 +220,7 @@ def test_the_readme_is_read_in_a_few_minutes_and_shows_the_audit_as_it_was_print
     assert shown in text, "run: python docs/outputs/make_outputs.py audit"
 
 
-def test_what_is_said_about_the_demo_is_what_its_figure_shows() -> None:
+def test_what_is_said_about_the_demo_is_what_its_figure_shows():
     """README.md, the home page and the kept output of the demo have the numbers of docs/figures/front.json."""
     front = json.loads((DOCS / "figures" / "front.json").read_text())
     told = {name: front[name]["found"] for name in ("native", "recommended")}
@@ -238,14 +235,14 @@ def test_what_is_said_about_the_demo_is_what_its_figure_shows() -> None:
         assert re.search(rf"^ {'once' if asked == '1' else f'{asked} times'} +{100 * rate:.1f}%", demo, re.MULTILINE)
 
 
-def test_the_results_at_a_glance_are_those_of_audit_results() -> None:
+def test_the_results_at_a_glance_are_those_of_audit_results():
     text = (DOCS / "evidence" / "index.md").read_text()
     assert make_outputs().measured() in text, "run: python docs/outputs/make_outputs.py measured"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "attack", "harden_captum", "audit"])
-def test_a_command_prints_what_the_documentation_shows(name: str) -> None:
+def test_a_command_prints_what_the_documentation_shows(name):
     printed, shown = make_outputs().output_of(name), (DOCS / "outputs" / f"{name}.txt").read_text()
     words = re.compile(r"LEAK PROVEN|CERTIFIED|INCONCLUSIVE|certified|inconclusive|leak")
     assert words.findall(printed) == words.findall(shown)

@@ -1,7 +1,5 @@
 """Every example runs as it stands, and prints what the documentation shows."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -85,7 +83,7 @@ PRINTED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTED)
-def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
+def test_an_example_prints_what_it_promises(name, tmp_path):
     for example, library in (("harden_anchors", "alibi"), ("harden_superpixels", "skimage")):
         if name == example:
             pytest.importorskip(library)
@@ -94,7 +92,7 @@ def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_members_of_a_pre_training_are_found_through_the_fine_tuned_model(tmp_path: Path) -> None:
+def test_members_of_a_pre_training_are_found_through_the_fine_tuned_model(tmp_path):
     printed = run("audit_pretraining", tmp_path)
     norms, prediction, hardened, _ = (float(auc) for auc in re.findall(r"AUC (\d\.\d+)", printed))
     assert min(norms, prediction) > 0.6
@@ -103,7 +101,7 @@ def test_members_of_a_pre_training_are_found_through_the_fine_tuned_model(tmp_pa
 
 
 @pytest.mark.slow
-def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None:
+def test_the_audit_files_are_what_the_command_line_takes(tmp_path):
     run("write_audit_files", tmp_path)
     data = load_data(tmp_path / "data.npz")
     loaded = load_model(tmp_path / "model.pt2", input_shape=data.x.shape[1:])
@@ -113,7 +111,7 @@ def test_the_audit_files_are_what_the_command_line_takes(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_path: Path) -> None:
+def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_path):
     printed, card = run("dp_fine_tune", tmp_path), (tmp_path / "MODEL_CARD.md").read_text()
     private, without = (float(part) for part in re.findall(r"(0\.\d+) ±", printed))
     assert 0.8 < private < without
@@ -123,7 +121,7 @@ def test_fine_tuning_keeps_its_budget_and_writes_what_goes_with_the_model(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_counts(tmp_path: Path) -> None:
+def test_a_bank_writes_letters_from_a_private_model_whose_training_the_ledger_counts(tmp_path):
     printed = run("credit_recourse", tmp_path)
     right, majority = (float(v) for v in re.findall(r"([0-9.]+)%[;\n]", printed)[:2])
     assert right > majority + 10
@@ -164,7 +162,7 @@ def test_the_recourse_service_replies_to_a_body_that_it_cannot_use(body, said):
 
 
 @pytest.mark.slow
-def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_path: Path) -> None:
+def test_the_recourse_service_answers_over_http_until_the_budget_is_used_up(tmp_path):
     script = [sys.executable, str(ROOT / "examples" / "recourse_service.py"), "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(script, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as server:

@@ -1,13 +1,10 @@
 """docs/explainers.md has every method, its tables and those of docs/gallery.md are made by the script, and complete."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ AGAIN = "run: python docs/figures/make_gallery.py --write-table"
 
 
 @pytest.fixture
-def gallery(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def gallery(monkeypatch):
     monkeypatch.syspath_prepend(str(FIGURES))
     spec = importlib.util.spec_from_file_location("make_gallery", FIGURES / "make_gallery.py")
     assert spec is not None
@@ -32,7 +29,7 @@ def gallery(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def records() -> dict[str, Any]:
+def records():
     found: dict[str, Any] = json.loads((FIGURES / "gallery.json").read_text())
     return found
 
@@ -48,7 +45,7 @@ def test_the_tables_of_the_page_are_made_from_the_catalog_and_the_committed_numb
         assert part(name) == table, AGAIN
 
 
-def test_what_the_text_says_in_numbers_is_in_the_record(records: dict[str, Any]) -> None:
+def test_what_the_text_says_in_numbers_is_in_the_record(records):
     text = " ".join(TEXT.split())
     assert f"{records['image']['set'][:13]} image" in text
     assert f"(probability {records['model']['probability']})" in text

@@ -1,7 +1,5 @@
 """Every notebook runs in a fresh kernel without a warning, and finds what its page says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +49,7 @@ def _close(a: str, b: str) -> bool:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_a_page_has_the_cells_of_its_notebook_in_their_order(source: Path) -> None:
+def test_a_page_has_the_cells_of_its_notebook_in_their_order(source):
     page, at = source.with_suffix(".md").read_text(), 0
     told = cells(source.read_text())
     assert len(told) > 10
@@ -65,7 +63,7 @@ def test_a_page_has_the_cells_of_its_notebook_in_their_order(source: Path) -> No
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_cells_are_short_and_every_figure_comes_for_both_schemes(source: Path) -> None:
+def test_cells_are_short_and_every_figure_comes_for_both_schemes(source):
     assert [text for is_code, text in cells(source.read_text()) if is_code and len(text.splitlines()) > 30] == []
     page = source.with_suffix(".md").read_text()
     drawn = re.findall(r"!\[[^\]]+\]\((figures/[\w-]+-(light|dark)\.svg)#only-(light|dark)\)", page)
@@ -77,7 +75,7 @@ def test_cells_are_short_and_every_figure_comes_for_both_schemes(source: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_a_notebook_runs_without_a_warning_and_finds_what_its_page_says(source: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_without_a_warning_and_finds_what_its_page_says(source, tmp_path):
     run = render()
     notebook = run.execute(source, tmp_path)
     assert run.printed(notebook, "stderr") == ""

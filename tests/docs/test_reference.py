@@ -1,7 +1,5 @@
 """Every explainer, attack and mechanism has a page of its own: with source, picture, figures, and no empty place."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache
@@ -29,7 +27,7 @@ def prose(text: str) -> str:
     return re.sub(r"```.*?```|<svg.*?</svg>", "", text, flags=re.DOTALL)
 
 
-def test_an_explainer_has_a_page_with_imports_signature_source_picture_and_figures() -> None:
+def test_an_explainer_has_a_page_with_imports_signature_source_picture_and_figures():
     for name in CATALOG:
         row, text = CATALOG[name], pages()[f"reference/explainers/{name}.md"]
         assert text.startswith(f"# {row.hardened_name}\n\n{row.summary}")
@@ -48,7 +46,7 @@ def test_an_explainer_has_a_page_with_imports_signature_source_picture_and_figur
         assert all(f"`{option}`" in text for option in row.search_space)
 
 
-def test_figures_of_a_page_are_those_of_the_committed_result() -> None:
+def test_figures_of_a_page_are_those_of_the_committed_result():
     found = json.loads(MEASURED.read_text())
     assert set(found["results"]["methods"]) >= set(CATALOG)
     for name, m in found["results"]["methods"].items():
@@ -58,7 +56,7 @@ def test_figures_of_a_page_are_those_of_the_committed_result() -> None:
                 assert f"{100 * rate['tpr']['value']:.1f} % [" in text, name
 
 
-def test_a_public_attack_has_a_page() -> None:
+def test_a_public_attack_has_a_page():
     for name in set(public_attacks.__all__) - {"Attack"}:
         text = pages()[f"reference/attacks/{name}.md"]
         assert f"from safexplain.audit.attacks import {name}" in text
@@ -68,7 +66,7 @@ def test_a_public_attack_has_a_page() -> None:
         assert "https://arxiv.org/abs/" in source or "no paper" in source
 
 
-def test_a_part_of_a_hardening_has_a_page_with_what_it_costs_and_leaves_open_and_a_picture() -> None:
+def test_a_part_of_a_hardening_has_a_page_with_what_it_costs_and_leaves_open_and_a_picture():
     for name in mechanisms.hardening_parts():
         text = pages()[f"reference/mechanisms/{name}.md"]
         assert "not differential privacy" in text
@@ -78,11 +76,11 @@ def test_a_part_of_a_hardening_has_a_page_with_what_it_costs_and_leaves_open_and
         assert picture in text
 
 
-def test_every_class_of_a_slot_is_a_mechanism() -> None:
+def test_every_class_of_a_slot_is_a_mechanism():
     assert {kind.__name__ for kinds in SLOTS.values() for kind in kinds} <= set(mechanisms.hardening_parts())
 
 
-def test_a_mechanism_with_a_guarantee_has_a_page_and_says_why_it_has_no_picture() -> None:
+def test_a_mechanism_with_a_guarantee_has_a_page_and_says_why_it_has_no_picture():
     for name in mechanisms.private_mechanisms():
         text = pages()[f"reference/mechanisms/{name}.md"]
         assert "*No picture: " in text
@@ -90,12 +88,12 @@ def test_a_mechanism_with_a_guarantee_has_a_page_and_says_why_it_has_no_picture(
         assert f"import {name}" in text
 
 
-def test_no_place_of_a_page_is_empty() -> None:
+def test_no_place_of_a_page_is_empty():
     found = {path: re.findall(EMPTY, prose(text), re.MULTILINE) for path, text in pages().items()}
     assert {path: what for path, what in found.items() if what} == {}
 
 
-def test_links_and_pictures_of_reference_pages_exist() -> None:
+def test_links_and_pictures_of_reference_pages_exist():
     made = set(pages())
     for path, text in {**pages(), "gallery.md": thumbnails()}.items():
         for link in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text):
@@ -104,6 +102,6 @@ def test_links_and_pictures_of_reference_pages_exist() -> None:
                 assert target.is_file() or target.relative_to(DOCS).as_posix() in made, f"{path}: {link}"
 
 
-def test_the_gallery_links_each_picture_to_its_page() -> None:
+def test_the_gallery_links_each_picture_to_its_page():
     shown = re.findall(r"\]\(reference/explainers/(\w+)\.md\)", thumbnails())
     assert list(dict.fromkeys(shown)) == list(CATALOG)

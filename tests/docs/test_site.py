@@ -1,7 +1,5 @@
 """The built site: every link leads somewhere, nothing comes from elsewhere, and a phone at night can show it."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import io
@@ -9,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -63,7 +60,7 @@ class Html(Page):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site, built as `make check` builds it: any warning is an error."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
@@ -73,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[str, Html]:
+def pages(site):
     """Every page by its path from the root of the site, with a slash before it."""
     return {f"/{path.relative_to(site).as_posix()}": Html(path.read_text()) for path in sorted(site.rglob("*.html"))}
 
@@ -105,38 +102,38 @@ def broken(pages: dict[str, Html], files: set[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_link_and_every_anchor_of_the_site_leads_somewhere(site: Path, pages: dict[str, Html]) -> None:
+def test_every_link_and_every_anchor_of_the_site_leads_somewhere(site, pages):
     files = {f"/{path.relative_to(site).as_posix()}" for path in site.rglob("*") if path.is_file()}
     assert len(pages) > 50
     assert broken(pages, files) == []
 
 
 @pytest.mark.slow
-def test_no_page_loads_anything_from_another_server(site: Path, pages: dict[str, Html]) -> None:
+def test_no_page_loads_anything_from_another_server(site, pages):
     assert [f"{page}: {link}" for page, html in pages.items() for link in html.loads if outside(link)] == []
     for sheet in site.rglob("*.css"):
         assert re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//[^)'\"]+", sheet.read_text()) == [], sheet.name
 
 
 @pytest.mark.slow
-def test_every_page_has_a_title_and_a_description_of_its_own(pages: dict[str, Html]) -> None:
+def test_every_page_has_a_title_and_a_description_of_its_own(pages):
     named = {page: html for page, html in pages.items() if page != "/404.html"}
     assert [page for page, html in named.items() if not re.search(r"<title>[^<]+</title>", html.source)] == []
     assert [page for page, html in named.items() if len(html.described) != 1 or len(html.described[0]) < 20] == []
 
 
 @pytest.mark.slow
-def test_every_picture_says_in_words_what_it_shows(pages: dict[str, Html]) -> None:
+def test_every_picture_says_in_words_what_it_shows(pages):
     assert [f"{page}: {src}" for page, html in pages.items() for src in html.unnamed] == []
 
 
 @pytest.mark.slow
-def test_the_pages_that_others_link_to_are_where_they_were(site: Path) -> None:
+def test_the_pages_that_others_link_to_are_where_they_were(site):
     assert [name for name in KEPT.split() if not (site / name / "index.html").is_file()] == []
 
 
 @pytest.mark.slow
-def test_every_public_class_has_a_page_with_its_signature(site: Path) -> None:
+def test_every_public_class_has_a_page_with_its_signature(site):
     missing = []
     for part in PARTS.split():
         module = importlib.import_module(part)
@@ -151,7 +148,7 @@ def test_every_public_class_has_a_page_with_its_signature(site: Path) -> None:
     assert missing == []
 
 
-def test_the_quick_start_says_of_the_demo_what_its_figure_shows() -> None:
+def test_the_quick_start_says_of_the_demo_what_its_figure_shows():
     front = json.loads((ROOT / "docs" / "figures" / "front.json").read_text())
     text = " ".join((ROOT / "docs" / "quick-start.md").read_text().split())
     said = re.search(
@@ -170,13 +167,13 @@ browser_needed = [
 
 
 @pytest.fixture(scope="module")
-def url(site: Path) -> Iterator[str]:
+def url(site):
     with serving(site) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+def browser(tmp_path_factory):
     with Chromium(tmp_path_factory.mktemp("chromium")) as found:
         yield found
 
@@ -219,7 +216,7 @@ class TestInABrowser:
 class TestSearch:
     pytestmark = browser_needed
 
-    def test_the_search_finds_a_class_and_asks_no_other_server(self, browser: Chromium, url: str) -> None:
+    def test_the_search_finds_a_class_and_asks_no_other_server(self, browser, url):
         browser.open(f"{url}?q=GaussianNoise", width=1280)
         found = browser.run(FOUND)
         assert any("api/hardening/GaussianNoise/" in link for link in found)

@@ -1,7 +1,5 @@
 """The suite that measures lower bounds on epsilon: it simulates what it says, and names what misses its promise."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """audit/suites/fuzzed_files: no variant of a leaking file is certified, and no harmless one of a clean file is not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The red team's attacks: what is committed is complete, and every attack that failed still fails."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

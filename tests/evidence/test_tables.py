@@ -1,7 +1,5 @@
 """The pages of docs/evidence and the index in audit/README.md say what the committed results say."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

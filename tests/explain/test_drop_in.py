@@ -1,7 +1,5 @@
 """The modules named after libraries: what is hardened, what is not, and no library before it is used."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from safexplain.explain.alibi import REFUSED
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the libraries
 
 
-def test_alibis_explanations_of_a_whole_data_set_say_why_they_are_not_hardened() -> None:
+def test_alibis_explanations_of_a_whole_data_set_say_why_they_are_not_hardened():
     for name in REFUSED:
         with pytest.raises(NotHardenedError, match="it describes the model over a data set, not one decision"):
             exec(f"from safexplain.alibi import {name}")
@@ -33,7 +31,7 @@ def test_alibis_explanations_of_a_whole_data_set_say_why_they_are_not_hardened()
         ("shap", "PermutationExplainer"),
     ],
 )
-def test_what_is_not_hardened_says_so_and_names_what_is(library: str, name: str) -> None:
+def test_what_is_not_hardened_says_so_and_names_what_is(library, name):
     module = importlib.import_module(f"safexplain.{library}")
     known = next(n for n in module.__all__ if n[0].isupper())
     with pytest.raises(AttributeError, match=rf"safexplain\.{library}\.{name} is not hardened.*{known}"):
@@ -44,7 +42,7 @@ def test_what_is_not_hardened_says_so_and_names_what_is(library: str, name: str)
 
 
 @pytest.mark.parametrize("library", ["captum", "alibi", "aix360", "lime", "shap"])
-def test_all_that_is_listed_is_there_and_takes_a_hardening(library: str) -> None:
+def test_all_that_is_listed_is_there_and_takes_a_hardening(library):
     pytest.importorskip(library)
     module = importlib.import_module(f"safexplain.{library}")
     assert dir(module) == sorted(module.__all__)
@@ -54,7 +52,7 @@ def test_all_that_is_listed_is_there_and_takes_a_hardening(library: str) -> None
             assert found.__doc__, name
 
 
-def test_the_modules_import_no_library_before_it_is_used() -> None:
+def test_the_modules_import_no_library_before_it_is_used():
     code = (
         "import sys, safexplain.alibi, safexplain.aix360, safexplain.lime, safexplain.shap\n"
         "from safexplain.explain import harden\n"

@@ -1,7 +1,5 @@
 """Reasons are for the decision that was made: in every library, through the drop-in, the service and the audit."""
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 from typing import Any

@@ -148,7 +148,7 @@ def test_inputs_that_are_no_tensors_are_named():
         HardenedSaliency(image_net()).attribute([1.0, 2.0], target=1)
 
 
-def test_deeplift_refuses_an_exported_graph_where_it_would_be_input_times_gradient() -> None:
+def test_deeplift_refuses_an_exported_graph_where_it_would_be_input_times_gradient():
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     shapes = ({0: torch.export.Dim("batch")},)
     graph = torch.export.export(model.eval(), (torch.rand(2, 6),), dynamic_shapes=shapes).module()

@@ -1,11 +1,8 @@
 """Explanations by other models tell of the private model what its labels tell, and nothing else."""
 
-from __future__ import annotations
-
 import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import captum.attr
@@ -81,7 +78,7 @@ def student(model: Any = PRIVATE, x: Any = None, recipe: Any = None, explainer: 
 
 
 @pytest.mark.parametrize("name", EXPLAINERS)
-def test_another_private_model_with_the_same_labels_changes_nothing_bit_for_bit(name: str) -> None:
+def test_another_private_model_with_the_same_labels_changes_nothing_bit_for_bit(name):
     found = []
     for private in (PRIVATE, Lookup(PRIVATE, 1), Lookup(PRIVATE, 2), lambda x: PRIVATE(x).argmax(1)):
         explainer = PublicExplainer(private, PUBLIC, EXPLAINERS[name])
@@ -90,7 +87,7 @@ def test_another_private_model_with_the_same_labels_changes_nothing_bit_for_bit(
     assert all(torch.equal(f, found[0]) for f in found)
 
 
-def test_the_students_weights_and_maps_follow_from_the_labels_alone() -> None:
+def test_the_students_weights_and_maps_follow_from_the_labels_alone():
     found = [student(private) for private in (PRIVATE, Lookup(PRIVATE, 1), lambda x: PRIVATE(x).argmax(1))]
     digests = {model_digest(one.student) for one in found}
     assert len(digests) == 1
@@ -102,7 +99,7 @@ def test_the_students_weights_and_maps_follow_from_the_labels_alone() -> None:
     assert torch.equal(student(sharper).attribute(X), found[0].attribute(X))
 
 
-def test_a_given_target_is_explained_as_given_and_the_private_model_is_not_asked() -> None:
+def test_a_given_target_is_explained_as_given_and_the_private_model_is_not_asked():
     def never(x: Tensor) -> Tensor:
         raise AssertionError("asked")
 
@@ -113,7 +110,7 @@ def test_a_given_target_is_explained_as_given_and_the_private_model_is_not_asked
         assert torch.equal(explainer.attribute(X, target), expected)
 
 
-def test_the_private_model_is_asked_once_for_each_example_and_never_for_a_gradient() -> None:
+def test_the_private_model_is_asked_once_for_each_example_and_never_for_a_gradient():
     asked = []
 
     def label(x: Tensor) -> Tensor:
@@ -125,7 +122,7 @@ def test_the_private_model_is_asked_once_for_each_example_and_never_for_a_gradie
 
 
 @pytest.mark.parametrize(("name", "public"), [("with hooks", PUBLIC[0]), ("of the catalog", nn.ModuleList(PUBLIC))])
-def test_maps_are_detached_in_the_shape_of_the_inputs_also_in_inference_mode(name: str, public: Any) -> None:
+def test_maps_are_detached_in_the_shape_of_the_inputs_also_in_inference_mode(name, public):
     explainer = PublicExplainer(PRIVATE, public, EXPLAINERS[name])
     x = X.clone().requires_grad_()
     with torch.inference_mode():
@@ -140,7 +137,7 @@ def test_maps_are_detached_in_the_shape_of_the_inputs_also_in_inference_mode(nam
     assert explainer.attribute(X[:0], target=1).shape == (0, 8)
 
 
-def test_threads_get_right_maps_and_predictions_of_the_public_models_beside_them() -> None:
+def test_threads_get_right_maps_and_predictions_of_the_public_models_beside_them():
     explainer, one = PublicExplainer(PRIVATE, PUBLIC, captum.attr.GuidedBackprop), PUBLIC[0]
     x = X.clone().requires_grad_()
 
@@ -153,7 +150,7 @@ def test_threads_get_right_maps_and_predictions_of_the_public_models_beside_them
             torch.testing.assert_close(found, expected)
 
 
-def test_models_in_training_mode_keep_their_statistics() -> None:
+def test_models_in_training_mode_keep_their_statistics():
     models = [nn.Sequential(net(i), nn.BatchNorm1d(3)).train() for i in range(2)]
     before = copy.deepcopy([m.state_dict() for m in models])
     with pytest.warns(TrainingModeWarning):
@@ -163,13 +160,13 @@ def test_models_in_training_mode_keep_their_statistics() -> None:
     assert all(m.training for m in models)
 
 
-def test_one_public_models_map_is_its_native_map() -> None:
+def test_one_public_models_map_is_its_native_map():
     native = captum.attr.IntegratedGradients(PUBLIC[0]).attribute(X, target=LABELS, n_steps=9)
     explainer = PublicExplainer(PRIVATE, PUBLIC[0], captum.attr.IntegratedGradients)
     assert torch.equal(explainer.attribute(X, n_steps=9), native)
 
 
-def test_of_several_public_models_it_is_the_mean_of_maps_of_unit_norm() -> None:
+def test_of_several_public_models_it_is_the_mean_of_maps_of_unit_norm():
     expected = torch.zeros(len(X), 8)
     for model in PUBLIC:
         for i in range(len(X)):
@@ -179,7 +176,7 @@ def test_of_several_public_models_it_is_the_mean_of_maps_of_unit_norm() -> None:
     assert torch.allclose(PublicExplainer(PRIVATE, PUBLIC, IXG).attribute(X), expected, atol=1e-6)
 
 
-def test_a_map_of_zeros_stays_one_and_nan_and_infinity_are_zeros() -> None:
+def test_a_map_of_zeros_stays_one_and_nan_and_infinity_are_zeros():
     class Broken(nn.Module):
         def __init__(self, numbers: list[float]) -> None:
             super().__init__()
@@ -202,7 +199,7 @@ def copied(model: nn.Module) -> nn.Module:
     return other
 
 
-def test_the_private_model_is_no_public_one() -> None:
+def test_the_private_model_is_no_public_one():
     for public in (
         Probability(PRIVATE),
         nn.Sequential(PRIVATE, nn.Softmax(1)),
@@ -215,7 +212,7 @@ def test_the_private_model_is_no_public_one() -> None:
         PublicExplainer(lambda x: PRIVATE(x).argmax(1), PRIVATE, IXG)
 
 
-def test_an_explainer_of_the_private_model_is_refused() -> None:
+def test_an_explainer_of_the_private_model_is_refused():
     with pytest.raises(RefusedError, match="explainer holds the private model"):
         PublicExplainer(PRIVATE, PUBLIC, lambda m: IXG(PRIVATE))
 
@@ -229,7 +226,7 @@ UNUSABLE = [
 ]
 
 
-def test_what_cannot_be_used_is_said() -> None:
+def test_what_cannot_be_used_is_said():
     for arguments, error, said in UNUSABLE:
         with pytest.raises(error, match=said):
             PublicExplainer(*arguments)
@@ -243,13 +240,13 @@ NO_LABELS = [
 ]
 
 
-def test_answers_that_are_no_labels_are_said() -> None:
+def test_answers_that_are_no_labels_are_said():
     for answer, said in NO_LABELS:
         with pytest.raises(InputError, match=said):
             PublicExplainer(answer, PUBLIC, IXG).attribute(X)
 
 
-def test_a_scikit_learn_classifier_gives_its_labels_by_predict() -> None:
+def test_a_scikit_learn_classifier_gives_its_labels_by_predict():
     x, y = rows(200, 6), (rows(200, 6)[:, 0] > 0).long()
     forest = DecisionTreeClassifier(max_depth=2, random_state=0).fit(x.numpy(), y.numpy())
     found = PublicExplainer(forest.predict, PUBLIC, IXG)
@@ -260,7 +257,7 @@ def test_a_scikit_learn_classifier_gives_its_labels_by_predict() -> None:
         PublicExplainer(lambda x: np.array(["yes"] * len(x)), PUBLIC, IXG).attribute(X)
 
 
-def test_a_student_learns_the_labels_of_its_teacher() -> None:
+def test_a_student_learns_the_labels_of_its_teacher():
     told: list[tuple[str, float, float]] = []
     recipe = Recipe(epochs=40, lr=0.02, batch_size=32)
     explainer = student(x=rows(1000, 4), recipe=recipe, progress=lambda *a: told.append(a[:3]))
@@ -270,7 +267,7 @@ def test_a_student_learns_the_labels_of_its_teacher() -> None:
     assert told[-1] == ("training the student", 1.0, 1.0)
 
 
-def test_equal_seeds_give_equal_students_and_the_callers_random_numbers_stay() -> None:
+def test_equal_seeds_give_equal_students_and_the_callers_random_numbers_stay():
     state = torch.random.get_rng_state()
     one, again, other = student(seed=3), student(seed=3), student(seed=4)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -278,7 +275,7 @@ def test_equal_seeds_give_equal_students_and_the_callers_random_numbers_stay() -
     assert model_digest(one.student) != model_digest(other.student)
 
 
-def test_students_may_be_trained_by_any_function_and_made_under_inference_mode() -> None:
+def test_students_may_be_trained_by_any_function_and_made_under_inference_mode():
     seen: dict[str, Any] = {}
 
     def train(x: Tensor, y: Tensor, generator: torch.Generator) -> nn.Module:
@@ -308,13 +305,13 @@ NOTHING_TO_LEARN = [
 ]
 
 
-def test_what_no_student_learns_from_is_said() -> None:
+def test_what_no_student_learns_from_is_said():
     for arguments, error, said in NOTHING_TO_LEARN:
         with pytest.raises(error, match=said):
             student(**arguments)
 
 
-def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher() -> None:
+def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher():
     with pytest.raises(ConfigurationTypeError, match=r"build\(seed\), or a function"):
         StudentExplainer(PRIVATE, rows(80), None, Recipe(epochs=1), IXG)
     with pytest.raises(RefusedError, match="expected an untrained student"):
@@ -323,7 +320,7 @@ def test_a_recipe_needs_a_build_that_does_not_start_from_the_teacher() -> None:
         student(recipe=Recipe(optimizer="sgd", lr=1e30, epochs=2))
 
 
-def test_agreement_and_faithfulness_are_those_of_the_models() -> None:
+def test_agreement_and_faithfulness_are_those_of_the_models():
     x, private = rows(60, 2), Probability(PRIVATE)
     explainer = PublicExplainer(private, [Probability(p) for p in PUBLIC], IXG)
     measured = explainer.measure(x, fraction=0.25, batch_size=17)
@@ -347,7 +344,7 @@ def test_agreement_and_faithfulness_are_those_of_the_models() -> None:
         assert found.low < found.value < found.high
 
 
-def test_the_guarantee_names_the_models_and_is_frozen() -> None:
+def test_the_guarantee_names_the_models_and_is_frozen():
     stated = PublicExplainer(PRIVATE, PUBLIC, HardenedIG).guarantee
     assert stated == Guarantee("public models", "IntegratedGradients", tuple(model_digest(p).hex() for p in PUBLIC))
     assert stated.kind == stated.to_dict()["kind"] == "by construction"
@@ -359,7 +356,7 @@ def test_the_guarantee_names_the_models_and_is_frozen() -> None:
     assert Guarantee.from_dict(json.loads(json.dumps(taught.to_dict()))) == taught
 
 
-def test_a_certificate_loads_the_explainer_that_it_is_about(tmp_path: Path) -> None:
+def test_a_certificate_loads_the_explainer_that_it_is_about(tmp_path):
     made = PublicExplainer(PRIVATE, PUBLIC, IXG)
     weights = tmp_path / "model.pt"
     torch.save(PRIVATE.state_dict(), weights)
@@ -374,7 +371,7 @@ def test_a_certificate_loads_the_explainer_that_it_is_about(tmp_path: Path) -> N
     assert again.guarantee == made.guarantee
 
 
-def test_other_models_explainers_and_files_are_refused(tmp_path: Path) -> None:
+def test_other_models_explainers_and_files_are_refused(tmp_path):
     made = PublicExplainer(PRIVATE, PUBLIC, IXG)
     weights = tmp_path / "model.pt"
     torch.save(PRIVATE.state_dict(), weights)
@@ -399,7 +396,7 @@ def test_other_models_explainers_and_files_are_refused(tmp_path: Path) -> None:
         load(net(0).train(), PUBLIC, path, IXG)
 
 
-def test_a_loaded_explainer_refuses_models_that_change(tmp_path: Path) -> None:
+def test_a_loaded_explainer_refuses_models_that_change(tmp_path):
     for changing in (0, 1):
         models = [net(0), net(1)]
         path = PublicExplainer(models[0], models[1], IXG).certificate(tmp_path / "g.json")
@@ -411,7 +408,7 @@ def test_a_loaded_explainer_refuses_models_that_change(tmp_path: Path) -> None:
             explainer.attribute(X)
 
 
-def test_a_model_in_which_nothing_is_seen_is_named_by_its_owner(tmp_path: Path) -> None:
+def test_a_model_in_which_nothing_is_seen_is_named_by_its_owner(tmp_path):
     class Client:
         def __call__(self, x: Tensor) -> Tensor:
             return (x[:, 0] > 0).long()
@@ -427,7 +424,7 @@ def test_a_model_in_which_nothing_is_seen_is_named_by_its_owner(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu() -> None:
+def test_on_a_gpu():
     private, publics = copied(PRIVATE).cuda(), [net(i).cuda() for i in (1, 2)]
     maps = PublicExplainer(private, publics, IXG).attribute(X.cuda())
     assert maps.is_cuda

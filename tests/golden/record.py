@@ -8,8 +8,6 @@ A subject is a function without arguments that returns plain values and arrays, 
 `arrays.npz` too, under `given/`, so that models have the same digest, and keyed noise is the same, on every machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

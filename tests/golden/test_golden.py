@@ -1,7 +1,5 @@
 """What moving the tree must not change: every subject of `record.py`, computed again, is what was committed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import cache

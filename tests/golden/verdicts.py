@@ -3,8 +3,6 @@
 Only names, numbers and outcomes are kept, no sentences. Signals are drawn from seeded generators, not from models.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Clips and masks against slow, obvious versions of themselves, one row and one number at a time."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

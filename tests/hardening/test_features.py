@@ -1,7 +1,5 @@
 """The person's own columns, reasons in their order, and columns that may be no reason."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Clip, mask, noise, grid: what leaves, and what must not be readable from it."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

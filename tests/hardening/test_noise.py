@@ -1,7 +1,5 @@
 """Keyed noise: one query, one answer; any other query, independent noise."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Certificates that tests write, change and read."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A page as its tags, texts and rows, to test what people see of it."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 VOID = {"meta", "br", "img", "link", "input", "hr", "col"}

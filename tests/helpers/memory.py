@@ -1,12 +1,10 @@
 """Memory of a piece of work, by the kernel: `tracemalloc.stop` may crash beside other threads (CPython 128679)."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -41,7 +39,7 @@ def give_back() -> None:
 class Watched:
     """The most memory beyond that before, without that of mapped files, looked at every few ms."""
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> Self:
         if not STATUS.exists():
             pytest.skip("memory is read from Linux' /proc")
         give_back()

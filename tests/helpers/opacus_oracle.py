@@ -1,7 +1,5 @@
 """Small trainings for the tests of canaries, and one run of them by Opacus."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Slow and plain: one example at a time, its gradient, its factor by the rule's formula, the sum."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What an attacker who knows everything but one record can prove, exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.special import expit
 

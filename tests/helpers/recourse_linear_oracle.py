@@ -1,7 +1,5 @@
 """Slow answers that the fast ones are held against: an integer program for L1, every count, every allowed row."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Results of audits from made-up scores, for what shows them: no model is trained, and no attack is run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any

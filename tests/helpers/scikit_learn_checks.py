@@ -2,8 +2,6 @@
 
 All follow from the guarantees, such as public values that are declared and never read off the data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A small search on handwritten digits, for tests: models, and an explainer that tells members by its sizes."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

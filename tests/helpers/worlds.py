@@ -1,7 +1,5 @@
 """Made-up signals whose leak is known, and a policy under which small ones are judged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

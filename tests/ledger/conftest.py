@@ -1,12 +1,9 @@
 """Fixtures of the ledger's tests: a clock that can be set, an SQLite file, a PostgreSQL server."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -33,22 +30,22 @@ class SetClock:
 
 
 @pytest.fixture
-def clock() -> SetClock:
+def clock():
     return SetClock()
 
 
 @pytest.fixture
-def sqlite_url(tmp_path) -> str:
+def sqlite_url(tmp_path):
     return f"sqlite:///{tmp_path}/ledger.db"
 
 
 @pytest.fixture
-def path(sqlite_url) -> Path:
+def path(sqlite_url):
     return Path(sqlite_url.removeprefix("sqlite:///"))
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
+def postgres_server():
     """A real server, from a wheel."""
     pytest.importorskip("psycopg", reason="PostgreSQL is not tested: psycopg is not installed")
     with warnings.catch_warnings():
@@ -66,7 +63,7 @@ def postgres_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def postgres_url(postgres_server) -> str:
+def postgres_url(postgres_server):
     """A schema of its own on the server."""
     import psycopg
 
@@ -81,13 +78,13 @@ in_each_database = pytest.mark.parametrize("url", ["sqlite", "postgres"], indire
 
 
 @pytest.fixture
-def url(request) -> str:
+def url(request):
     """A new ledger's place: an SQLite file, or a schema of its own in PostgreSQL (`in_each_database`)."""
     return request.getfixturevalue(f"{getattr(request, 'param', 'sqlite')}_url")
 
 
 @pytest.fixture
-def make(url, clock) -> Iterator[Callable[..., Ledger]]:
+def make(url, clock):
     """Opens ledgers at the same place; they are closed in the end."""
     opened = []
 

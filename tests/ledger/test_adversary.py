@@ -1,7 +1,5 @@
 """The best adaptive asker, found exactly: what it gains against the ledger's filter, and against a wrong one."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

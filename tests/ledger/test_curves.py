@@ -1,7 +1,5 @@
 """Renyi curves: what trainings and other releases reveal, added up order by order, and never below the truth."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """What can be wrong with a database, and schemas of other versions."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sqlite3
@@ -125,7 +123,7 @@ DIGESTS = [hashlib.sha256(b"%d" % i).digest() for i in range(5)]
 
 
 @pytest.fixture
-def of_0_2(path) -> Path:
+def of_0_2(path):
     """Made by safexplain 0.2.0: Gaussian, pure and approximate answers, a training, questions and grants.
 
     ann has 3 Gaussian answers of mu .25 and a pure one of .125, bob 30 of Laplace noise and two pure ones, cid a pure
@@ -139,7 +137,7 @@ def of_0_2(path) -> Path:
 
 
 @pytest.fixture
-def of_0_2_in_postgres(postgres_url) -> None:
+def of_0_2_in_postgres(postgres_url):
     """The same ledger as 0.2.0 kept it in PostgreSQL."""
     script = (Path(__file__).parent / "of_0_2.sql").read_text()
     script = script.replace("id INTEGER PRIMARY", "id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY")

@@ -1,7 +1,5 @@
 """The files of a ledger: taken away, replaced, damaged, copied; and what is written for others never harms them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A ledger against a slow one in memory, over random histories: charges, answers, grants, clocks, restarts."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Other users of the machine can neither read a ledger nor stop it: real files, and a real other user for root."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

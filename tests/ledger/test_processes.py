@@ -1,7 +1,5 @@
 """Threads, processes, forks and kill -9: nothing acknowledged is lost, and no budget is overspent."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,12 +1,9 @@
 """A booster's file is handed to its library only where no number in it points outside of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +40,7 @@ OF_LIGHTGBM: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(monkeypatch):
     """The library reads files of these tests in this process, which is faster."""
 
     def read(code: str, raw: bytes) -> bytes:
@@ -55,7 +52,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def unread(monkeypatch):
     """No library reads the file, so that only the checks can refuse it."""
     monkeypatch.setattr(estimators, "_read_in_child", lambda code, raw: raw)
 
@@ -74,7 +71,7 @@ def of_lightgbm(name: str, **fit: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "ending"), [("plain", "ubj"), *((name, ("json", "ubj")[i % 2]) for i, name in enumerate(OF_XGBOOST))]
 )
-def test_what_xgboost_writes_is_read(name: str, ending: str, tmp_path: Path) -> None:
+def test_what_xgboost_writes_is_read(name, ending, tmp_path):
     fitted, path = of_xgboost(name), tmp_path / f"model.{ending}"
     fitted.save_model(path)
     np.testing.assert_array_equal(load_estimator(path).estimator.predict_proba(X), fitted.predict_proba(X))
@@ -82,14 +79,14 @@ def test_what_xgboost_writes_is_read(name: str, ending: str, tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", OF_LIGHTGBM)
-def test_what_lightgbm_writes_is_read(name: str, tmp_path: Path) -> None:
+def test_what_lightgbm_writes_is_read(name, tmp_path):
     fitted, path = of_lightgbm(name), tmp_path / "model.txt"
     fitted.booster_.save_model(path)
     np.testing.assert_allclose(load_estimator(path).estimator.predict_proba(X), fitted.predict_proba(X), rtol=1e-12)
 
 
 @pytest.mark.usefixtures("here")
-def test_categories_of_lightgbm_are_read(tmp_path: Path) -> None:
+def test_categories_of_lightgbm_are_read(tmp_path):
     fitted, path = of_lightgbm("plain", categorical_feature=[5]), tmp_path / "model.txt"
     fitted.booster_.save_model(path)
     assert re.search("^num_cat=[1-9]", path.read_text(), re.MULTILINE)
@@ -119,7 +116,7 @@ MADE_TO_CRASH: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize("change", MADE_TO_CRASH)
-def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_path: Path) -> None:
+def test_a_number_of_xgboost_that_points_outside_is_refused(change, tmp_path):
     content = json.loads(bytes(of_xgboost("plain").get_booster().save_raw("json")))
     MADE_TO_CRASH[change](content["learner"])
     path = tmp_path / "model.json"
@@ -139,7 +136,7 @@ def test_a_number_of_xgboost_that_points_outside_is_refused(change: str, tmp_pat
     ],
     ids=["deep", "deep UBJSON", "a long list", "cut short"],
 )
-def test_what_is_no_model_at_all_is_refused(raw: bytes) -> None:
+def test_what_is_no_model_at_all_is_refused(raw):
     with pytest.raises(InputError, match="malicious"):
         read_xgboost(raw, "it")
 
@@ -152,7 +149,7 @@ def test_what_is_no_model_at_all_is_refused(raw: bytes) -> None:
         *(("num_leaves", -1), ("num_cat", 100_000), ("decision_type", 1), ("num_class", 100_000)),
     ],
 )
-def test_a_line_of_lightgbm_that_points_outside_is_refused(line: str, value: int) -> None:
+def test_a_line_of_lightgbm_that_points_outside_is_refused(line, value):
     text = of_lightgbm("plain").booster_.model_to_string()
     changed = re.sub(rf"^({line})=\S+", rf"\1={value}", text, count=1, flags=re.MULTILINE)
     assert changed != text
@@ -160,7 +157,7 @@ def test_a_line_of_lightgbm_that_points_outside_is_refused(line: str, value: int
         read_lightgbm(changed, "it")
 
 
-def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None:
+def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path):
     skops = pytest.importorskip("skops.io")
     path = tmp_path / "model.skops"
     for fitted in (of_xgboost("plain"), of_lightgbm("plain")):
@@ -182,7 +179,7 @@ def test_a_booster_inside_of_a_skops_file_is_checked_too(tmp_path: Path) -> None
         load_estimator(path)
 
 
-def test_a_library_that_crashes_hangs_or_takes_too_much_does_so_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_crashes_hangs_or_takes_too_much_does_so_in_a_child(monkeypatch):
     raw = bytes(of_xgboost("plain").get_booster().save_raw("json"))
     for code, said in (
         ("import os; os.kill(os.getpid(), 11)", "its library crashes"),

@@ -1,12 +1,9 @@
 """What is promised of classifiers of tables: the usual files, no code run, their own columns and classes."""
 
-from __future__ import annotations
-
 import io
 import lzma
 import pickle
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +56,14 @@ def pipeline() -> Pipeline:
     [RandomForestClassifier(3, random_state=0), HistGradientBoostingClassifier(max_iter=3), LogisticRegression()],
     ids=["forest", "histogram boosting", "logistic regression"],
 )
-def test_a_classifier_of_scikit_learn_comes_back_from_skops_as_the_same_model(model: Any, tmp_path: Path) -> None:
+def test_a_classifier_of_scikit_learn_comes_back_from_skops_as_the_same_model(model, tmp_path):
     model.fit(X, Y)
     loaded = load_model(saved(model, tmp_path / "m.skops"))
     assert model_digest(loaded.model) == model_digest(EstimatorModule(model))
     np.testing.assert_array_equal(loaded.model(torch.from_numpy(X)), model.predict_proba(X).astype(np.float32))
 
 
-def test_xgboosts_own_formats_tell_rounds_and_depth_and_say_what_they_do_not(tmp_path: Path) -> None:
+def test_xgboosts_own_formats_tell_rounds_and_depth_and_say_what_they_do_not(tmp_path):
     model = xgboost.XGBClassifier(n_estimators=7, max_depth=2, learning_rate=0.1).fit(X, Y)
     model.save_model(tmp_path / "m.ubj")
     found = load_estimator(tmp_path / "m.ubj")
@@ -77,7 +74,7 @@ def test_xgboosts_own_formats_tell_rounds_and_depth_and_say_what_they_do_not(tmp
     assert "records only the number of rounds" in found.notes[0]
 
 
-def test_lightgbms_text_tells_the_hyper_parameters_too(tmp_path: Path) -> None:
+def test_lightgbms_text_tells_the_hyper_parameters_too(tmp_path):
     labels = np.digitize(X[:, 0], [-0.5, 0.5])
     model = lightgbm.LGBMClassifier(n_estimators=6, num_leaves=5, learning_rate=0.2, verbose=-1).fit(X, labels)
     model.booster_.save_model(tmp_path / "m.txt")
@@ -89,7 +86,7 @@ def test_lightgbms_text_tells_the_hyper_parameters_too(tmp_path: Path) -> None:
     assert found.unrecorded == ()
 
 
-def test_of_lightgbms_text_columns_are_matched_by_name_spaces_or_not(tmp_path: Path) -> None:
+def test_of_lightgbms_text_columns_are_matched_by_name_spaces_or_not(tmp_path):
     frame = pd.DataFrame(X, columns=["net income", "age", "debt", "rate"])
     model = lightgbm.LGBMClassifier(n_estimators=3, verbose=-1).fit(frame, Y)
     model.booster_.save_model(tmp_path / "m.txt")
@@ -101,7 +98,7 @@ def test_of_lightgbms_text_columns_are_matched_by_name_spaces_or_not(tmp_path: P
     np.testing.assert_array_equal(read.public, X)
 
 
-def test_a_pickle_is_only_loaded_by_name_and_skops_is_recommended(tmp_path: Path) -> None:
+def test_a_pickle_is_only_loaded_by_name_and_skops_is_recommended(tmp_path):
     path = tmp_path / "m.joblib"
     joblib.dump(LogisticRegression().fit(X, Y), path, compress=3)
     with pytest.raises(InputError, match=r"can run any code.*skops\.io\.dump.*--trust-pickle"):
@@ -109,7 +106,7 @@ def test_a_pickle_is_only_loaded_by_name_and_skops_is_recommended(tmp_path: Path
     assert load_estimator(path, trust_pickle=True).estimator.n_features_in_ == 4
 
 
-def test_types_that_skops_does_not_know_are_refused_by_name_and_accepted_by_name(tmp_path: Path) -> None:
+def test_types_that_skops_does_not_know_are_refused_by_name_and_accepted_by_name(tmp_path):
     model = make_pipeline(FunctionTransformer(np.cbrt), FunctionTransformer(io.StringIO), LogisticRegression())
     model.steps.pop(1)
     model.fit(X, Y).marker = Path("somewhere")
@@ -121,9 +118,7 @@ def test_types_that_skops_does_not_know_are_refused_by_name_and_accepted_by_name
 
 
 @pytest.mark.parametrize("field", ["children_left", "feature"])
-def test_a_tree_whose_nodes_point_outside_of_it_is_refused_before_anything_follows_them(
-    field: str, tmp_path: Path
-) -> None:
+def test_a_tree_whose_nodes_point_outside_of_it_is_refused_before_anything_follows_them(field, tmp_path):
     model = RandomForestClassifier(2, random_state=0).fit(X, Y)
     getattr(model.estimators_[1].tree_, field)[0] = 10**6
     with pytest.raises(InputError, match="nodes point outside"):
@@ -142,12 +137,12 @@ def test_a_tree_whose_nodes_point_outside_of_it_is_refused_before_anything_follo
     ],
     ids=["regressor", "unfitted", "without probabilities", "transformer", "dictionary", "several labels"],
 )
-def test_what_gives_no_class_probabilities_is_refused_in_words(model: Any, said: str, tmp_path: Path) -> None:
+def test_what_gives_no_class_probabilities_is_refused_in_words(model, said, tmp_path):
     with pytest.raises(InputError, match=said):
         load_estimator(saved(model, tmp_path / "m.skops"))
 
 
-def test_boosted_regressors_are_refused(tmp_path: Path) -> None:
+def test_boosted_regressors_are_refused(tmp_path):
     xgboost.XGBRegressor(n_estimators=2).fit(X, X[:, 0]).save_model(tmp_path / "m.json")
     regressor = lightgbm.LGBMRegressor(n_estimators=2, verbose=-1).fit(X, X[:, 0])
     regressor.booster_.save_model(tmp_path / "m.txt")
@@ -157,7 +152,7 @@ def test_boosted_regressors_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["m.txt", "m.skops"])
-def test_a_file_that_is_cut_short_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_short_is_refused_in_a_sentence(name, tmp_path):
     path = tmp_path / name
     if name == "m.txt":
         lightgbm.LGBMClassifier(n_estimators=3, verbose=-1).fit(X, Y).booster_.save_model(path)
@@ -168,9 +163,7 @@ def test_a_file_that_is_cut_short_is_refused_in_a_sentence(name: str, tmp_path: 
         load_model(path)
 
 
-def test_another_release_of_scikit_learn_is_refused_and_another_patch_is_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_release_of_scikit_learn_is_refused_and_another_patch_is_a_note(tmp_path, monkeypatch):
     model = LogisticRegression().fit(X, Y)
     path = tmp_path / "m.pkl"
     for made, allowed in (("0.24.2", False), (sklearn.base.__version__ + ".post1", True)):
@@ -184,7 +177,7 @@ def test_another_release_of_scikit_learn_is_refused_and_another_patch_is_a_note(
                 load_estimator(path, trust_pickle=True)
 
 
-def test_a_pipeline_with_text_columns_works_from_a_csv(tmp_path: Path) -> None:
+def test_a_pipeline_with_text_columns_works_from_a_csv(tmp_path):
     labels = np.where(Y, "good", "bad")
     model = pipeline().fit(FRAME, labels)
     table = FRAME.assign(customer=range(len(FRAME)), label=labels, member=[i % 2 for i in range(len(FRAME))])
@@ -209,7 +202,7 @@ def test_a_pipeline_with_text_columns_works_from_a_csv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["xgboost", "lightgbm", "histogram"])
-def test_boosters_that_want_pandas_categories_and_missing_values_get_them(kind: str, tmp_path: Path) -> None:
+def test_boosters_that_want_pandas_categories_and_missing_values_get_them(kind, tmp_path):
     frame = FRAME.assign(job=FRAME["job"].astype("category"))
     frame.loc[::7, "debt"] = np.nan
     made = {
@@ -229,7 +222,7 @@ def test_boosters_that_want_pandas_categories_and_missing_values_get_them(kind: 
     np.testing.assert_allclose(module(torch.from_numpy(read.data.x)), model.predict_proba(frame), atol=1e-5)
 
 
-def test_codes_go_there_and_back_and_through_their_file(tmp_path: Path) -> None:
+def test_codes_go_there_and_back_and_through_their_file(tmp_path):
     frame = pd.DataFrame({"n": [1.0, np.nan, 3.0], "t": ["b", None, "a"]})
     columns = Columns.of(frame)
     assert Columns.read(columns.save(tmp_path / "columns.json")) == columns
@@ -250,7 +243,7 @@ def test_codes_go_there_and_back_and_through_their_file(tmp_path: Path) -> None:
     ],
     ids=["missing column", "unknown label"],
 )
-def test_a_table_of_another_model_is_refused_in_words(change: Any, said: str, tmp_path: Path) -> None:
+def test_a_table_of_another_model_is_refused_in_words(change, said, tmp_path):
     labels = np.where(Y, "good", "bad")
     found = load_estimator(saved(pipeline().fit(FRAME, labels), tmp_path / "m.skops"))
     table = FRAME.assign(label=labels, member=[i % 2 for i in range(len(FRAME))])
@@ -259,7 +252,7 @@ def test_a_table_of_another_model_is_refused_in_words(change: Any, said: str, tm
         load_for_classifier(found, tmp_path / "data.csv")
 
 
-def test_a_forest_fitted_without_names_takes_all_columns_in_their_order(tmp_path: Path) -> None:
+def test_a_forest_fitted_without_names_takes_all_columns_in_their_order(tmp_path):
     model = ExtraTreesClassifier(2, random_state=0).fit(X, Y)
     found = load_estimator(saved(model, tmp_path / "m.skops"))
     table = pd.DataFrame(X, columns=list("abcd")).assign(label=Y, member=[i % 2 for i in range(len(X))])
@@ -273,14 +266,14 @@ def test_a_forest_fitted_without_names_takes_all_columns_in_their_order(tmp_path
 
 
 @pytest.mark.parametrize("pack", [zlib.compress, lzma.compress])
-def test_what_is_compressed_is_told_by_its_first_byte_and_not_unpacked(pack: Callable[[bytes], bytes]) -> None:
+def test_what_is_compressed_is_told_by_its_first_byte_and_not_unpacked(pack):
     raw = pack(b"\x80" + bytes(2**25))
     found = list[str]()
     assert peak_of(lambda: found.append(identify_estimator(raw))) < 2**24
     assert found == ["pickle"]
 
 
-def test_a_category_has_one_code() -> None:
+def test_a_category_has_one_code():
     text = Columns.of(FRAME).to_json()
     with pytest.raises(InputError, match=r"each once, got .*clerk"):
         Columns.from_json(text.replace('"boss"', '"clerk"'))

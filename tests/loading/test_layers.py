@@ -1,7 +1,5 @@
 """Exported graphs get their layers back: the same function, whose layers can be trained with differential privacy."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

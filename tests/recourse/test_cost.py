@@ -1,7 +1,5 @@
 """What changes cost: up and down, and by name."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

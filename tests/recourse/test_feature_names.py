@@ -1,7 +1,5 @@
 """Columns are matched by name: a table in another order is refused by whatever takes one, before it costs anything."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Frames in, frames out: what people have, in the columns that solvers and training use, by public knowledge only."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
@@ -42,7 +40,7 @@ FRAME = pd.DataFrame(
 )
 
 
-def test_a_table_has_units_levels_one_column_a_category_and_one_a_special_value() -> None:
+def test_a_table_has_units_levels_one_column_a_category_and_one_a_special_value():
     assert " ".join(PEOPLE.columns) == (
         "age age=missing income income=-9 income=-8 job=clerk job=manager owner=0 owner=1 degree degree=missing"
     )
@@ -54,7 +52,7 @@ def test_a_table_has_units_levels_one_column_a_category_and_one_a_special_value(
     ]
 
 
-def test_unchanged_values_come_back_as_they_came_and_changed_ones_in_the_type_of_their_column() -> None:
+def test_unchanged_values_come_back_as_they_came_and_changed_ones_in_the_type_of_their_column():
     table = PEOPLE.table(FRAME)
     table[1, 2], table[0, 5:7] = 60_000, (0, 1)
     found = PEOPLE.frame(table, FRAME)
@@ -67,7 +65,7 @@ def test_unchanged_values_come_back_as_they_came_and_changed_ones_in_the_type_of
     assert str(lists.frame([[3.5], [4.0]], {"a": [1, 2]})) == "{'a': [3.5, 4.0]}"
 
 
-def test_a_label_that_a_categorical_column_has_not_is_added_to_its_type() -> None:
+def test_a_label_that_a_categorical_column_has_not_is_added_to_its_type():
     people = Preprocessing(ordinal={"degree": ["none", "school", "college"]})
     ordered = pd.CategoricalDtype(["none", "college"], ordered=True)
     frame = people.frame([[1], [2]], pd.DataFrame({"degree": ["none", "college"]}, dtype=ordered))
@@ -79,7 +77,7 @@ def test_a_label_that_a_categorical_column_has_not_is_added_to_its_type() -> Non
     assert frame["degree"].to_list() == ["school", "college"]
 
 
-def test_a_frame_outside_of_the_public_ranges_lends_its_types_and_none_of_its_values() -> None:
+def test_a_frame_outside_of_the_public_ranges_lends_its_types_and_none_of_its_values():
     rich = FRAME.assign(income=[10**9, 5, 7])
     table = PEOPLE.table(rich, clip=True)
     assert PEOPLE.frame(table, rich)["income"].tolist() == [500_000, 5, 7]
@@ -97,7 +95,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_frame_has_the_same_table_and_comes_back_as_its_kind(kind: str) -> None:
+def test_every_kind_of_frame_has_the_same_table_and_comes_back_as_its_kind(kind):
     frame = KINDS[kind](FRAME)
     table = PEOPLE.table(frame)
     assert table.tobytes() == PEOPLE.table(FRAME).tobytes()
@@ -110,7 +108,7 @@ def test_every_kind_of_frame_has_the_same_table_and_comes_back_as_its_kind(kind:
         assert found.equals(frame)
 
 
-def test_one_person_is_a_dict_or_a_series_and_comes_back_as_a_dict() -> None:
+def test_one_person_is_a_dict_or_a_series_and_comes_back_as_a_dict():
     for person in (FRAME.iloc[1], FRAME.iloc[1].to_dict()):
         table = PEOPLE.table(person)
         assert table.tolist() == PEOPLE.table(FRAME)[1:2].tolist()
@@ -119,27 +117,27 @@ def test_one_person_is_a_dict_or_a_series_and_comes_back_as_a_dict() -> None:
         assert found == {name: value for name, value in dict(person).items() if name != "degree"}
 
 
-def test_an_array_is_rows_of_the_table_itself() -> None:
+def test_an_array_is_rows_of_the_table_itself():
     table = PEOPLE.table(FRAME)
     assert (PEOPLE.table(table) == table).all()
     assert (PEOPLE.table(table[0]) == table[:1]).all()
 
 
-def test_numbers_are_read_from_every_type_of_column() -> None:
+def test_numbers_are_read_from_every_type_of_column():
     arrays = pd.array([2, 0], dtype="int64[pyarrow]"), np.array([2, 0], dtype=np.float32), pd.Categorical([2, 0])
     for column in ([Decimal(2), Fraction(0)], *arrays, pl.Series([Decimal(2), Decimal(0)])):
         assert Preprocessing(numeric={"a": (0, 5)}).table({"a": column}).ravel().tolist() == [2, 0]
     assert not np.signbit(Preprocessing(numeric={"a": (-5, 5)}).table({"a": [-0.0]})).any()  # zeros of one sign
 
 
-def test_what_is_missing_is_none_nan_or_na() -> None:
+def test_what_is_missing_is_none_nan_or_na():
     people = Preprocessing(numeric={"a": (0, 5)}, categories={"c": ["x", "y"]}, missing=("a", "c"))
     for lost in (None, math.nan, pd.NA, pd.NaT, np.float32("nan"), Decimal("nan")):
         assert people.table({"a": lost, "c": lost}).tolist() == [[2, 1, 0, 0, 1]], lost
     assert people.frame([[2, 1, 0, 0, 1]]) == {"a": [None], "c": [None]}
 
 
-def test_float32_has_the_ends_of_the_range_and_special_values_but_for_rounding() -> None:
+def test_float32_has_the_ends_of_the_range_and_special_values_but_for_rounding():
     people = Preprocessing(numeric={"rate": (0.1, 0.7)}, special={"rate": [-7.7]})
     assert people.table({"rate": np.float32([0.1, 0.7, -7.7])}).tolist() == [[0.1, 0], [0.7, 0], [0.4, 1]]
     with pytest.raises(InputError, match=r"rate: expected the public range 0\.1 to 0\.7, got 0\.09999999 in row 0"):
@@ -183,7 +181,7 @@ def populations(draw: st.DrawFn) -> tuple[Preprocessing, dict[str, list[object]]
 
 @settings(max_examples=60)
 @given(populations())
-def test_a_frame_becomes_a_table_and_comes_back(population: tuple[Preprocessing, dict[str, list[object]]]) -> None:
+def test_a_frame_becomes_a_table_and_comes_back(population):
     people, columns = population
     assert eval(repr(people)) == people
     table = people.table(columns)
@@ -198,9 +196,7 @@ def test_a_frame_becomes_a_table_and_comes_back(population: tuple[Preprocessing,
 
 @settings(max_examples=40)
 @given(populations())
-def test_scaled_rows_keep_to_the_norm_bound_and_are_affine_in_the_table(
-    population: tuple[Preprocessing, dict[str, list[object]]],
-) -> None:
+def test_scaled_rows_keep_to_the_norm_bound_and_are_affine_in_the_table(population):
     people, columns = population
     scaled = people.transform(columns)
     assert np.linalg.norm(scaled, axis=1).max() <= people.norm_bound * (1 + 1e-12)
@@ -210,13 +206,13 @@ def test_scaled_rows_keep_to_the_norm_bound_and_are_affine_in_the_table(
 # As an object
 
 
-def test_it_is_the_same_after_pickle_copy_and_clone() -> None:
+def test_it_is_the_same_after_pickle_copy_and_clone():
     for other in (pickle.loads(pickle.dumps(PEOPLE)), copy.deepcopy(PEOPLE), clone(PEOPLE), eval(repr(PEOPLE))):
         assert other == PEOPLE
         assert other.columns == PEOPLE.columns
 
 
-def test_it_is_a_step_of_a_pipeline_that_learns_nothing() -> None:
+def test_it_is_a_step_of_a_pipeline_that_learns_nothing():
     pipeline = make_pipeline(PEOPLE, LogisticRegression()).fit(FRAME, [0, 1, 1])
     assert pipeline[:-1].get_feature_names_out().tolist() == list(PEOPLE.columns)
     assert list(pipeline.feature_names_in_) == list(PEOPLE.features)
@@ -230,7 +226,7 @@ def test_it_is_a_step_of_a_pipeline_that_learns_nothing() -> None:
     PEOPLE.set_output(transform="default")
 
 
-def test_it_cannot_be_changed() -> None:
+def test_it_cannot_be_changed():
     with pytest.raises(ConfigurationError, match="make another one"):
         PEOPLE.set_params(missing=())
     with pytest.raises(ConfigurationError, match="make another one"):
@@ -242,7 +238,7 @@ def test_it_cannot_be_changed() -> None:
             array[0] = 0
 
 
-def test_another_declaration_has_another_digest() -> None:
+def test_another_declaration_has_another_digest():
     plain = {
         "numeric": {"age": (18, 100), "income": (0, 500_000)},
         "categories": {"job": ["clerk", "manager"], "owner": [0, 1]},
@@ -269,7 +265,7 @@ def test_another_declaration_has_another_digest() -> None:
 # Training data
 
 
-def test_training_reads_each_row_alone_and_takes_numbers_outside_for_the_ends() -> None:
+def test_training_reads_each_row_alone_and_takes_numbers_outside_for_the_ends():
     wide = FRAME.assign(age=[10, 200, 50], income=[1e9, -3, -8])
     table = PEOPLE.table(wide, clip=True)
     assert table[:, 0].tolist() == [18, 100, 50]
@@ -281,12 +277,12 @@ def test_training_reads_each_row_alone_and_takes_numbers_outside_for_the_ends() 
 # Special values
 
 
-def test_special_values_are_special_wherever_they_lie() -> None:
+def test_special_values_are_special_wherever_they_lie():
     people = Preprocessing(numeric={"months": (0, 400)}, special={"months": [0, 99]})
     assert people.table({"months": [0, 99, 1, 400]}).tolist() == [[200, 1, 0], [200, 0, 1], [1, 0, 0], [400, 0, 0]]
 
 
-def test_regular_values_begin_next_to_a_special_end_so_that_no_answer_is_special() -> None:
+def test_regular_values_begin_next_to_a_special_end_so_that_no_answer_is_special():
     people = Preprocessing(numeric={"months": (0, 400)}, special={"months": [0, 99, 400]})
     allowed = people.constraints()
     assert 0 < allowed.low[0] < 1e-300
@@ -297,7 +293,7 @@ def test_regular_values_begin_next_to_a_special_end_so_that_no_answer_is_special
     assert people.misread(rows).tolist() == [True, False, False]
 
 
-def test_special_and_missing_states_are_held() -> None:
+def test_special_and_missing_states_are_held():
     table = PEOPLE.table(FRAME)
     held = PEOPLE.held(table)
     names = [[name for name, h in zip(PEOPLE.columns, row, strict=True) if h] for row in held]
@@ -307,7 +303,7 @@ def test_special_and_missing_states_are_held() -> None:
     assert set(states) <= set(PEOPLE.constraints().immutable)
 
 
-def test_the_missing_category_is_one_of_its_group_that_nobody_enters_or_leaves() -> None:
+def test_the_missing_category_is_one_of_its_group_that_nobody_enters_or_leaves():
     people = Preprocessing(numeric={"a": (0, 1)}, categories={"job": ["x", "y"]}, missing=("job",))
     allowed = people.constraints()
     assert allowed.one_hot == (("job=x", "job=y", "job=missing"),)
@@ -320,7 +316,7 @@ def test_the_missing_category_is_one_of_its_group_that_nobody_enters_or_leaves()
 # Constraints and costs of features
 
 
-def test_constraints_of_features_are_about_their_columns_within_the_public_ranges() -> None:
+def test_constraints_of_features_are_about_their_columns_within_the_public_ranges():
     found = PEOPLE.constraints(
         Constraints(
             ("income", "age", "degree", "job", "job=manager"),
@@ -357,12 +353,12 @@ def test_constraints_of_features_are_about_their_columns_within_the_public_range
         (lambda: Constraints(("age",), upper=10), "age: upper 10 leaves nothing of the public range 18 to 100"),
     ],
 )
-def test_constraints_that_cannot_be_meant_are_refused_by_feature(constraints, message) -> None:
+def test_constraints_that_cannot_be_meant_are_refused_by_feature(constraints, message):
     with pytest.raises(ConfigurationError, match=message):
         PEOPLE.constraints(constraints())
 
 
-def test_a_cost_without_a_scale_counts_in_public_ranges_and_a_category_as_a_whole_range() -> None:
+def test_a_cost_without_a_scale_counts_in_public_ranges_and_a_category_as_a_whole_range():
     clerk, manager = np.zeros(11), np.zeros(11)
     clerk[5], manager[6] = 1, 1
     across = {"age": 82, "income": 500_000, "degree": 2}
@@ -374,7 +370,7 @@ def test_a_cost_without_a_scale_counts_in_public_ranges_and_a_category_as_a_whol
         assert priced.distance(manager - clerk) == pytest.approx(1)
 
 
-def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_range() -> None:
+def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_range():
     priced = PEOPLE.cost(L1({"age": 1.0}, rise={"income": 3.0}))
     assert priced.distance(np.eye(11)[0] * 5) == pytest.approx(5)
     assert priced.distance(np.eye(11)[2] * 500_000) == pytest.approx(3)
@@ -408,7 +404,7 @@ def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_ran
         ({"categories": {"a": ["x", "y"]}, "units": {"a": "m"}}, "units: expected a unit of a numeric feature"),
     ],
 )
-def test_declarations_that_cannot_be_meant_are_refused_by_feature(declared, message) -> None:
+def test_declarations_that_cannot_be_meant_are_refused_by_feature(declared, message):
     with pytest.raises((ConfigurationError, ConfigurationTypeError), match=message):
         Preprocessing(**declared)
 
@@ -431,12 +427,12 @@ def test_declarations_that_cannot_be_meant_are_refused_by_feature(declared, mess
         (np.full((2, 11), 0.5), "exactly one category or state"),
     ],
 )
-def test_frames_that_cannot_be_read_are_refused_by_feature_and_row(frame, message) -> None:
+def test_frames_that_cannot_be_read_are_refused_by_feature_and_row(frame, message):
     with pytest.raises(InputError, match=message):
         PEOPLE.table(frame)
 
 
-def test_rows_that_are_none_of_the_table_have_no_frame() -> None:
+def test_rows_that_are_none_of_the_table_have_no_frame():
     table = PEOPLE.table(FRAME)
     for column, value, message in ((0, 17, "18 to 100, got 17"), (9, 0.5, "degree"), (5, 0.5, "job"), (1, 2.0, "age")):
         wrong = table.copy()

@@ -1,7 +1,5 @@
 """What only looks like numbers is not read as numbers."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

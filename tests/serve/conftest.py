@@ -1,7 +1,5 @@
 """A certified model of digits as files, made once a session."""
 
-from __future__ import annotations
-
 import pytest
 from served_digits import Certified, certified, digits, exported, trained
 
@@ -9,7 +7,7 @@ from safexplain.hardening.hardening import Hardening
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+def made(tmp_path_factory):
     """A certified model; its hardening has no noise and needs no key."""
     folder = tmp_path_factory.mktemp("served")
     path = exported(trained(), folder / "model.pt2")
@@ -18,7 +16,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certified:
 
 
 @pytest.fixture(scope="session")
-def noisy(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+def noisy(tmp_path_factory):
     """A certified model whose hardening has noise, and so needs a key."""
     folder = tmp_path_factory.mktemp("noisy")
     path = exported(trained(1), folder / "model.pt2")

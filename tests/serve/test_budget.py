@@ -1,7 +1,5 @@
 """A client's distinct questions are limited, and looks at one map more strictly; recognised by what public rows are."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import multiprocessing

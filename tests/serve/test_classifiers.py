@@ -1,9 +1,5 @@
 """A classifier of tables is served from its file as a network is."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +14,7 @@ skops = pytest.importorskip("skops.io")
 
 
 @pytest.mark.parametrize("texts", [False, True], ids=["numbers", "texts"])
-def test_a_classifier_of_tables_is_served_from_its_file(texts: bool, tmp_path: Path) -> None:
+def test_a_classifier_of_tables_is_served_from_its_file(texts, tmp_path):
     frame = pd.DataFrame({"a": [0.0, 1.0] * 8, "b": ["x", "x", "y", "z"] * 4 if texts else [1.0, 2.0, 3.0, 4.0] * 4})
     labels = np.array([0, 1, 1, 1] * 4)
     model = make_pipeline(OneHotEncoder(handle_unknown="ignore"), LogisticRegression()).fit(frame, labels)

@@ -1,7 +1,5 @@
 """What the suite on dithering counts is what a slow greedy count gives, and its attackers find what is there."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

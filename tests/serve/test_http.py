@@ -1,13 +1,10 @@
 """The service over HTTP: real servers on loopback, a client, and a browser on the page of the interface."""
 
-from __future__ import annotations
-
 import re
 
 import httpx
 import pytest
 from fastapi import FastAPI
-from served_digits import Certified
 from servers import EXPLAIN, INFER, PREDICT, listening
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
 from starlette.middleware.authentication import AuthenticationMiddleware
@@ -17,7 +14,7 @@ from safexplain.serve.questions import Questions
 
 
 @pytest.fixture(scope="module")
-def client(made: Certified):
+def client(made):
     with (
         listening(app(Service.load(made.model, made.certificate, limits=Limits(questions=60)))) as url,
         httpx.Client(base_url=url, headers={"X-Client-Id": "module"}) as made_client,

@@ -1,7 +1,5 @@
 """What a service promises, looked at from outside by somebody who wrote none of it."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -1,7 +1,5 @@
 """Payloads: a request holds inputs and nothing else, and an answer what is listed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

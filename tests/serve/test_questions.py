@@ -1,7 +1,5 @@
 """Questions are counted exactly: what was asked before is free, and at the limit exactly the limit is granted."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import itertools
@@ -29,7 +27,7 @@ def named(*numbers: int) -> list[bytes]:
 
 
 @pytest.fixture
-def clock() -> SetClock:
+def clock():
     return SetClock()
 
 

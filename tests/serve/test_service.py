@@ -1,7 +1,5 @@
 """The core of a service: who is answered, from what, once, and what is never given out."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from explain_nets import certificate
-from served_digits import KEY, Certified, certified, exported, trained
+from served_digits import KEY, certified, exported, trained
 from servers import listening
 from torch import nn
 
@@ -40,7 +38,7 @@ from safexplain.verdict.certificate.read import load_certificate
 
 
 @pytest.fixture
-def service(made: Certified):
+def service(made):
     with Service.load(made.model, made.certificate, limits=Limits(questions=20)) as loaded:
         yield loaded
 

@@ -1,7 +1,5 @@
 """The contract holds for every hardened explainer, and an explainer that breaks a clause is told exactly which."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Markers are found wherever an answer holds them, planting ends when it should, and results are compared exactly."""
 
-from __future__ import annotations
-
 import copy
 from collections import namedtuple
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What an explanation adds to the label, against a slow version, and where it is known how much that is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -92,18 +90,18 @@ def slow_excess(meter: LeakMeter, values: dict, maps: np.ndarray, targets: list[
 
 
 @pytest.fixture(scope="module")
-def meter() -> LeakMeter:
+def meter():
     return LeakMeter(MEMBER, known(), Policy(), seed=4)
 
 
 @pytest.mark.parametrize("shift", [0.0, 2.0])
-def test_the_leak_is_that_of_the_slow_version(meter: LeakMeter, shift: float) -> None:
+def test_the_leak_is_that_of_the_slow_version(meter, shift):
     values, maps = released(shift)
     targets = meter.targets[:3]
     assert meter.excess(values, maps, targets).excess == pytest.approx(slow_excess(meter, values, maps, targets))
 
 
-def test_a_random_map_adds_about_nothing_and_a_telling_one_is_found(meter: LeakMeter) -> None:
+def test_a_random_map_adds_about_nothing_and_a_telling_one_is_found(meter):
     none = [meter.excess(*released(0.0, seed), meter.targets) for seed in range(3)]
     assert np.mean([one.excess for one in none]) < 0.02
     assert all(one.excess <= 4 * one.error for one in none)
@@ -113,7 +111,7 @@ def test_a_random_map_adds_about_nothing_and_a_telling_one_is_found(meter: LeakM
     assert found.attack
 
 
-def test_what_the_label_tells_is_no_leak() -> None:
+def test_what_the_label_tells_is_no_leak():
     telling = {"label": np.where(RNG.random((M, N)) < 0.9, ~MEMBER, MEMBER).astype(float)}
     labels = np.stack([telling["label"]] * D, axis=-1).astype(np.float32) + 1
     values = {n: v.reshape(M, N).numpy() for n, v in summarise(torch.from_numpy(labels).flatten(0, 1)).items()}
@@ -122,7 +120,7 @@ def test_what_the_label_tells_is_no_leak() -> None:
     assert found.excess < max(0.02, 2 * found.error)
 
 
-def test_rates_are_those_of_the_slow_version_and_of_repeated_examples() -> None:
+def test_rates_are_those_of_the_slow_version_and_of_repeated_examples():
     rng = np.random.default_rng(5)
     for _ in range(20):
         member = rng.random(80) < 0.5
@@ -133,7 +131,7 @@ def test_rates_are_those_of_the_slow_version_and_of_repeated_examples() -> None:
             assert fast == pytest.approx(slow_rates(np.repeat(scores, weight), np.repeat(member, weight)))
 
 
-def test_the_standard_error_is_that_of_other_examples() -> None:
+def test_the_standard_error_is_that_of_other_examples():
     excesses, errors = [], []
     for seed in range(16):
         rng = np.random.default_rng(100 + seed)
@@ -148,7 +146,7 @@ def test_the_standard_error_is_that_of_other_examples() -> None:
     assert 0.5 < np.std(excesses, ddof=1) / np.mean(errors) < 1.7
 
 
-def test_the_audited_model_is_a_target_and_no_target_fits_the_stacks() -> None:
+def test_the_audited_model_is_a_target_and_no_target_fits_the_stacks():
     for seed in range(10):
         meter = LeakMeter(MEMBER, known(), Policy(), seed=seed)
         assert meter.targets[0] == 0
@@ -156,7 +154,7 @@ def test_the_audited_model_is_a_target_and_no_target_fits_the_stacks() -> None:
         assert sorted([*meter.players, *meter.targets]) == list(range(M))
 
 
-def test_too_few_models_and_one_sided_examples_are_refused() -> None:
+def test_too_few_models_and_one_sided_examples_are_refused():
     with pytest.raises(InputError, match="at least 4 reference models"):
         LeakMeter(MEMBER[:4], {"label": known()["label"][:4]}, Policy())
     member = MEMBER.copy()

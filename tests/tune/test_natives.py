@@ -1,7 +1,5 @@
 """What a search hardens is what the hardened classes release: at the resolution of groups, before maps are enlarged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Promises of a search's page: everything that was found is on it, and nothing is loaded for it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -90,7 +88,7 @@ def whole(shape: tuple[int, ...] = (1, 8, 8)) -> str:
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 6), (12,)])
-def test_the_page_is_well_formed_and_loads_nothing(shape: tuple[int, ...]) -> None:
+def test_the_page_is_well_formed_and_loads_nothing(shape):
     html = whole(shape)
     parsed = Spaced(html)
     assert (parsed.stack, parsed.unbalanced) == ([], [])
@@ -106,7 +104,7 @@ def test_the_page_is_well_formed_and_loads_nothing(shape: tuple[int, ...]) -> No
     assert len(identifiers) == len(set(identifiers))
 
 
-def test_every_release_stands_in_the_table_with_its_numbers() -> None:
+def test_every_release_stands_in_the_table_with_its_numbers():
     found = study()
     front = front_of(found.points)
     chosen, _ = choose(front, found.allowance)
@@ -123,7 +121,7 @@ def test_every_release_stands_in_the_table_with_its_numbers() -> None:
     assert "64" not in [f.number for f in front if f.number < 0]
 
 
-def test_names_and_notes_cannot_write_into_the_page() -> None:
+def test_names_and_notes_cannot_write_into_the_page():
     nasty = "<script>alert(1)</script>"
     found = replace(study(names=(nasty,)), title=nasty, explainer=nasty)
     parsed = Spaced(page(found, audited(CERTIFIED), examples(found, ())))
@@ -133,7 +131,7 @@ def test_names_and_notes_cannot_write_into_the_page() -> None:
 
 
 @pytest.mark.parametrize(("leak", "said"), [(CERTIFIED, "Certified"), (LEAKS, "Leak proven")])
-def test_the_verdict_is_the_confirmations(leak: float, said: str) -> None:
+def test_the_verdict_is_the_confirmations(leak, said):
     result = audited(leak)
     parsed = Spaced(page(study(), result))
     assert said in parsed.text
@@ -143,7 +141,7 @@ def test_the_verdict_is_the_confirmations(leak: float, said: str) -> None:
     ]
 
 
-def test_without_a_confirmation_nothing_is_claimed_and_nothing_is_linked() -> None:
+def test_without_a_confirmation_nothing_is_claimed_and_nothing_is_linked():
     for interrupted in (True, False):
         parsed = Spaced(page(replace(study(), interrupted=interrupted), None))
         assert "Not confirmed" in parsed.text
@@ -151,7 +149,7 @@ def test_without_a_confirmation_nothing_is_claimed_and_nothing_is_linked() -> No
         assert "report.html" not in [a.get("href") for _, a in parsed.tags]
 
 
-def test_why_it_was_chosen_and_whether_it_beats_models_of_public_data() -> None:
+def test_why_it_was_chosen_and_whether_it_beats_models_of_public_data():
     found = study()
     chosen, within = choose(front_of(found.points), found.allowance)
     assert within
@@ -169,7 +167,7 @@ def test_why_it_was_chosen_and_whether_it_beats_models_of_public_data() -> None:
     assert "No tried release" in " ".join(chosen_words(leaky, least, within))
 
 
-def test_the_plot_names_every_point_of_comparison_and_marks_the_chosen_one() -> None:
+def test_the_plot_names_every_point_of_comparison_and_marks_the_chosen_one():
     found = study()
     front = front_of(found.points)
     chosen, _ = choose(front, found.allowance)
@@ -182,7 +180,7 @@ def test_the_plot_names_every_point_of_comparison_and_marks_the_chosen_one() -> 
     assert "DejaVu" not in svg
 
 
-def test_images_are_shown_as_maps() -> None:
+def test_images_are_shown_as_maps():
     found = study()
     front = front_of(found.points)
     images = Spaced(page(found, None, examples(found, front)))
@@ -193,7 +191,7 @@ def test_images_are_shown_as_maps() -> None:
     assert "img" not in {tag for tag, _ in Spaced(page(found, None, examples(found, front, (14,)))).tags}
 
 
-def test_a_hardening_is_written_as_in_python_with_numbers_that_can_be_read() -> None:
+def test_a_hardening_is_written_as_in_python_with_numbers_that_can_be_read():
     one = replace(point(0, 0.0, 1.0), options={})
     assert as_python(replace(one, hardening=Hardening(clip=TopKSet(k=4)))) == (
         "Hardening(clip=TopKSet(k=4, positive=True))"

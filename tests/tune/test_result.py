@@ -1,7 +1,5 @@
 """Points, their front, and which of them is chosen."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What may be tried: every step that a hardening can have."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np

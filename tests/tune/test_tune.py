@@ -1,7 +1,5 @@
 """The search as a whole: it sees a leak and goes round it, by examples that certify nothing, and can be taken up."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -17,7 +15,7 @@ from safexplain import HardenedInputXGradient, HardenedSaliency, Hardening
 from safexplain.audit import AuditOptions, Dither, Population
 from safexplain.audit.controls.splits import Splits
 from safexplain.errors import ConfigurationError, InputError, MissingExtraError
-from safexplain.tune import Tuned, study
+from safexplain.tune import study
 from safexplain.tune.result import front_of
 from safexplain.tune.study import Leakage
 from safexplain.verdict.certificate.read import load_certificate
@@ -26,19 +24,19 @@ pytestmark = pytest.mark.usefixtures("few_trees")
 
 
 @pytest.fixture
-def unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+def unconfirmed(monkeypatch):
     """Without the audit at the end."""
     monkeypatch.setattr(study, "judge", lambda question, models: None)
 
 
 @pytest.fixture
-def nothing_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_leaks(monkeypatch):
     """Attacks that take no time and find nothing."""
     monkeypatch.setattr(study.LeakMeter, "excess", lambda self, values, maps, targets: Leakage(0.0, 0.0, "", 1))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def found(tmp_path_factory):
     """A search whose native maps tell members by their size, in a folder, with its confirmation."""
     patch = pytest.MonkeyPatch()
     patch.setenv("SAFEXPLAIN_USES", str(tmp_path_factory.mktemp("uses") / "uses.sqlite"))
@@ -47,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return tuned
 
 
-def test_a_planted_leak_is_seen_and_avoided(found: Tuned) -> None:
+def test_a_planted_leak_is_seen_and_avoided(found):
     native = found.study.reference["native"]
     assert native.leak > 0.2
     assert native.leak > 4 * native.leak_error
@@ -58,7 +56,7 @@ def test_a_planted_leak_is_seen_and_avoided(found: Tuned) -> None:
     assert found.chosen in found.front
 
 
-def test_the_front_is_that_of_the_points_and_reference_points_are_among_them(found: Tuned) -> None:
+def test_the_front_is_that_of_the_points_and_reference_points_are_among_them(found):
     assert found.front == front_of(found.study.points)
     assert found.study.reference.keys() == {"native", "recommended", "DeepLeak's best"}
     assert found.study.reference["recommended"].hardening == Hardening.recommended()
@@ -67,7 +65,7 @@ def test_the_front_is_that_of_the_points_and_reference_points_are_among_them(fou
     assert found.study.trials == TRIALS == len(found.study.points) + found.study.pruned + found.study.failed
 
 
-def test_the_confirmation_is_on_other_examples_and_its_certificate_tells_of_the_search(found: Tuned) -> None:
+def test_the_confirmation_is_on_other_examples_and_its_certificate_tells_of_the_search(found):
     assert found.confirmed is not None
     assert found.confirmed.result.split == "certification"
     assert found.confirmed.result.uses == 1  # trials used the examples of the certification split for nothing
@@ -81,13 +79,13 @@ def test_the_confirmation_is_on_other_examples_and_its_certificate_tells_of_the_
     assert Hardening.from_json((folder / "hardening.json").read_text()) == found.chosen.hardening
 
 
-def test_the_digest_is_that_of_the_file_in_the_folder(found: Tuned) -> None:
+def test_the_digest_is_that_of_the_file_in_the_folder(found):
     text = (Path(found.study.path or "") / "study.json").read_bytes()
     assert hashlib.sha256(text).hexdigest() == found.study.digest
     assert sum("leak" in trial for trial in json.loads(text)["trials"]) == len(found.study.points)
 
 
-def test_no_key_is_in_any_file_of_the_study(found: Tuned) -> None:
+def test_no_key_is_in_any_file_of_the_study(found):
     key = hashlib.blake2b(b"tune 0", digest_size=32).digest()  # as `Natives` makes it
     for path in Path(found.study.path or "").rglob("*"):
         if path.is_file():
@@ -98,7 +96,7 @@ def test_no_key_is_in_any_file_of_the_study(found: Tuned) -> None:
 
 
 @pytest.mark.usefixtures("unconfirmed")
-def test_nothing_of_the_certification_split_moves_a_trial(found: Tuned) -> None:
+def test_nothing_of_the_certification_split_moves_a_trial(found):
     population, shadows = world()
     pool = study.Models(population, shadows)
     at = np.flatnonzero(~Splits.of(pool.signals(), POLICY, trains=True).selection)
@@ -118,7 +116,7 @@ def test_nothing_of_the_certification_split_moves_a_trial(found: Tuned) -> None:
 
 
 @pytest.mark.usefixtures("unconfirmed")
-def test_ctrl_c_keeps_what_is_there_and_a_second_run_goes_on(found: Tuned, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_there_and_a_second_run_goes_on(found, tmp_path):
     def stop(stage, done, total, note=""):
         if stage == "searching" and done == 6:
             raise KeyboardInterrupt
@@ -136,7 +134,7 @@ def test_ctrl_c_keeps_what_is_there_and_a_second_run_goes_on(found: Tuned, tmp_p
 
 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
-def test_points_that_keep_less_than_one_that_adds_nothing_are_not_attacked() -> None:
+def test_points_that_keep_less_than_one_that_adds_nothing_are_not_attacked():
     tuned = search(HardenedInputXGradient, trials=14)
     assert tuned.study.pruned == 5  # all that were sampled: the native map keeps everything
     assert tuned.chosen is not None
@@ -144,7 +142,7 @@ def test_points_that_keep_less_than_one_that_adds_nothing_are_not_attacked() -> 
 
 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
-def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for_each(monkeypatch) -> None:
+def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for_each(monkeypatch):
     asked, before = [], study.explanations_of
 
     def counted(*args, **options):
@@ -158,7 +156,7 @@ def test_options_of_the_explainer_are_searched_and_native_maps_computed_once_for
 
 
 @pytest.mark.usefixtures("unconfirmed")
-def test_models_of_public_data_are_a_point_to_compare_with() -> None:
+def test_models_of_public_data_are_a_point_to_compare_with():
     population, _ = world()
     public = RECIPE.train(build(9), population.x, population.y, torch.Generator().manual_seed(0))
     tuned = search(HardenedInputXGradient, trials=2, public_models=[public.eval()])
@@ -182,13 +180,13 @@ def test_models_of_public_data_are_a_point_to_compare_with() -> None:
         ),
     ],
 )
-def test_what_cannot_be_searched_is_refused_in_plain_words(changes, error, says) -> None:
+def test_what_cannot_be_searched_is_refused_in_plain_words(changes, error, says):
     with pytest.raises(error, match=says):
         search(HardenedInputXGradient, **changes)
 
 
 @pytest.mark.usefixtures("unconfirmed")
-def test_a_release_is_searched_for_pre_training_data_whose_labels_are_of_another_task() -> None:
+def test_a_release_is_searched_for_pre_training_data_whose_labels_are_of_another_task():
     pool = replace(world()[0], y=world()[0].y + 20)
     options, policy = (
         AuditOptions(dither=Dither(), subject_data="pre-training"),
@@ -200,7 +198,7 @@ def test_a_release_is_searched_for_pre_training_data_whose_labels_are_of_another
 
 
 @pytest.mark.usefixtures("unconfirmed", "nothing_leaks")
-def test_a_folder_with_another_study_is_refused_and_says_what_differs(tmp_path: Path) -> None:
+def test_a_folder_with_another_study_is_refused_and_says_what_differs(tmp_path):
     search(HardenedInputXGradient, trials=1, folder=tmp_path)
     with pytest.raises(InputError, match=r"another study \(the explainer, the seed differ\)"):
         search(HardenedSaliency, trials=1, folder=tmp_path, seed=2)
@@ -211,7 +209,7 @@ def test_a_folder_with_another_study_is_refused_and_says_what_differs(tmp_path: 
         search(HardenedInputXGradient, trials=1, folder=tmp_path / "bad")
 
 
-def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingExtraError, match=r"safexplain\[tune\]"):
         search(HardenedInputXGradient)

@@ -1,7 +1,5 @@
 """A sentence claims no more than was judged; D1 and D3 are defects of version 0.1, as measured from outside."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

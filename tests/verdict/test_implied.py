@@ -1,11 +1,8 @@
 """What (epsilon, delta) alone implies: no attack does better, the best one comes as near, and verdicts rest on it."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,14 +37,14 @@ PURE = PrivacyStatement("Laplace", 500, 0.0, pure_epsilon=1.0, pure_add_remove=0
 
 
 @given(st.floats(0, 20), st.floats(0, 1), st.floats(0, 1))
-def test_one_pair_bounds_the_rate_in_both_directions(epsilon: float, delta: float, fpr: float) -> None:
+def test_one_pair_bounds_the_rate_in_both_directions(epsilon, delta, fpr):
     most = float(tpr_bound(fpr, epsilon, delta))
     assert most <= math.exp(epsilon) * fpr + delta + 1e-12
     assert (1 - fpr) <= math.exp(epsilon) * (1 - most) + delta + 1e-9 or most == pytest.approx(1)
     assert min(1.0, fpr) <= most + 1e-12  # guessing is always possible
 
 
-def test_randomised_response_reaches_the_bound_of_a_pure_guarantee() -> None:
+def test_randomised_response_reaches_the_bound_of_a_pure_guarantee():
     """The answer is the true bit with probability e^eps / (1 + e^eps): its two tests are vertices of the curve."""
     epsilon = PURE.epsilons.add_remove
     right = math.exp(epsilon) / (1 + math.exp(epsilon))
@@ -57,7 +54,7 @@ def test_randomised_response_reaches_the_bound_of_a_pure_guarantee() -> None:
 
 
 @pytest.mark.parametrize(("steps", "noise"), [(1, 2.0), (1, 0.7), (100, 20.0), (3, 50.0)])
-def test_the_best_attack_on_a_gaussian_mechanism_comes_near_it(steps: int, noise: float) -> None:
+def test_the_best_attack_on_a_gaussian_mechanism_comes_near_it(steps, noise):
     bound, mu = RocBound.of(stated(noise, steps=steps)), math.sqrt(steps) / noise
     with np.errstate(invalid="ignore"):
         best = norm.cdf(norm.ppf(RATES) + mu)
@@ -68,7 +65,7 @@ def test_the_best_attack_on_a_gaussian_mechanism_comes_near_it(steps: int, noise
 
 
 @pytest.mark.parametrize(("noise", "q"), [(0.8, 0.3), (2.0, 0.05)])
-def test_no_threshold_of_a_sampled_step_is_above_it_and_the_best_comes_near(noise: float, q: float) -> None:
+def test_no_threshold_of_a_sampled_step_is_above_it_and_the_best_comes_near(noise, q):
     threshold = np.linspace(-3 * noise, 1 + 4 * noise, 200)
     fpr = norm.sf(threshold / noise)
     tpr = (1 - q) * fpr + q * norm.sf((threshold - 1) / noise)
@@ -79,7 +76,7 @@ def test_no_threshold_of_a_sampled_step_is_above_it_and_the_best_comes_near(nois
     assert (tpr[usual] >= 0.9 * bound(fpr[usual])).all(), "the bound would say nothing if it were far above"
 
 
-def test_one_pair_bounds_the_rate_by_the_printed_formula() -> None:
+def test_one_pair_bounds_the_rate_by_the_printed_formula():
     assert float(tpr_bound(0.01, 1.0, 1e-3)) == pytest.approx(math.e * 0.01 + 1e-3)
     assert float(tpr_bound(0.6, 1.0, 1e-3)) == pytest.approx(1 - (1 - 1e-3 - 0.6) / math.e)
     found = Implied.of(stated(1.738, 0.1, 300), 0.01)
@@ -89,7 +86,7 @@ def test_one_pair_bounds_the_rate_by_the_printed_formula() -> None:
     assert found.by_epsilon == pytest.approx(1 - math.exp(-found.epsilon) * (1 - 1e-5 - 0.01))
 
 
-def test_without_noise_nothing_is_implied() -> None:
+def test_without_noise_nothing_is_implied():
     assert Implied.of(stated(0.0, steps=3), 0.01) is None
     assert (RocBound.of(stated(0.0))(RATES) == 1).all()
 
@@ -105,7 +102,7 @@ def undecided(**more: object) -> Judgement:
     return Judgement(POLICY, (Evidence("LikelihoodRatio", "l1", "explanation", 1, 1, 6, 0),), 40, 40, 0, **more)  # type: ignore[arg-type]
 
 
-def test_a_guarantee_that_satisfies_the_policy_certifies_what_the_sample_could_not_decide() -> None:
+def test_a_guarantee_that_satisfies_the_policy_certifies_what_the_sample_could_not_decide():
     assert undecided().verdict == "inconclusive"
     found = undecided(implied=STRONG)
     assert (found.verdict, found.exit_code, found.basis) == ("certified", 0, "by guarantee")
@@ -117,20 +114,20 @@ def test_a_guarantee_that_satisfies_the_policy_certifies_what_the_sample_could_n
     assert words.reasons(found) == ()
 
 
-def test_a_guarantee_that_does_not_satisfy_it_changes_no_verdict() -> None:
+def test_a_guarantee_that_does_not_satisfy_it_changes_no_verdict():
     found = undecided(implied=WEAK)
     assert (found.verdict, found.basis) == ("inconclusive", "by measurement")
     assert "guarantee" not in words.text(found)
 
 
-def test_so_it_does_for_what_is_added() -> None:
+def test_so_it_does_for_what_is_added():
     few = compared(Policy(fpr=0.05, max_tpr=0.2, patience=(1,)), n=40)
     assert few.verdict == "inconclusive"
     assert replace(few, implied=Implied.of(stated(100.0), 0.05)).verdict == "certified"
     assert replace(few, implied=Implied.of(stated(0.5), 0.05)).verdict == "inconclusive"
 
 
-def test_a_proven_leak_stays_one_and_contradicts_the_statement() -> None:
+def test_a_proven_leak_stays_one_and_contradicts_the_statement():
     found = Evidence("LikelihoodRatio", "l1", "explanation", 1, 600, 700, 500)
     leak = Judgement(POLICY, (found,), 1000, 1000, 16, uses=1, implied=STRONG)
     assert (leak.verdict, leak.basis) == ("leak", "by measurement")
@@ -138,7 +135,7 @@ def test_a_proven_leak_stays_one_and_contradicts_the_statement() -> None:
     assert "Under the privacy statement, no attack finds more than" in words.text(leak)
 
 
-def test_an_unreleased_signal_contradicts_it_too() -> None:
+def test_an_unreleased_signal_contradicts_it_too():
     """The guarantee is about everything that is computed from the model, so also about its losses."""
     quiet = Evidence("LikelihoodRatio", "l1", "explanation", 1, 10, 20, 5)
     loss = Evidence("LikelihoodRatio", "loss", "loss", 1, 600, 700, 500)
@@ -147,12 +144,12 @@ def test_an_unreleased_signal_contradicts_it_too() -> None:
     assert found.verdict == "inconclusive"
 
 
-def test_where_members_differ_from_others_nothing_is_certified_by_guarantee() -> None:
+def test_where_members_differ_from_others_nothing_is_certified_by_guarantee():
     unlike = Control("blind baseline", True, "inputs differ", {"auc": 0.7})
     assert undecided(implied=STRONG, controls=(unlike,)).verdict == "inconclusive"
 
 
-def test_nor_in_a_quick_look_nor_on_the_selection_split() -> None:
+def test_nor_in_a_quick_look_nor_on_the_selection_split():
     assert undecided(implied=STRONG, quick=True).verdict == "inconclusive"
     assert undecided(implied=STRONG, split="selection").verdict == "inconclusive"
 
@@ -163,7 +160,7 @@ STATED = stated(100.0, pretrained=True, weights="ab" * 32)
 IMPLYING = replace(undecided(), implied=Implied.of(STATED, POLICY.fpr))
 
 
-def test_it_is_read_back_and_its_numbers_follow_from_the_statement(tmp_path: Path) -> None:
+def test_it_is_read_back_and_its_numbers_follow_from_the_statement(tmp_path):
     content = made(IMPLYING, privacy=STATED.to_dict())
     found = read_back(content, tmp_path)
     assert found.judgement == IMPLYING
@@ -173,7 +170,7 @@ def test_it_is_read_back_and_its_numbers_follow_from_the_statement(tmp_path: Pat
     assert {"basis", "implied"} <= content["predicate"]["audit"].keys() <= SCHEMA["$defs"]["audit"]["properties"].keys()
 
 
-def test_forged_numbers_and_a_missing_statement_are_found(tmp_path: Path) -> None:
+def test_forged_numbers_and_a_missing_statement_are_found(tmp_path):
     weak = stated(0.5, weights="ab" * 32)
     with pytest.raises(CertificateError, match="follows from the privacy statement"):
         read_back(sealed(made(IMPLYING, privacy=weak.to_dict())), tmp_path)

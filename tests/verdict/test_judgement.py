@@ -4,8 +4,6 @@ Simulated are the cases in which the thresholds matter most: all that an attack 
 inside, of the policy's false-positive rate.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

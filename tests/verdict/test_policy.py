@@ -1,7 +1,5 @@
 """A policy says what it means, is read from TOML, and refuses what makes no sense."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 

@@ -1,7 +1,5 @@
 """The statement says what follows from its parameters, and nothing else can be read into it."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time

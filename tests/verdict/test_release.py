@@ -1,7 +1,5 @@
 """What is released, in words: every step of a hardening is named, and nothing that is not there."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

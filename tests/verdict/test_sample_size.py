@@ -1,7 +1,5 @@
 """A sample that is said to decide decides, and the certificate that is said to be possible is possible."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

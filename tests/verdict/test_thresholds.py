@@ -1,7 +1,5 @@
 """Ranks and limits: against slow binomial sums, and by simulation with scores of which the truth is known."""
 
-from __future__ import annotations
-
 from math import comb, exp, log, log1p
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The joint likelihood ratio: equal to a slow one, the same for any mix of its columns, better than one by one."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

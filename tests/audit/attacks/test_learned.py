@@ -1,7 +1,5 @@
 """The learned attack: finds what no norm shows, is blind where there is no leak, repeats itself."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Attacks: higher says member, equal to slow versions, near the optimum where there is a leak, blind where not."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attacks on recourse: equal to slow versions, find what is there, and nothing where nothing is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """`audit_training`: what a `DPFineTuner` would train is trained many times, with and without a record."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Canaries against loops over one record's gradient at a time, random search, and the paper's own loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

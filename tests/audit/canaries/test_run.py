@@ -1,7 +1,5 @@
 """From a setting and a scenario to a verdict: many runs, or one with many canaries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

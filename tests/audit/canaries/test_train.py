@@ -1,7 +1,5 @@
 """Runs trained side by side: each is the run that Opacus makes of the same batches, coins, noise and canary."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

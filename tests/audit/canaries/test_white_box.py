@@ -1,7 +1,5 @@
 """The white box: what it finds in the steps of broken trainings, and that it passes right ones."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Controls of what cannot leak: they find what tells members apart besides training, and seldom anything else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import beta, rankdata

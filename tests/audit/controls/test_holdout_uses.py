@@ -1,7 +1,5 @@
 """Uses: who looks again at the same examples is counted, however they are dressed up."""
 
-from __future__ import annotations
-
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

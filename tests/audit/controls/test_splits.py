@@ -1,7 +1,5 @@
 """Splits: by what an example is, never by where it stands; what belongs together stays together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whether references repeat the target's recipe: found where they do not, and seldom claimed where they do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats as distributions

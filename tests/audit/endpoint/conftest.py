@@ -1,7 +1,5 @@
 """A small world, and services that explain its model over HTTP on this machine, each wrong in whatever way is asked."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter

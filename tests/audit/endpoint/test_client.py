@@ -1,7 +1,5 @@
 """Asked politely: what a busy server asks for is obeyed, and every way to fail ends in one clear sentence."""
 
-from __future__ import annotations
-
 import email.utils
 import json
 import socket

@@ -1,7 +1,5 @@
 """A payload says how questions are written and answers read; whatever else comes back is a clear error."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A service is audited as its model would be, by what it answers alone; no question is asked twice, none too many."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

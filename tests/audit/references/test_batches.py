@@ -1,7 +1,5 @@
 """Batches: drawn and moved an epoch at a time, and bit for bit those that a slow loop draws one by one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

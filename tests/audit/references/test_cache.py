@@ -1,7 +1,5 @@
 """The cache of finished models: what it reuses, what it does not, and what it never runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

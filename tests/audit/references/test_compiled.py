@@ -1,7 +1,5 @@
 """Precision, memory format and compilation: what changes, what does not, and that one compilation serves all models."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import partial

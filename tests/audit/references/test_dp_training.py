@@ -1,7 +1,5 @@
 """References with differential privacy: each as `DPFineTuner` trains it, heads together, from a public start."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fine-tuned references: the members of the pre-training, another task, and nothing moves that is frozen."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

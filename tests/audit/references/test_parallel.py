@@ -1,7 +1,5 @@
 """Work by joblib's backends: the results of one process, in any order, and whichever worker dies."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

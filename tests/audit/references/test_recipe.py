@@ -1,7 +1,5 @@
 """Recipes: training as data, checked when it is written down."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Reference models: trained on their own coin flips, resumed after an interruption, not reused after a change."""
 
-from __future__ import annotations
-
 import copy
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that are trained and explained in workers: those of one process, and the same answers."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -1,7 +1,5 @@
 """Exposure: which part of the data is found most, with intervals that hold, and who is found first."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

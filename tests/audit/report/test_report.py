@@ -1,7 +1,5 @@
 """Promises of the audit report."""
 
-from __future__ import annotations
-
 import base64
 import html as entities
 import io

@@ -1,7 +1,5 @@
 """Promises of the search for the property that carries a leak."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Calibration: the budget is kept, and not by much; the figure shows the accountant's numbers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Phases of every kind compose to an upper bound that dp-accounting confirms, in little memory; nothing is raised."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

@@ -1,7 +1,5 @@
 """Accounting: the published values, an independent oracle, and what must be refused."""
 
-from __future__ import annotations
-
 import math
 
 import dp_accounting

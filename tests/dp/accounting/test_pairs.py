@@ -1,7 +1,5 @@
 """The pair that dominates a step, against brute force: no gradients tell more than it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Renyi curves of the dominating pairs: closed forms, brute force, and the epsilons that they bound."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

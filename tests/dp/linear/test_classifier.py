@@ -1,7 +1,5 @@
 """DPLogisticRegression: a scikit-learn classifier that reads nothing off the data but through its mechanism."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Noisy gradient descent: clipped per record over all classes, noise on the sum, and nothing else read off the data."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import kstest

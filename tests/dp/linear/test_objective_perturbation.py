@@ -1,7 +1,5 @@
 """Objective perturbation: the minimiser is the minimiser, and the proof holds step by step where it can be computed."""
 
-from __future__ import annotations
-
 import mpmath
 import numpy as np
 import pytest

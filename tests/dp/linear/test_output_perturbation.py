@@ -1,7 +1,5 @@
 """Output perturbation: the stability that its noise is for holds, and the noise is for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from dp_accounting import get_epsilon_gaussian

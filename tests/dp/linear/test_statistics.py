@@ -5,8 +5,6 @@ He knows everything but which of the two it is. From half of the runs he takes t
 other half an exact lower bound on epsilon (95%, Clopper-Pearson).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Norms without gradients are the gradients' norms, whatever the shape, and also where products cancel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ def norms_of(layer: nn.Linear, a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(), (50,), (2, 3, 2)], ids=str)
-def test_norms_of_a_linear_layer_are_those_of_its_gradients(shape: tuple[int, ...]) -> None:
+def test_norms_of_a_linear_layer_are_those_of_its_gradients(shape):
     torch.manual_seed(0)
     layer, a, g = nn.Linear(31, 17), torch.randn(9, *shape, 31), torch.randn(9, *shape, 17)
     found = linear_norms(layer, [a], g)
@@ -35,7 +33,7 @@ def cancelling() -> tuple[Tensor, Tensor]:
     return a, 1e4 * b
 
 
-def test_cancelling_products_do_not_hide_a_gradient() -> None:
+def test_cancelling_products_do_not_hide_a_gradient():
     a, g = cancelling()
     layer = nn.Linear(300, 200)
     expected = norms_of(layer, a, g)[0]
@@ -45,7 +43,7 @@ def test_cancelling_products_do_not_hide_a_gradient() -> None:
     assert torch.allclose(by_products[1], expected[1], rtol=1e-6)
 
 
-def test_frozen_parameters_have_no_norms() -> None:
+def test_frozen_parameters_have_no_norms():
     layer = nn.Linear(3, 2)
     layer.weight.requires_grad_(False)
     assert set(linear_norms(layer, [torch.ones(1, 3)], torch.ones(1, 2))) == {layer.bias}

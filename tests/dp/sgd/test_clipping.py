@@ -1,7 +1,5 @@
 """The three clipping rules: the factors that their definitions say, and a bound that holds for every gradient."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -36,9 +34,7 @@ def contributions(rule: Clipping, layers: list[Tensor]) -> Tensor:
     sizes=st.tuples(SIZES, SIZES, SIZES),
     seed=st.integers(0, 1000),
 )
-def test_no_example_contributes_more_than_the_bound(
-    rule: Clipping, dtype: torch.dtype, sizes: tuple[float, float, float], seed: int
-) -> None:
+def test_no_example_contributes_more_than_the_bound(rule, dtype, sizes, seed):
     g = torch.Generator().manual_seed(seed)
     shapes = [(2, 3, 4), (2, 7), (2, 2, 2, 3)]
     layers = [(torch.randn(s, generator=g, dtype=dtype) * c) for s, c in zip(shapes, sizes, strict=True)]
@@ -46,7 +42,7 @@ def test_no_example_contributes_more_than_the_bound(
     assert (contributions(rule, layers) <= rule.bound * (1 + 1e-6)).all()
 
 
-def test_flat_factors_are_exact() -> None:
+def test_flat_factors_are_exact():
     norms = torch.tensor([0.0, 0.25, 0.5, 1.0, 2.0**20], dtype=torch.float64)
     exact = torch.tensor([1.0, 1.0, 1.0, 0.5, 2.0**-21], dtype=torch.float64)
     assert torch.equal(FlatClipping(0.5).factors(norms), exact)
@@ -54,12 +50,12 @@ def test_flat_factors_are_exact() -> None:
     assert not torch.equal(with_a_constant, exact)
 
 
-def test_per_layer_bounds_are_even() -> None:
+def test_per_layer_bounds_are_even():
     norms = torch.full((2, 4), 10.0)
     assert torch.allclose(PerLayerClipping(2.0).factors(norms), torch.tensor(0.1))
 
 
-def test_auto_s_halves_at_gamma_and_never_reaches_the_bound() -> None:
+def test_auto_s_halves_at_gamma_and_never_reaches_the_bound():
     rule = AutoSClipping(2.0, gamma=0.01)
     norms = torch.tensor([0.01, 1e6], dtype=torch.float64)
     assert torch.allclose(rule.factors(norms) * norms, torch.tensor([1.0, 2.0], dtype=torch.float64), atol=1e-7)
@@ -67,19 +63,19 @@ def test_auto_s_halves_at_gamma_and_never_reaches_the_bound() -> None:
 
 
 @pytest.mark.parametrize(("rule", "bad"), [(FlatClipping(), math.inf), (AutoSClipping(), math.nan)], ids=repr)
-def test_a_norm_that_is_not_finite_gets_factor_zero(rule: Clipping, bad: float) -> None:
+def test_a_norm_that_is_not_finite_gets_factor_zero(rule, bad):
     factors = rule.factors(torch.tensor([bad, 1.0]))
     assert factors[0] == 0
     assert factors[1] > 0
 
 
-def test_one_layer_without_a_finite_norm_takes_the_whole_example_out() -> None:
+def test_one_layer_without_a_finite_norm_takes_the_whole_example_out():
     factors = PerLayerClipping().factors(torch.tensor([[1.0, math.nan], [1.0, 1.0]]))
     assert (factors[0] == 0).all()
     assert (factors[1] > 0).all()
 
 
-def test_bounds_that_make_no_sense_are_refused() -> None:
+def test_bounds_that_make_no_sense_are_refused():
     for kind in (FlatClipping, PerLayerClipping, AutoSClipping):
         with pytest.raises(ConfigurationError, match="max_grad_norm must be"):
             kind(0)

@@ -1,7 +1,5 @@
 """What privacy costs in accuracy: the same training with other budgets and without; nothing of it in what is kept."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

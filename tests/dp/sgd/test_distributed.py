@@ -1,7 +1,5 @@
 """Two processes fine-tune as one does: the same batches, each record once, the noise of the first, one guarantee."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -47,7 +45,7 @@ def process(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_as_one_does(tmp_path):
     torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"end{rank}.pt", weights_only=True) for rank in (0, 1))
     (tmp_path / "alone").mkdir()
@@ -58,7 +56,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
             assert not torch.allclose(a, start, atol=1e-3)
 
 
-def test_the_optimizer_is_opacus_own_with_its_noise_on_the_first_process(tmp_path: Path) -> None:
+def test_the_optimizer_is_opacus_own_with_its_noise_on_the_first_process(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         step = prepare(build("mlp"), FlatClipping(C), distributed=True, noise_multiplier=1.0)

@@ -1,7 +1,5 @@
 """The fine-tuner keeps its promises: budget, reproducibility, resumption, and the model of the caller."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,7 +1,5 @@
 """On a GPU, training keeps the same promises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -21,7 +19,7 @@ def parts() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_without_noise_the_gpu_trains_what_the_cpu_trains(mode: str) -> None:
+def test_without_noise_the_gpu_trains_what_the_cpu_trains(mode):
     ends = []
     for device in ("cpu", "cuda"):
         model, x, y = parts()
@@ -36,7 +34,7 @@ def test_without_noise_the_gpu_trains_what_the_cpu_trains(mode: str) -> None:
 
 
 @pytest.mark.parametrize("trainable", ["all", "head"])
-def test_the_budget_is_kept_and_a_seed_repeats_the_noise(trainable: str) -> None:
+def test_the_budget_is_kept_and_a_seed_repeats_the_noise(trainable):
     ends = []
     for seed in (1, 1, 2):
         model, x, y = parts()

@@ -1,7 +1,5 @@
 """The statement of a loop that Opacus made private: its history, under both adjacencies, of these weights."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

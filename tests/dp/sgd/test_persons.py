@@ -1,7 +1,5 @@
 """Records that belong together: a person with all of their rows weighs no more than a record does elsewhere."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A plan keeps its budget before any record is looked at."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

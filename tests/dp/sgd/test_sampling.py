@@ -1,7 +1,5 @@
 """Poisson batches at the right rate, of independent records; noise of the right scale; from seeds that stay secret."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle
@@ -111,7 +109,7 @@ class Counted(KeyedGenerator):
 @pytest.mark.parametrize(
     ("dtype", "float_safe"), [(torch.float32, True), (torch.float64, True), (torch.bfloat16, False)]
 )
-def test_noise_has_its_std_and_no_other(dtype: torch.dtype, float_safe: bool) -> None:
+def test_noise_has_its_std_and_no_other(dtype, float_safe):
     for source in (torch.Generator().manual_seed(3), Counted(1)):
         noise = gaussian(torch.empty(N, dtype=dtype), 0.3, source, float_safe=float_safe)
         assert noise.dtype == dtype
@@ -128,7 +126,7 @@ def on_a_lattice(noise: Tensor) -> float:
     return (multiples == multiples.round()).double().mean().item()
 
 
-def test_noise_on_float64_hides_all_digits_of_the_sum() -> None:
+def test_noise_on_float64_hides_all_digits_of_the_sum():
     like, g = torch.empty(1000, dtype=torch.float64), torch.Generator().manual_seed(0)
     assert on_a_lattice(gaussian(like, 1.0, g)) < 0.01
     assert on_a_lattice(gaussian(like, 1.0, g, float_safe=False)) < 0.01
@@ -140,7 +138,7 @@ def test_noise_on_float64_hides_all_digits_of_the_sum() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32])
-def test_a_radius_and_an_angle_give_two_numbers_that_never_meet_in_one_sum(kind: torch.dtype) -> None:
+def test_a_radius_and_an_angle_give_two_numbers_that_never_meet_in_one_sum(kind):
     words = torch.from_numpy(Counted(2).words(8 * 50_000)).view(2, 4, 50_000)
     one, other = box_muller(words[0], words[1].to(kind)).double().numpy()
     assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(50_000)
@@ -148,7 +146,7 @@ def test_a_radius_and_an_angle_give_two_numbers_that_never_meet_in_one_sum(kind:
     assert kstest(np.concatenate([one, other]) / 2, "norm").pvalue > 0.01
 
 
-def test_the_farthest_numbers_are_finite_in_float32_too() -> None:
+def test_the_farthest_numbers_are_finite_in_float32_too():
     ends = torch.tensor([[0, -(2**63), 2**63 - 1, -1]])
     for angles in (ends, torch.tensor([[0, -(2**31), 2**31 - 1, 2**30]], dtype=torch.int32)):
         found = box_muller(ends.clone(), angles)
@@ -157,13 +155,13 @@ def test_the_farthest_numbers_are_finite_in_float32_too() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2**14 + 1,), (3, 4, 5, 5)])
-def test_noise_of_any_shape_is_all_drawn(shape: tuple[int, ...]) -> None:
+def test_noise_of_any_shape_is_all_drawn(shape):
     noise = gaussian(torch.full(shape, torch.nan), 1.0, SecureGenerator())
     assert noise.shape == shape
     assert (noise.isfinite() & (noise != 0)).all()
 
 
-def test_no_generator_that_others_use_is_touched() -> None:
+def test_no_generator_that_others_use_is_touched():
     before, others = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
     gaussian(torch.empty(50), 1.0, SecureGenerator())
     PoissonSampler().batch(3, 100, 0.3)
@@ -171,7 +169,7 @@ def test_no_generator_that_others_use_is_touched() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), others, strict=True))  # noqa: NPY002
 
 
-def test_uniform_numbers_are_uniform_from_every_source() -> None:
+def test_uniform_numbers_are_uniform_from_every_source():
     for source in (Counted(3), torch.Generator().manual_seed(0)):
         drawn = uniform((300, 200), source, torch.device("cpu"))
         assert drawn.shape == (300, 200)
@@ -179,7 +177,7 @@ def test_uniform_numbers_are_uniform_from_every_source() -> None:
         assert kstest(drawn.flatten().numpy() ** 1.1, "uniform").pvalue < 1e-9
 
 
-def test_a_copied_or_pickled_sampler_has_a_key_of_its_own() -> None:
+def test_a_copied_or_pickled_sampler_has_a_key_of_its_own():
     sampler = PoissonSampler()
     for other in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
         assert other.key != sampler.key
@@ -189,7 +187,7 @@ def test_a_copied_or_pickled_sampler_has_a_key_of_its_own() -> None:
     assert np.array_equal(copy.deepcopy(seeded).batch(0, 200, 0.5), seeded.batch(0, 200, 0.5))
 
 
-def test_the_sources_are_cryptographic_but_for_a_seed() -> None:
+def test_the_sources_are_cryptographic_but_for_a_seed():
     assert isinstance(random_source(None), SecureGenerator)
     assert isinstance(random_source(3), torch.Generator)
     layer = torch.nn.Linear(2, 2)
@@ -200,7 +198,7 @@ def test_the_sources_are_cryptographic_but_for_a_seed() -> None:
 
 
 @pytest.mark.gpu
-def test_noise_drawn_on_the_cpu_arrives_on_the_gpu() -> None:
+def test_noise_drawn_on_the_cpu_arrives_on_the_gpu():
     like = torch.empty(50, device="cuda")
     cpu = gaussian(torch.empty(50), 1.0, torch.Generator().manual_seed(5))
     assert torch.equal(gaussian(like, 1.0, torch.Generator().manual_seed(5)).cpu(), cpu)

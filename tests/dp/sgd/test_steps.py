@@ -1,10 +1,6 @@
 """`accumulate` and `step` in every mode: the sums of a slow oracle, one example at a time, and nothing else."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +19,7 @@ from per_sample_oracle import (
 )
 from torch import Tensor, nn
 
-from safexplain.dp.sgd.clipping import AutoSClipping, Clipping, FlatClipping, PerLayerClipping
+from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
 from safexplain.dp.sgd.steps import make_step
 from safexplain.errors import ConfigurationError, RefusedError
 
@@ -39,7 +35,7 @@ SUMS = [
 
 
 @pytest.mark.parametrize(("name", "mode", "rule", "dtype"), SUMS)
-def test_the_sum_is_that_of_examples_clipped_one_at_a_time(name: str, mode: str, rule: str, dtype: torch.dtype) -> None:
+def test_the_sum_is_that_of_examples_clipped_one_at_a_time(name, mode, rule, dtype):
     model, (x, y) = build(name, dtype), batch(12, dtype)
     clipping, formula = RULES[rule]
     expected = clipped_sums(model, x, y, formula)
@@ -51,7 +47,7 @@ def test_the_sum_is_that_of_examples_clipped_one_at_a_time(name: str, mode: str,
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_batch_may_come_in_pieces(mode: str) -> None:
+def test_a_batch_may_come_in_pieces(mode):
     model, (x, y) = build("transformer"), batch(12)
     other = copy.deepcopy(model)
     settings = {"mode": mode, "noise_multiplier": 1.0, "expected_batch_size": 10}
@@ -67,7 +63,7 @@ def test_a_batch_may_come_in_pieces(mode: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("hooks", None), ("functorch", 0), ("ghost", 0), ("ghost", None)])
-def test_a_step_without_examples_is_one_of_noise(mode: str, rows: int | None) -> None:
+def test_a_step_without_examples_is_one_of_noise(mode, rows):
     model, (x, y) = build("mlp"), batch(2)
     start = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
@@ -85,7 +81,7 @@ def test_a_step_without_examples_is_one_of_noise(mode: str, rows: int | None) ->
     ("mode", "rule", "bad"),
     [("hooks", "per-layer", float("nan")), ("functorch", "flat", float("nan")), ("ghost", "auto-s", float("inf"))],
 )
-def test_an_example_without_a_finite_gradient_is_left_out_and_counted(mode: str, rule: str, bad: float) -> None:
+def test_an_example_without_a_finite_gradient_is_left_out_and_counted(mode, rule, bad):
     model, (x, y) = build("transformer", torch.float64), batch(7, torch.float64)
     clipping, formula = RULES[rule]
     good, spoilt = [0, 1, 3, 6], x.clone()
@@ -103,7 +99,7 @@ def test_an_example_without_a_finite_gradient_is_left_out_and_counted(mode: str,
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_frozen_parameters_stay_as_they_are_and_close_leaves_nothing(mode: str) -> None:
+def test_frozen_parameters_stay_as_they_are_and_close_leaves_nothing(mode):
     model, (x, y) = build("conv"), batch(4)
     traces = {name: set(vars(m)) for name, m in model.named_modules()}
     names = set(model.state_dict())
@@ -124,7 +120,7 @@ def test_frozen_parameters_stay_as_they_are_and_close_leaves_nothing(mode: str) 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_what_is_done_with_the_model_between_pieces_does_not_matter(mode: str) -> None:
+def test_what_is_done_with_the_model_between_pieces_does_not_matter(mode):
     model, (x, y) = build("conv"), batch(9)
     expected = clipped_sums(model, x, y, RULES["flat"][1])
     step = prepare(model, FLAT, mode=mode)
@@ -141,7 +137,7 @@ def test_what_is_done_with_the_model_between_pieces_does_not_matter(mode: str) -
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_an_error_in_one_piece_does_not_spoil_the_next(mode: str) -> None:
+def test_an_error_in_one_piece_does_not_spoil_the_next(mode):
     model, (x, y) = build("mlp"), batch(6)
     expected = clipped_sums(model, x, y, RULES["flat"][1])
 
@@ -167,7 +163,7 @@ class TwoInputs(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["functorch", "ghost"])
-def test_inputs_may_be_a_tuple(mode: str) -> None:
+def test_inputs_may_be_a_tuple(mode):
     model, y = TwoInputs(), torch.tensor([0, 1, 2])
     a, b = torch.randn(2, 3, 4)
     a[1] = float("nan")
@@ -193,7 +189,7 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_branch_that_is_not_used_gets_noise_only(mode: str) -> None:
+def test_a_branch_that_is_not_used_gets_noise_only(mode):
     model, (x, y) = Branches(), batch(3)
     step = prepare(model, FLAT, mode=mode)
     step.accumulate(x, y)
@@ -213,7 +209,7 @@ class Tied(nn.Module):
         return nn.functional.linear(self.flat(x), self.layer.weight, self.layer.bias)
 
 
-def test_a_gradient_that_cannot_be_split_is_refused() -> None:
+def test_a_gradient_that_cannot_be_split_is_refused():
     x, y = batch(3)
     with pytest.raises(RefusedError, match="outside its module's forward"):
         prepare(Tied(), FLAT, mode="ghost").accumulate(x, y)
@@ -228,12 +224,12 @@ def test_a_gradient_that_cannot_be_split_is_refused() -> None:
         (FLAT, {"noise_multiplier": float("nan")}, "noise_multiplier"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(clipping: Clipping, options: dict[str, Any], message: str) -> None:
+def test_options_that_make_no_sense_are_refused(clipping, options, message):
     with pytest.raises(ConfigurationError, match=message):
         prepare(build("mlp"), clipping, **options)
 
 
-def test_a_model_is_prepared_only_once_until_it_is_closed() -> None:
+def test_a_model_is_prepared_only_once_until_it_is_closed():
     model = build("mlp")
     first = prepare(model, FLAT)
     with pytest.raises(ConfigurationError, match="prepared"):
@@ -249,14 +245,14 @@ def test_a_model_is_prepared_only_once_until_it_is_closed() -> None:
         (lambda m: [*m.parameters(), nn.Parameter(torch.ones(1))], "0 of them are missing .* and 1 are not"),
     ],
 )
-def test_the_optimizer_must_hold_the_trainable_parameters(held: Callable[..., object], message: str) -> None:
+def test_the_optimizer_must_hold_the_trainable_parameters(held, message):
     model = build("mlp")
     sgd = torch.optim.SGD(held(model), lr=1.0)
     with pytest.raises(ConfigurationError, match=message):
         make_step(model, sgd, clipping=AutoSClipping(), noise_multiplier=1.0, expected_batch_size=1, loss=loss)
 
 
-def test_layers_that_mix_examples_are_refused() -> None:
+def test_layers_that_mix_examples_are_refused():
     x, y = batch(3)
     frozen = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(784, 5))
     with pytest.raises(ConfigurationError, match="Replace BatchNorm by GroupNorm"):
@@ -272,14 +268,14 @@ def test_layers_that_mix_examples_are_refused() -> None:
     assert relative_error(sums_of(step), expected) < 1e-6
 
 
-def test_a_model_in_evaluation_mode_is_refused() -> None:
+def test_a_model_in_evaluation_mode_is_refused():
     model, (x, y) = build("mlp"), batch(3)
     step = prepare(model.eval(), FLAT)
     with pytest.raises(ConfigurationError, match=r"call model\.train\(\)"):
         step.accumulate(x, y)
 
 
-def test_an_optimizer_of_frozen_parameters_is_refused() -> None:
+def test_an_optimizer_of_frozen_parameters_is_refused():
     model = build("mlp")
     sgd = torch.optim.SGD(model.requires_grad_(False).parameters())
     with pytest.raises(ConfigurationError, match="holds no trainable parameter"):
@@ -297,7 +293,7 @@ class Folded(nn.Module):
         return self.head(self.inner(self.flat(x).reshape(-1, 384)).reshape(len(x), 8))
 
 
-def test_gradients_of_different_examples_are_not_clipped_together() -> None:
+def test_gradients_of_different_examples_are_not_clipped_together():
     x, y = batch(3)
     with pytest.raises(RefusedError, match=r"of \[3, 6\] examples"):
         prepare(Folded(), FLAT).accumulate(x, y)

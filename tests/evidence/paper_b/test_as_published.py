@@ -1,7 +1,5 @@
 """AsPublishedLaplace does what was published, and says that it is not private; and it is not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from privacy_oracle import two_gaussians

@@ -1,7 +1,5 @@
 """audit/suites/paper_b_recourse: data prepared by public rows only, figures that mean what they say, quick runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

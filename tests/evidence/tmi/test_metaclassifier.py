@@ -1,7 +1,5 @@
 """Metaclassifiers: as a loop over points trains them, finding what is there, and nothing where nothing is."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prediction vectors of another task: the class that the target predicts, and sums over several queries."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Hardened LIME: an answer holds hardened weights, names and what the client sent, and nothing else."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

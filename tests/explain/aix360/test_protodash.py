@@ -1,7 +1,5 @@
 """HardenedProtoDash: prototypes come from the public set, weights are hardened, nothing else leaves."""
 
-from __future__ import annotations
-
 import pickle
 from types import SimpleNamespace
 

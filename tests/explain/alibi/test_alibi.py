@@ -1,7 +1,5 @@
 """Hardened Alibi explainers: drop-in, repeatable, right in threads, and plain about what is missing or refused."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import logging

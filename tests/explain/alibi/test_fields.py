@@ -1,7 +1,5 @@
 """What leaves an Alibi explanation: the listed fields and nothing else, looked for with markers and with real rows."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import pickle

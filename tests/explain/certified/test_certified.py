@@ -1,9 +1,6 @@
 """What a certificate loads in production is what was audited, to the bit; anything else is not loaded."""
 
-from __future__ import annotations
-
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +24,7 @@ KEY = "the key of the service, as text!"
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, KEY)
 
 
@@ -38,7 +35,7 @@ def released(explainer: Any, *args: Any, **options: Any) -> torch.Tensor:
     return answer
 
 
-def test_the_certified_explainer_is_the_one_that_the_configuration_makes_by_hand(tmp_path: Path) -> None:
+def test_the_certified_explainer_is_the_one_that_the_configuration_makes_by_hand(tmp_path):
     model, x = image_net(), images()
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
     by_hand = HardenedIG(Probability(model), hardening=Hardening.ranked())
@@ -54,7 +51,7 @@ def test_the_certified_explainer_is_the_one_that_the_configuration_makes_by_hand
     ), "n_steps=7 makes a difference, so that it was used above"
 
 
-def test_superpixels_are_those_of_each_image(tmp_path: Path) -> None:
+def test_superpixels_are_those_of_each_image(tmp_path):
     pytest.importorskip("skimage")
     model, x = image_net(), images()
     options = {"n_segments": 6, "compactness": 5.0, "n_samples": 20}
@@ -68,7 +65,7 @@ def test_superpixels_are_those_of_each_image(tmp_path: Path) -> None:
         loaded.attribute(x, target=target, feature_mask=torch.zeros(1, 3, 8, 8, dtype=torch.long))
 
 
-def test_a_model_of_probabilities_is_explained_as_it_is_where_the_certificate_says_so(tmp_path: Path) -> None:
+def test_a_model_of_probabilities_is_explained_as_it_is_where_the_certificate_says_so(tmp_path):
     model, x = nn.Sequential(image_net(), nn.Softmax(1)).eval(), images()
     explainer = {"method": "IG", "output": "probability", "options": {}, "softmax": False}
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
@@ -77,7 +74,7 @@ def test_a_model_of_probabilities_is_explained_as_it_is_where_the_certificate_sa
     assert torch.equal(loaded.attribute(x, target=1), audited)
 
 
-def test_a_pickled_explainer_is_the_same_and_still_certified(tmp_path: Path) -> None:
+def test_a_pickled_explainer_is_the_same_and_still_certified(tmp_path):
     model, x = image_net(), images()
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
     again = pickle.loads(pickle.dumps(loaded))
@@ -94,7 +91,7 @@ OTHER_OPTIONS = [
 ]
 
 
-def test_another_option_is_refused_by_name(tmp_path: Path) -> None:
+def test_another_option_is_refused_by_name(tmp_path):
     for options, name in OTHER_OPTIONS:
         model = image_net()
         loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
@@ -102,7 +99,7 @@ def test_another_option_is_refused_by_name(tmp_path: Path) -> None:
             loaded.attribute(images(), target=1, **options)
 
 
-def test_the_audited_option_may_be_said_again_and_by_place(tmp_path: Path) -> None:
+def test_the_audited_option_may_be_said_again_and_by_place(tmp_path):
     model, x = image_net(), images()
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
     plain = loaded.attribute(x, target=1)
@@ -112,7 +109,7 @@ def test_the_audited_option_may_be_said_again_and_by_place(tmp_path: Path) -> No
         loaded.attribute(x, None, 1, None, 8)
 
 
-def test_only_one_tensor_was_audited(tmp_path: Path) -> None:
+def test_only_one_tensor_was_audited(tmp_path):
     model = image_net()
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model))
     for inputs in ((images(),), [1.0], None, torch.tensor(1.0)):
@@ -133,7 +130,7 @@ OF_SOMETHING_ELSE = [
 ]
 
 
-def test_a_certificate_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_certificate_of_something_else_is_refused(tmp_path):
     for changes, said in OF_SOMETHING_ELSE:
         model = image_net()
         path = certificate(tmp_path, model, **changes)
@@ -141,7 +138,7 @@ def test_a_certificate_of_something_else_is_refused(tmp_path: Path) -> None:
             HardenedIG.from_certificate(model, path)
 
 
-def test_a_library_of_another_version_is_refused_with_what_to_install(tmp_path: Path) -> None:
+def test_a_library_of_another_version_is_refused_with_what_to_install(tmp_path):
     model = image_net()
     made_with = {"libraries": {"lime": "0.0.1"}}
     for options in ({"made_with": made_with}, {"IG": {"made_with": made_with}}):
@@ -150,7 +147,7 @@ def test_a_library_of_another_version_is_refused_with_what_to_install(tmp_path: 
             HardenedIG.from_certificate(model, path)
 
 
-def test_noise_of_another_stream_is_refused_where_there_is_noise(tmp_path: Path) -> None:
+def test_noise_of_another_stream_is_refused_where_there_is_noise(tmp_path):
     model = image_net()
     with pytest.raises(CertificateError, match=r"stream aes256ctr.* of this version, got shake256-v2"):
         HardenedIG.from_certificate(model, certificate(tmp_path, model, noise_stream="shake256-v2"))
@@ -161,7 +158,7 @@ def test_noise_of_another_stream_is_refused_where_there_is_noise(tmp_path: Path)
         HardenedIG.from_certificate(model, certificate(tmp_path, model, hardening=set_only, noise_stream=STREAM))
 
 
-def test_a_model_with_one_other_weight_is_another_model(tmp_path: Path) -> None:
+def test_a_model_with_one_other_weight_is_another_model(tmp_path):
     model = image_net()
     path = certificate(tmp_path, model)
     with pytest.raises(CertificateError, match="another model"):
@@ -174,7 +171,7 @@ def test_a_model_with_one_other_weight_is_another_model(tmp_path: Path) -> None:
         loaded.attribute(images(), target=1)
 
 
-def test_a_model_of_which_a_part_is_in_training_mode_is_not_the_audited_one(tmp_path: Path) -> None:
+def test_a_model_of_which_a_part_is_in_training_mode_is_not_the_audited_one(tmp_path):
     model = nn.Sequential(image_net(), nn.Dropout(0.5)).eval()
     path = certificate(tmp_path, model)
     loaded = HardenedIG.from_certificate(model, path)
@@ -196,7 +193,7 @@ def test_a_model_of_which_a_part_is_in_training_mode_is_not_the_audited_one(tmp_
         (lambda model: Probability(Probability(model)), "probability"),
     ],
 )
-def test_a_known_wrapper_is_the_audited_model_whatever_its_own_mode(wrap: Any, output: str, tmp_path: Path) -> None:
+def test_a_known_wrapper_is_the_audited_model_whatever_its_own_mode(wrap, output, tmp_path):
     model, x = image_net().eval(), images()
     wrapped = wrap(model).train()
     model.eval()
@@ -205,7 +202,7 @@ def test_a_known_wrapper_is_the_audited_model_whatever_its_own_mode(wrap: Any, o
     assert torch.equal(served, HardenedIG.from_certificate(model, path).attribute(x, target=1))
 
 
-def test_a_model_without_the_softmax_that_the_audited_one_had_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_the_softmax_that_the_audited_one_had_is_refused(tmp_path):
     model, x = image_net().eval(), images()
     path = certificate(tmp_path, model, explainer={"softmax": False})
     served = HardenedIG.from_certificate(Probability(model), path)
@@ -214,7 +211,7 @@ def test_a_model_without_the_softmax_that_the_audited_one_had_is_refused(tmp_pat
         HardenedIG.from_certificate(model, path).attribute(x, target=1)
 
 
-def test_the_models_file_must_be_the_audited_one(tmp_path: Path) -> None:
+def test_the_models_file_must_be_the_audited_one(tmp_path):
     model = image_net()
     file = tmp_path / "model.pt"
     torch.save(model.state_dict(), file)
@@ -234,7 +231,7 @@ def test_the_models_file_must_be_the_audited_one(tmp_path: Path) -> None:
         HardenedIG.from_certificate(model, certificate(tmp_path, model), file=file)
 
 
-def test_each_of_several_explainers_takes_their_common_certificate(tmp_path: Path) -> None:
+def test_each_of_several_explainers_takes_their_common_certificate(tmp_path):
     model, x = image_net(), images()
     joint = {"method": "IG+Saliency", "options": {"IG": {"n_steps": 7}}}
     path = certificate(tmp_path, model, explainer=joint)
@@ -249,7 +246,7 @@ def test_each_of_several_explainers_takes_their_common_certificate(tmp_path: Pat
         HARDENED["Occlusion"].from_certificate(model, certificate(tmp_path, model, explainer=joint))
 
 
-def test_a_signature_is_asked_for_where_a_key_is_given(tmp_path: Path) -> None:
+def test_a_signature_is_asked_for_where_a_key_is_given(tmp_path):
     model = image_net()
     public = Ed25519PrivateKey.generate().public_key()
     pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -257,7 +254,7 @@ def test_a_signature_is_asked_for_where_a_key_is_given(tmp_path: Path) -> None:
         HardenedIG.from_certificate(model, certificate(tmp_path, model), public_key=pem)
 
 
-def test_without_a_key_no_noise_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_key_no_noise_is_served(tmp_path, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE)
     model = image_net()
     with pytest.raises(RefusedError, match=KEY_VARIABLE):
@@ -265,7 +262,7 @@ def test_without_a_key_no_noise_is_served(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("hardening", [Hardening.recommended(), Hardening(clip=RankNorm())], ids=repr)
-def test_without_noise_no_key_is_needed(hardening: Hardening, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_noise_no_key_is_needed(hardening, tmp_path, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE)
     model, x = image_net(), images()
     path = certificate(tmp_path, model, hardening=hardening)
@@ -275,7 +272,7 @@ def test_without_noise_no_key_is_needed(hardening: Hardening, tmp_path: Path, mo
     assert HardenedIG.from_certificate(model, path, key_file=tmp_path / "not there").hardening == hardening
 
 
-def test_a_key_file_goes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_file_goes_before_the_environment(tmp_path, monkeypatch):
     model, x = image_net(), images()
     path = certificate(tmp_path, model)
     (tmp_path / "key").write_text("another key of thirty-two bytes!\n")
@@ -290,7 +287,7 @@ def test_a_key_file_goes_before_the_environment(tmp_path: Path, monkeypatch: pyt
         HardenedIG.from_certificate(model, path, key_file=tmp_path / "empty")
 
 
-def test_a_key_that_can_be_guessed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_can_be_guessed_is_refused(tmp_path, monkeypatch):
     for key in ("fifteen bytes!!", "ab" * 32):
         model = image_net()
         path = certificate(tmp_path, model)

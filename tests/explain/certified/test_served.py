@@ -1,7 +1,5 @@
 """A service gets from a certificate what was audited, for every map of the catalog, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -38,7 +36,7 @@ MAPS = [row for row in CATALOG.values() if row.entry == "attribute" and row.name
 
 
 @pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_key(monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
@@ -49,7 +47,7 @@ def seeded(explain: Any, *args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("row", MAPS, ids=lambda row: row.name)
-def test_every_map_is_served_as_it_was_audited(row: Any, tmp_path: Path) -> None:
+def test_every_map_is_served_as_it_was_audited(row, tmp_path):
     model, x, options = net_for(row), images(), {"nt_samples": 3} if row.nt_type else {}
     explainer = {"method": row.name, "output": "logit", "options": options, "shape": [3, 8, 8]}
     path = certificate(tmp_path, model, explainer=explainer)
@@ -70,7 +68,7 @@ def test_every_map_is_served_as_it_was_audited(row: Any, tmp_path: Path) -> None
     assert not release.uncertified
 
 
-def test_scores_are_those_of_the_audited_model(tmp_path: Path) -> None:
+def test_scores_are_those_of_the_audited_model(tmp_path):
     model, x = image_net(), images()
     release = load_release(Probability(model), certificate(tmp_path, model), key=KEY)
     with torch.inference_mode(False):
@@ -79,7 +77,7 @@ def test_scores_are_those_of_the_audited_model(tmp_path: Path) -> None:
     assert torch.equal(scores, model(x).detach())
 
 
-def test_of_several_explainers_each_example_has_a_map_by_each_name(tmp_path: Path) -> None:
+def test_of_several_explainers_each_example_has_a_map_by_each_name(tmp_path):
     model, x = image_net(), images()
     joint = {"method": "IG+Saliency", "options": {"IG": {"n_steps": 7}}}
     release = load_release(model, certificate(tmp_path, model, explainer=joint), key=KEY)
@@ -91,7 +89,7 @@ def test_of_several_explainers_each_example_has_a_map_by_each_name(tmp_path: Pat
     assert [sorted(one) for one in served] == [["IG", "Saliency"]] * 4
 
 
-def test_an_empty_batch_gives_no_answers(tmp_path: Path) -> None:
+def test_an_empty_batch_gives_no_answers(tmp_path):
     model, none = image_net(), torch.tensor([], dtype=torch.long)
     release = load_release(model, certificate(tmp_path, model), key=KEY)
     assert release.explain(images()[:0], none).shape == (0, 3, 8, 8)  # type: ignore[union-attr]
@@ -100,7 +98,7 @@ def test_an_empty_batch_gives_no_answers(tmp_path: Path) -> None:
     assert release.explain(images()[:0], none) == []
 
 
-def test_another_verdict_is_served_only_where_that_is_said_and_then_says_so(tmp_path: Path) -> None:
+def test_another_verdict_is_served_only_where_that_is_said_and_then_says_so(tmp_path):
     model = image_net()
     release = load_release(model, certificate(tmp_path, model, references=0), key=KEY, uncertified=True)
     assert release.uncertified
@@ -109,7 +107,7 @@ def test_another_verdict_is_served_only_where_that_is_said_and_then_says_so(tmp_
         load_release(image_net(1), certificate(tmp_path, model, references=0), key=KEY, uncertified=True)
 
 
-def test_before_an_audit_method_and_hardening_are_said(tmp_path: Path) -> None:
+def test_before_an_audit_method_and_hardening_are_said(tmp_path):
     model, x = image_net(), images()
     path = certificate(tmp_path, model, hardening=Hardening.recommended(), explainer={"options": {}})
     certified = load_release(model, path)
@@ -148,7 +146,7 @@ class Locked(nn.Module):
         return y
 
 
-def test_predictions_wait_for_explanations_that_hook_the_very_model(tmp_path: Path) -> None:
+def test_predictions_wait_for_explanations_that_hook_the_very_model(tmp_path):
     model = Locked().eval()
     explainer = {"method": "GuidedBackprop", "output": "probability", "options": {}}
     release = load_release(model, certificate(tmp_path, model, explainer=explainer), key=KEY)
@@ -183,7 +181,7 @@ def about(path: Path, estimator: Any, **explainer: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_classifier_is_served_from_its_certificate(name: str, tmp_path: Path) -> None:
+def test_a_classifier_is_served_from_its_certificate(name, tmp_path):
     fitted = ESTIMATORS[name].fit(X, Y)
     path = about(tmp_path, fitted)
     torch.manual_seed(0)
@@ -202,7 +200,7 @@ def test_a_classifier_is_served_from_its_certificate(name: str, tmp_path: Path) 
     assert release.shape == (4,)
 
 
-def test_another_fit_is_another_model_also_one_in_place(tmp_path: Path) -> None:
+def test_another_fit_is_another_model_also_one_in_place(tmp_path):
     fitted, other = (RandomForestClassifier(5, random_state=s).fit(X, Y) for s in (0, 1))
     path = about(tmp_path, fitted)
     with pytest.raises(CertificateError, match="another model"):
@@ -213,7 +211,7 @@ def test_another_fit_is_another_model_also_one_in_place(tmp_path: Path) -> None:
         release.explain(ASKED, CLASSES)
 
 
-def test_a_classifier_is_a_module_from_its_fit_on() -> None:
+def test_a_classifier_is_a_module_from_its_fit_on():
     fitted = LogisticRegression().fit(X, Y)
     module = as_module(fitted)
     assert not module.training
@@ -231,14 +229,14 @@ def test_a_classifier_is_a_module_from_its_fit_on() -> None:
 @pytest.mark.parametrize(
     ("labels", "places"), [(["a", "b", "c"], [0, 1, 2]), ([0, 1, 3], [0, 1, 3]), ([-1, 0, 1], [0, 1, 2])]
 )
-def test_labels_that_are_no_places_stand_in_their_order(labels: list[Any], places: list[int]) -> None:
+def test_labels_that_are_no_places_stand_in_their_order(labels, places):
     fitted = LogisticRegression().fit(X, np.array(labels)[Y])
     out = as_module(fitted)(ASKED).numpy()
     assert out.shape == (3, max(places) + 1)
     np.testing.assert_allclose(out[:, places], fitted.predict_proba(X[:3]), rtol=1e-5)
 
 
-def test_columns_keep_the_names_that_a_classifier_was_fitted_with() -> None:
+def test_columns_keep_the_names_that_a_classifier_was_fitted_with():
     frame = pytest.importorskip("pandas").DataFrame(X, columns=list("abcd"))
     fitted = RandomForestClassifier(3, random_state=0).fit(frame, Y)
     np.testing.assert_allclose(as_module(fitted)(ASKED).numpy(), fitted.predict_proba(frame[:3]), rtol=1e-6)

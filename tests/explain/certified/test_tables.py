@@ -1,7 +1,5 @@
 """What explains rows of a table is audited, loaded from its certificate and served as maps are."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +74,7 @@ NEEDS |= {"TreeShap": "alibi shap", "TreeExplainer": "shap", "KernelExplainer": 
 
 
 @pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_key(monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
@@ -85,7 +83,7 @@ few_cases = pytest.mark.parametrize("case", ["LimeTabular", "Anchors", "KernelEx
 
 
 @pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request):
     for library in NEEDS[request.param].split():
         pytest.importorskip(library)
     return CASES[request.param]
@@ -112,7 +110,7 @@ def about(path: Path, case: Case, model: Any, **changes: Any) -> Path:
     return certificate(path, as_module(model), explainer=explainer, hardening=case.hardening, **changes)
 
 
-def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
+def test_every_method_of_the_catalog_is_loaded_from_a_certificate():
     of_rows = {row.name for row in CATALOG.values() if row.entry != "attribute"}
     assert of_rows == set(TABLE_METHODS) == {*CASES, "LinearExplainer"} == {*NEEDS, "LinearExplainer"}
     for name, kind in TABLE_METHODS.items():
@@ -120,14 +118,14 @@ def test_every_method_of_the_catalog_is_loaded_from_a_certificate() -> None:
 
 
 @pytest.mark.parametrize("name", ["TreeShap", "TreeExplainer"])
-def test_a_network_has_no_trees_to_explain(name: str, tmp_path: Path) -> None:
+def test_a_network_has_no_trees_to_explain(name, tmp_path):
     pytest.importorskip("shap")
     pytest.importorskip("alibi")
     with pytest.raises(InputError, match=r"trees|tables"):
         load_release(network(), about(tmp_path, CASES[name], network()), key=KEY, public=PUBLIC)
 
 
-def test_a_service_tells_what_was_audited(case: Case, tmp_path: Path) -> None:
+def test_a_service_tells_what_was_audited(case, tmp_path):
     model: Any = network() if case.kind in (HardenedLimeTabular, HardenedProtoDash) else forest()
     release = load_release(model, about(tmp_path, case, model), key=KEY, public=PUBLIC)
     target = release.predict(ASKED).argmax(1)
@@ -152,7 +150,7 @@ def test_a_service_tells_what_was_audited(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_audit_ends_in_a_certificate_that_a_service_loads(tmp_path: Path) -> None:
+def test_an_audit_ends_in_a_certificate_that_a_service_loads(tmp_path):
     pytest.importorskip("lime")
     case, member, tree = CASES["LimeTabular"], np.arange(30) % 2 == 0, RandomForestClassifier(3, random_state=0)
     fitted = clone(tree).fit(X[:30][member], Y[:30][member])
@@ -169,7 +167,7 @@ def test_an_audit_ends_in_a_certificate_that_a_service_loads(tmp_path: Path) -> 
 
 
 @few_cases
-def test_what_differs_from_the_audit_is_refused(case: Case, tmp_path: Path) -> None:
+def test_what_differs_from_the_audit_is_refused(case, tmp_path):
     path, kind = about(tmp_path, case, forest()), case.kind
     given: dict[str, Any] = {"public": PUBLIC, "key_file": tmp_path / "key"}
     given["key_file"].write_bytes(KEY)
@@ -200,7 +198,7 @@ def test_what_differs_from_the_audit_is_refused(case: Case, tmp_path: Path) -> N
 
 
 @few_cases
-def test_before_an_audit_a_service_tells_what_an_audit_of_the_plain_choice_would_ask(case: Case) -> None:
+def test_before_an_audit_a_service_tells_what_an_audit_of_the_plain_choice_would_ask(case):
     model, hardening = forest(), case.hardening if case.hardening.noise is None else case.hardening.with_key(KEY)
     said = {"method": case.kind._row.name, "hardening": case.hardening}  # type: ignore[union-attr]
     before = load_release(model, None, key=KEY, public=PUBLIC, uncertified=True, **said)
@@ -214,7 +212,7 @@ def test_before_an_audit_a_service_tells_what_an_audit_of_the_plain_choice_would
 
 
 @few_cases
-def test_rows_with_other_columns_than_the_background_are_refused(case: Case, tmp_path: Path) -> None:
+def test_rows_with_other_columns_than_the_background_are_refused(case, tmp_path):
     path, key = about(tmp_path, case, forest()), tmp_path / "key"
     key.write_bytes(KEY)
     loaded: Any = case.kind.from_certificate(forest(), path, public=PUBLIC, key_file=key)
@@ -229,13 +227,13 @@ def test_rows_with_other_columns_than_the_background_are_refused(case: Case, tmp
 @pytest.mark.parametrize(
     ("kind", "names"), [(HardenedLimeTabular, ["a", "b", "c"]), (HardenedAnchors, ["a", "a", "b", "c"])]
 )
-def test_every_column_of_the_background_has_one_name(kind: Any, names: list[str]) -> None:
+def test_every_column_of_the_background_has_one_name(kind, names):
     pytest.importorskip("lime" if kind is HardenedLimeTabular else "alibi")
     with pytest.raises(InputError, match="4 distinct names"):
         kind.catalogued(PUBLIC, feature_names=names)(network(), hardening=anchor_hardening(KEY))
 
 
-def test_lime_explains_the_predicted_class_with_the_audited_options(tmp_path: Path) -> None:
+def test_lime_explains_the_predicted_class_with_the_audited_options(tmp_path):
     pytest.importorskip("lime")
     case, model = CASES["LimeTabular"], network()
     path = about(tmp_path, case, model)
@@ -253,7 +251,7 @@ def test_lime_explains_the_predicted_class_with_the_audited_options(tmp_path: Pa
             loaded.explain_instance(X[0], **options)
 
 
-def test_anchors_say_the_rule_that_was_audited(tmp_path: Path) -> None:
+def test_anchors_say_the_rule_that_was_audited(tmp_path):
     pytest.importorskip("alibi")
     model, case = forest(), CASES["Anchors"]
     path = about(tmp_path, case, model)
@@ -275,7 +273,7 @@ def test_anchors_say_the_rule_that_was_audited(tmp_path: Path) -> None:
         HardenedAnchorImage.catalogued(PUBLIC)
 
 
-def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
+def test_every_rule_of_an_anchor_is_read_back_from_its_numbers():
     pytest.importorskip("alibi")
     rows = np.column_stack([X, RNG.integers(0, 3, 100)]).astype(np.float32)
     y = (rows[:, 0] + (rows[:, 4] == 1) > 0.3).astype(int)
@@ -308,7 +306,7 @@ def test_every_rule_of_an_anchor_is_read_back_from_its_numbers() -> None:
     assert all(rule.text_of(np.float32(numbers)) == text for text, numbers in rule.texts.items())
 
 
-def test_protodash_answers_about_one_row_with_its_places_in_order(tmp_path: Path) -> None:
+def test_protodash_answers_about_one_row_with_its_places_in_order(tmp_path):
     pytest.importorskip("aix360")
     model, case = network(), CASES["ProtoDash"]
     path = about(tmp_path, case, model)
@@ -325,7 +323,7 @@ def test_protodash_answers_about_one_row_with_its_places_in_order(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", [HardenedAlibiKernelShap, HardenedTreeShap])
-def test_shapley_values_are_those_of_the_predicted_class_alone(kind: Any, tmp_path: Path) -> None:
+def test_shapley_values_are_those_of_the_predicted_class_alone(kind, tmp_path):
     pytest.importorskip("alibi")
     pytest.importorskip("shap")
     model, case = forest(), CASES[kind._row.name]
@@ -341,7 +339,7 @@ def test_shapley_values_are_those_of_the_predicted_class_alone(kind: Any, tmp_pa
     assert np.isnan(values[1 - target.numpy(), np.arange(3)]).all()
 
 
-def test_a_linear_model_is_served_as_it_was_audited(tmp_path: Path) -> None:
+def test_a_linear_model_is_served_as_it_was_audited(tmp_path):
     pytest.importorskip("shap")
     model = LogisticRegression().fit(X, np.digitize(X[:, 0], [-0.5, 0.5]))
     case = Case(HardenedLinearExplainer, Hardening.none(), NAMED, {})
@@ -358,7 +356,7 @@ def test_a_linear_model_is_served_as_it_was_audited(tmp_path: Path) -> None:
     )
 
 
-def test_a_background_is_asked_for_before_anything() -> None:
+def test_a_background_is_asked_for_before_anything():
     pytest.importorskip("aix360")
     for kind in (HardenedLimeTabular, HardenedAnchors, HardenedProtoDash):
         with pytest.raises(ConfigurationError, match=r"catalogued\(public=rows\)"):
@@ -373,7 +371,7 @@ def test_a_background_is_asked_for_before_anything() -> None:
         HardenedLimeTabular.catalogued(PUBLIC, random_state=np.random.RandomState(0))
 
 
-def test_what_explains_no_rows_has_no_certificate(tmp_path: Path) -> None:
+def test_what_explains_no_rows_has_no_certificate(tmp_path):
     pytest.importorskip("lime")
     for kind in (HardenedLimeText, HardenedLimeImage):
         with pytest.raises(RefusedError, match="only explainers of rows"):
@@ -382,7 +380,7 @@ def test_what_explains_no_rows_has_no_certificate(tmp_path: Path) -> None:
             kind.from_certificate(forest(), about(tmp_path, CASES["LimeTabular"], forest()))
 
 
-def test_a_row_outside_of_the_background_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_outside_of_the_background_is_not_printed(capsys):
     pytest.importorskip("alibi")
     towns = np.column_stack([X, np.zeros(100)]).astype(np.float32)
     made = HardenedAnchors.catalogued(towns, feature_names=[*NAMES, "town"], categorical_names={4: ["A", "B"]})

@@ -1,7 +1,5 @@
 """A Pipeline is explained in the columns that the user has: the values of all that is made of one are added up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -106,7 +104,7 @@ def by_hand(values: Any, origins: str) -> Any:
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_the_values_of_a_column_are_the_sum_over_all_that_is_made_of_it(name: str) -> None:
+def test_the_values_of_a_column_are_the_sum_over_all_that_is_made_of_it(name):
     before, origins = BEFORE[name]
     frame = GAPS if "missing" in name else FRAME
     fitted, module, x = audited(before, RandomForestClassifier(5, random_state=0), frame)
@@ -119,7 +117,7 @@ def test_the_values_of_a_column_are_the_sum_over_all_that_is_made_of_it(name: st
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_a_row_has_the_answer_that_it_has_alone_and_codes_between_two_categories_have_one() -> None:
+def test_a_row_has_the_answer_that_it_has_alone_and_codes_between_two_categories_have_one():
     _, module, x = audited(BEFORE["texts by their type, numbers scaled"][0], RandomForestClassifier(5, random_state=0))
     noise = Hardening(noise=GaussianNoise(0.1, key=b"the key of the service, as bytes"))
     for hardening in (NONE, Hardening.recommended(), noise):
@@ -135,14 +133,14 @@ def test_a_row_has_the_answer_that_it_has_alone_and_codes_between_two_categories
 
 
 @pytest.mark.parametrize("mixing", [PCA(2), FunctionTransformer(lambda x: x)])
-def test_a_step_that_mixes_columns_is_named(mixing: Any) -> None:
+def test_a_step_that_mixes_columns_is_named(mixing):
     fitted = make_pipeline(StandardScaler(), mixing, RandomForestClassifier(3, random_state=0))
     module = EstimatorModule(fitted.fit(FRAME[NUMBERS].to_numpy(), Y))
     with pytest.raises(MixedColumnsError, match=f"{type(mixing).__name__} combines several of your columns"):
         HardenedTreeExplainer.catalogued()(module, hardening=NONE)
 
 
-def test_a_forest_sends_missing_numbers_where_it_learned_to() -> None:
+def test_a_forest_sends_missing_numbers_where_it_learned_to():
     forest = RandomForestClassifier(5, random_state=0).fit(GAPS[NUMBERS], Y)
     module = EstimatorModule(forest, columns=Columns.of(GAPS[NUMBERS]))
     x = torch.from_numpy(Columns.of(GAPS[NUMBERS]).encode(GAPS[NUMBERS]))
@@ -152,7 +150,7 @@ def test_a_forest_sends_missing_numbers_where_it_learned_to() -> None:
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
-def test_boosters_are_asked_for_their_own_values(library: str) -> None:
+def test_boosters_are_asked_for_their_own_values(library):
     native: Any = pytest.importorskip(library)
     if library == "xgboost":
         last = native.XGBClassifier(n_estimators=4, n_jobs=1)
@@ -168,7 +166,7 @@ def test_boosters_are_asked_for_their_own_values(library: str) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_linear_model_is_explained_against_zeros_or_the_means_of_public_rows(classes: int) -> None:
+def test_a_linear_model_is_explained_against_zeros_or_the_means_of_public_rows(classes):
     y = np.digitize(FRAME["age"], [40, 60][: classes - 1])
     before = BEFORE["texts by their type, numbers scaled"][0]
     fitted = make_pipeline(before, LogisticRegression()).fit(FRAME, y)
@@ -186,7 +184,7 @@ def test_a_linear_model_is_explained_against_zeros_or_the_means_of_public_rows(c
         assert of.explains(module) == "log odds"
 
 
-def test_what_cannot_be_read_is_refused_by_its_name() -> None:
+def test_what_cannot_be_read_is_refused_by_its_name():
     network = EstimatorModule(KNeighborsClassifier().fit(FRAME[NUMBERS].to_numpy(), Y))
     with pytest.raises(InputError, match="KNeighborsClassifier"):
         HardenedTreeExplainer.catalogued()(network, hardening=NONE)

@@ -1,7 +1,5 @@
 """Of shap's explainers only hardened values leave, in the native shapes, for every kind of trees and any model."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import pickle
@@ -86,7 +84,7 @@ def native_trees(name: str, *data: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "data"), [(name, None) for name in TREES] + [("forest of three classes", PUBLIC), ("xgboost", PUBLIC)]
 )
-def test_without_hardening_the_values_are_the_native_ones(name: str, data: Any) -> None:
+def test_without_hardening_the_values_are_the_native_ones(name, data):
     hardened = HardenedTreeExplainer(model(name), data, hardening=PLAIN)
     native = native_trees(name, data)
     expected = native_values(native, ASKED)
@@ -96,7 +94,7 @@ def test_without_hardening_the_values_are_the_native_ones(name: str, data: Any) 
 
 
 @pytest.mark.parametrize("name", ["forest", "boosting", "lightgbm of three classes"])
-def test_every_row_is_hardened_by_itself_and_asking_again_gives_the_same(name: str) -> None:
+def test_every_row_is_hardened_by_itself_and_asking_again_gives_the_same(name):
     explainer = HardenedTreeExplainer(model(name), hardening=NOISY)
     released = explainer.shap_values(ASKED)
     assert np.array_equal(released[2], explainer.shap_values(ASKED[2]))
@@ -107,7 +105,7 @@ def test_every_row_is_hardened_by_itself_and_asking_again_gives_the_same(name: s
     assert not np.array_equal(released, other.shap_values(ASKED))
 
 
-def test_without_hardening_kernel_values_are_the_native_ones() -> None:
+def test_without_hardening_kernel_values_are_the_native_ones():
     predict = model("forest").predict_proba
     for asked in (predict, lambda rows: predict(rows)[:, 1]):
         np.random.seed(3)  # noqa: NPY002 - shap draws from it
@@ -117,7 +115,7 @@ def test_without_hardening_kernel_values_are_the_native_ones() -> None:
         np.testing.assert_allclose(explainer.shap_values(ASKED, nsamples=12), expected)
 
 
-def test_kernel_values_are_drawn_from_generators_of_their_own() -> None:
+def test_kernel_values_are_drawn_from_generators_of_their_own():
     explainer = HardenedKernelExplainer(model("forest").predict_proba, PUBLIC, hardening=NOISY)
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     released = explainer.shap_values(ASKED, nsamples=12)
@@ -131,12 +129,12 @@ def test_kernel_values_are_drawn_from_generators_of_their_own() -> None:
         assert np.array_equal(found[0], released[i % 4])
 
 
-def test_no_rows_have_no_values() -> None:
+def test_no_rows_have_no_values():
     for explainer in explainers():
         assert explainer.shap_values(ASKED[:0]).shape[:2] == (0, 5)
 
 
-def test_two_outputs_that_say_the_same_share_their_noise() -> None:
+def test_two_outputs_that_say_the_same_share_their_noise():
     released = HardenedTreeExplainer(model("forest"), hardening=NOISY).shap_values(ASKED)
     assert np.array_equal(released[..., 0], -released[..., 1])
     three = HardenedTreeExplainer(model("forest of three classes"), hardening=NOISY).shap_values(ASKED)
@@ -151,7 +149,7 @@ def explainers() -> list[Any]:
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["trees", "kernel"])
-def test_an_explanation_holds_values_names_and_a_copy_of_the_rows_asked_about(place: int) -> None:
+def test_an_explanation_holds_values_names_and_a_copy_of_the_rows_asked_about(place):
     explainer = explainers()[place]
     explanation = explainer(ASKED)
     assert isinstance(explanation, shap.Explanation)
@@ -181,7 +179,7 @@ def drawn_from() -> list[Any]:
 
 
 @pytest.mark.parametrize("plot", NOT_DRAWN)
-def test_plots_that_add_sizes_up_are_refused_with_what_to_draw_instead(plot: str) -> None:
+def test_plots_that_add_sizes_up_are_refused_with_what_to_draw_instead(plot):
     for explanation in drawn_from():
         for asked in (explanation, explanation[0], copy.copy(explanation[1]), explanation.abs[2]):
             if plot == "force" or asked.values.ndim == 1:
@@ -189,7 +187,7 @@ def test_plots_that_add_sizes_up_are_refused_with_what_to_draw_instead(plot: str
                     getattr(shap.plots, plot)(asked)
 
 
-def test_of_several_outputs_one_has_to_be_named_to_be_drawn() -> None:
+def test_of_several_outputs_one_has_to_be_named_to_be_drawn():
     figures = pytest.importorskip("matplotlib.pyplot")
     explanation = HardenedTreeExplainer(model("forest of three classes"))(X[:9])
     for asked in (explanation, explanation[0]):
@@ -199,7 +197,7 @@ def test_of_several_outputs_one_has_to_be_named_to_be_drawn() -> None:
     figures.close("all")
 
 
-def test_what_would_tell_more_cannot_be_read() -> None:
+def test_what_would_tell_more_cannot_be_read():
     for explainer in explainers():
         for name in ("expected_value", "model", "data", "masker", "fnull", "explain", "explain_row"):
             assert not hasattr(explainer, name)
@@ -208,7 +206,7 @@ def test_what_would_tell_more_cannot_be_read() -> None:
 @pytest.mark.parametrize(
     ("name", "columns"), [("forest", 7), ("histograms", 3), ("xgboost booster", 7), ("lightgbm booster", 3)]
 )
-def test_rows_of_other_columns_than_the_model_has_are_refused(name: str, columns: int) -> None:
+def test_rows_of_other_columns_than_the_model_has_are_refused(name, columns):
     explainer = HardenedTreeExplainer(model(name), hardening=NOISY)
     with pytest.raises(InputError, match="5 features"):
         explainer.shap_values(np.zeros((2, columns)))
@@ -217,7 +215,7 @@ def test_rows_of_other_columns_than_the_model_has_are_refused(name: str, columns
         around.shap_values(np.zeros((2, 0)))
 
 
-def test_no_message_tells_the_output_of_the_model() -> None:
+def test_no_message_tells_the_output_of_the_model():
     explainer = HardenedTreeExplainer(model("forest"), PUBLIC, hardening=NOISY)
     explainer._explainer.model.values = explainer._explainer.model.values * 2
     explainer._explainer.model.predict = lambda X: np.full((len(X), 2), 0.123456)
@@ -227,7 +225,7 @@ def test_no_message_tells_the_output_of_the_model() -> None:
     assert told.value.__cause__ is None
 
 
-def test_categories_of_a_data_frame_go_to_the_library_as_they_are() -> None:
+def test_categories_of_a_data_frame_go_to_the_library_as_they_are():
     pandas, lightgbm = pytest.importorskip("pandas"), pytest.importorskip("lightgbm")
     frame = pandas.DataFrame(X[:, :2], columns=["a", "b"])
     frame["town"] = pandas.Categorical(np.where(X[:, 2] > 0, "north", "south"))
@@ -244,7 +242,7 @@ def test_categories_of_a_data_frame_go_to_the_library_as_they_are() -> None:
     assert own._digest() != HardenedTreeExplainer(again, hardening=NOISY)._digest()
 
 
-def test_another_model_or_background_has_other_noise_and_a_copy_has_the_same() -> None:
+def test_another_model_or_background_has_other_noise_and_a_copy_has_the_same():
     def noise_of(*made: Any) -> Any:
         explainer = HardenedTreeExplainer(*made, hardening=Hardening(noise=GaussianNoise(1.0, key=KEY)))
         return explainer.shap_values(ASKED) - HardenedTreeExplainer(*made, hardening=PLAIN).shap_values(ASKED)
@@ -257,7 +255,7 @@ def test_another_model_or_background_has_other_noise_and_a_copy_has_the_same() -
         assert not np.allclose(first, noise_of(*changed), atol=1e-3)
 
 
-def test_harden_takes_the_native_explainers() -> None:
+def test_harden_takes_the_native_explainers():
     native = native_trees("forest", PUBLIC)
     hardened = harden(native, NOISY)
     assert isinstance(hardened, HardenedTreeExplainer)
@@ -275,7 +273,7 @@ def test_harden_takes_the_native_explainers() -> None:
         harden(shap.PermutationExplainer(model("forest").predict_proba, PUBLIC))
 
 
-def test_what_cannot_be_explained_is_refused_with_what_can() -> None:
+def test_what_cannot_be_explained_is_refused_with_what_can():
     with pytest.raises(InputError, match="use KernelExplainer"):
         HardenedTreeExplainer(LogisticRegression().fit(X, TWO))
     explainer = HardenedTreeExplainer(model("forest"))
@@ -284,14 +282,14 @@ def test_what_cannot_be_explained_is_refused_with_what_can() -> None:
             explainer.shap_values(wrong)
 
 
-def test_a_background_is_known_by_its_numbers_or_its_texts() -> None:
+def test_a_background_is_known_by_its_numbers_or_its_texts():
     whole, texts = np.arange(6).reshape(2, 3), np.array([["a", "bc"]])
     for rows, stored in ((whole, whole.astype(float)), (csr_matrix(whole), whole * 1.0), (texts.astype(object), texts)):
         expected = hashlib.blake2b(repr(stored.shape).encode() + stored.tobytes(), digest_size=16).hexdigest()
         assert _background_digest(rows) == _background_digest(stored) == expected
 
 
-def test_classes_are_found_by_their_labels_and_not_by_their_places() -> None:
+def test_classes_are_found_by_their_labels_and_not_by_their_places():
     labels = np.array([1, 4])[TWO]
     fitted = RandomForestClassifier(5, random_state=0).fit(X, labels)
     module = as_module(fitted)

@@ -5,8 +5,6 @@ with Chromium(folder) as browser, serving(site) as url:
     browser.run("document.title")
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import http.server
@@ -20,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 PIPES = """
 import fcntl, os, sys
@@ -83,7 +81,7 @@ class Chromium:
         self.events: list[dict[str, Any]] = []
         self._context: str | None = None
 
-    def __enter__(self) -> Chromium:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

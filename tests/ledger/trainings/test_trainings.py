@@ -1,7 +1,5 @@
 """Trainings: each counts once, in the total and in every account, whoever asks when; or it is refused."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Answers of linear scores under largest changes, steps, largest numbers of changes, rules, and every cost."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Several answers to one query: each later one keeps the features that dominated the earlier ones."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Guarantees: frozen, complete, in plain types, and never more than the parameters give."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every way that an answer can take: it has a guarantee, of the very weights that answered, or of what was charged."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """Laplace noise on a grid: exact probabilities, and what neighbours' values can tell."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from privacy_oracle import largest_loss, log_probabilities

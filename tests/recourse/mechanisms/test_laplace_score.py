@@ -1,7 +1,5 @@
 """LaplaceScore: one record cannot be told from answers beyond epsilon, and the weights cannot be read from them."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import fields
 

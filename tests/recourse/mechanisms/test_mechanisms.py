@@ -1,7 +1,5 @@
 """Recourse from private models: any number of answers, all from what was released."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Metered recourse: no charge without an answer, no answer without a charge, and the same question once."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """Mechanisms with a public preprocessing: people's frames go in and come out, training sees scaled rows."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Every estimator keeps scikit-learn's contracts, but for stated exceptions, each with its reason."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from dataclasses import FrozenInstanceError

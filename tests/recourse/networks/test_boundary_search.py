@@ -1,7 +1,5 @@
 """The exact step within a box, against its dual problem; the search that takes such steps, one row at a time."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Searches in networks under largest changes, steps, numbers of changes, rules, boxes and every cost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

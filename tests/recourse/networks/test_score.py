@@ -1,7 +1,5 @@
 """What a search asks of a model, and that it leaves the model as it was."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

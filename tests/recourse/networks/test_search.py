@@ -1,7 +1,5 @@
 """Search for recourse on networks: valid, near, within the constraints, and without a trace on the model."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,10 +1,5 @@
 """The service that every platform's server is compared with."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from safexplain.serve import Service
@@ -13,7 +8,7 @@ pytest.register_assert_rewrite("tests.serve.platforms.contract")
 
 
 @pytest.fixture(scope="session")
-def expected(noisy: Any) -> Iterator[Service]:
+def expected(noisy):
     """The same service in this process."""
     from tests.serve.platforms.contract import KEY
 

@@ -4,8 +4,6 @@ A test of a platform is a module with a fixture `server`, of that scope, and a s
 V1 protocol) or `V2`, which says how else the platform is asked and read, and what only that platform promises.
 """
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar

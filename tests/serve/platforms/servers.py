@@ -1,7 +1,5 @@
 """A platform's server in processes of its own, all that it says to anybody, and numbers that must not be in that."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,9 +1,6 @@
 """BentoML's own server with two workers: the promises of every platform, and BentoML's own client."""
 
-from __future__ import annotations
-
 import importlib.util
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import httpx
@@ -13,7 +10,7 @@ from servers import free_port
 
 from safexplain.errors import ConfigurationError
 from tests.serve.platforms.contract import KEY, QUESTIONS, Contract
-from tests.serve.platforms.servers import ROOT, Server, running
+from tests.serve.platforms.servers import ROOT, running
 
 if importlib.util.find_spec("bentoml") is None:
     pytest.skip("BentoML is not installed: make test-serve", allow_module_level=True)
@@ -22,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what its dependencies warn 
 
 
 @pytest.fixture(scope="module")
-def server(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(noisy, tmp_path_factory):
     """The example, two workers, with a smaller budget."""
     folder, port = tmp_path_factory.mktemp("bento"), free_port()
     noisy.copy(folder)

@@ -1,13 +1,10 @@
 """examples/serve/nginx.conf, in a real nginx: who asks is who authenticated, and nobody holds a connection for long."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,13 +21,13 @@ BODY = {"instances": [[0.5]]}
 
 
 @pytest.fixture(scope="module")
-def seen() -> list[dict[str, Any]]:
+def seen():
     """The headers of every request that the service behind the gateway has seen."""
     return []
 
 
 @pytest.fixture(scope="module")
-def gateway(seen: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def gateway(seen, tmp_path_factory):
     """The file as it is, but for its place, its certificate and shorter waits."""
 
     async def service(scope: Any, receive: Any, send: Any) -> None:

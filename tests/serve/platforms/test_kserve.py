@@ -1,16 +1,13 @@
 """KServe's own ModelServer, twice: the promises of every platform, V2 too, and its own endpoints closed."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ import yaml
 from servers import free_port
 
 from tests.serve.platforms.contract import KEY, QUESTIONS, SECRETS, V2, Contract
-from tests.serve.platforms.servers import ROOT, Server, environment, found, marked, native, running
+from tests.serve.platforms.servers import ROOT, environment, found, marked, native, running
 
 if importlib.util.find_spec("kserve") is None:
     pytest.skip("KServe is not installed: make test-serve", allow_module_level=True)
@@ -29,7 +26,7 @@ EXPLAIN, INFER = "/v1/models/digits:explain", "/v2/models/digits/infer"
 
 
 @pytest.fixture(scope="module")
-def server(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(noisy, tmp_path_factory):
     """The container of examples/serve/kserve.yaml, twice, with a ledger in a file."""
     folder = tmp_path_factory.mktemp("kserve")
     noisy.copy(folder)

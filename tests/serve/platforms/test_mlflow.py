@@ -1,12 +1,8 @@
 """A release saved for MLflow and loaded in a process; MLflow's own server refuses it."""
 
-from __future__ import annotations
-
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,7 +27,7 @@ from tests.serve.platforms.contract import KEY, MARK, QUESTIONS
 
 
 @pytest.fixture(scope="module")
-def release(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def release(noisy, tmp_path_factory):
     """A saved release, whose hardening has noise and so needs the key."""
     folder = tmp_path_factory.mktemp("mlflow") / "release"
     adapter.save_model(folder, noisy.model, noisy.certificate, model_config={"limits": {"questions": QUESTIONS}})
@@ -39,12 +35,12 @@ def release(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def with_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_key(monkeypatch):
     monkeypatch.setenv("SAFEXPLAIN_NOISE_KEY", KEY)
 
 
 @pytest.fixture
-def loaded(release: Path) -> Iterator[Any]:
+def loaded(release):
     model = mlflow.pyfunc.load_model(str(release), model_config={"limits": {"questions": 500}})
     yield model
     model.unwrap_python_model().service.close()

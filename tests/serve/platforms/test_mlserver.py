@@ -1,12 +1,9 @@
 """MLServer's own server, twice: the promises of every platform, over gRPC and in streams too."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,13 +41,13 @@ def written(folder: Path, files: Any, server: dict[str, Any] | None = None, **ch
 
 
 @pytest.fixture(scope="module")
-def ports() -> dict[str, int]:
+def ports():
     """Of the first replica."""
     return {}
 
 
 @pytest.fixture(scope="module")
-def server(noisy: Any, ports: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(noisy, ports, tmp_path_factory):
     folder, commands = tmp_path_factory.mktemp("mlserver"), {}
     for replica in ("a", "b"):
         folder.joinpath(replica).mkdir()
@@ -63,7 +60,7 @@ def server(noisy: Any, ports: dict[str, int], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def grpc_infer(server: Server, ports: dict[str, int]) -> Iterator[Any]:
+def grpc_infer(server, ports):
     """Ask a tensor by Triton's gRPC client, which is the one that MLServer brings."""
     import tritonclient.grpc as triton
 

@@ -1,14 +1,10 @@
 """Two replicas on a local Ray cluster: the promises of every platform, the same answers, and one audit log."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from servers import free_port
@@ -25,7 +21,7 @@ pytestmark = pytest.mark.slow  # a cluster of its own
 
 
 @pytest.fixture(scope="module")
-def server(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(noisy, tmp_path_factory):
     """Two replicas, whose logs lie under a short path, since Ray's sockets are there too."""
     import ray
     from ray import serve

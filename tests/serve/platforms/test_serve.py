@@ -1,21 +1,16 @@
 """`safexplain serve` itself, with two workers: the promises that other platforms keep, in the V2 protocol."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from servers import free_port
 
 from tests.serve.platforms import contract
-from tests.serve.platforms.servers import Server, running
+from tests.serve.platforms.servers import running
 
 pytestmark = pytest.mark.slow  # `tests/serve/test_http.py` asks the same application in a thread
 
 
 @pytest.fixture(scope="module")
-def server(noisy: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(noisy, tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("serve"), free_port()
     command = ["-c", "import sys, safexplain.cli; sys.exit(safexplain.cli.main())", "serve", "--workers=2"]
     command += [f"--model={noisy.model}", f"--certificate={noisy.certificate}", f"--port={port}"]

@@ -1,7 +1,5 @@
 """What a service releases, as a client of its FastAPI application gets it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

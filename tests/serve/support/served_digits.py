@@ -1,10 +1,9 @@
 """A model of digits and its certificate, as files: made in seconds, by no audit."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ class Certified:
     public: np.ndarray
     rows: np.ndarray
 
-    def copy(self, folder: Path) -> Certified:
+    def copy(self, folder: Path) -> Self:
         """The same files in a folder of one's own."""
         return Certified(
             Path(shutil.copy(self.model, folder)), Path(shutil.copy(self.certificate, folder)), self.public, self.rows

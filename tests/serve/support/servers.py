@@ -1,7 +1,5 @@
 """Servers as they run in production: uvicorn in a thread."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """The white box's tests of noise and batches: right draws pass, wrong ones fail, and each number is its formula's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats as distributions

@@ -1,7 +1,5 @@
 """A claim, the errors of an adversary, and the verdict that follows."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import FrozenInstanceError, replace

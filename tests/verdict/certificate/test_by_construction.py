@@ -1,10 +1,7 @@
 """A certificate by construction says what it rests on, cannot be taken for an audit's, and keeps its words."""
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +47,7 @@ def changed(path: tuple[Any, ...], value: Any, *, sealed: bool = True) -> dict[s
 
 @pytest.mark.parametrize("guarantee", [PUBLIC, STUDENT])
 @pytest.mark.parametrize("measured", [None, MEASURED, Measured(3, 0.9, 0.2, Estimate(1, 0.4, 1))])
-def test_what_is_written_is_read(guarantee: Guarantee, measured: Measured | None, tmp_path: Path) -> None:
+def test_what_is_written_is_read(guarantee, measured, tmp_path):
     path = write_json(tmp_path / "g.json", content(guarantee, measured))
     for found in (load_guarantee(path), load_any(path)):
         assert (found.guarantee, found.measured, found.signature) == (guarantee, measured, "none")
@@ -59,7 +56,7 @@ def test_what_is_written_is_read(guarantee: Guarantee, measured: Measured | None
         assert found.digests("sha256") == {"34" * 32}
 
 
-def test_the_two_kinds_are_told_apart(tmp_path: Path) -> None:
+def test_the_two_kinds_are_told_apart(tmp_path):
     ours, audits = write_json(tmp_path / "g.json", content()), write_json(tmp_path / "a.json", made())
     with pytest.raises(CertificateError, match=r"g\.json: .*by construction.*PublicExplainer\.from_certificate"):
         load_certificate(ours)
@@ -85,12 +82,12 @@ CHANGES: list[tuple[tuple[Any, ...], Any, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "said"), CHANGES)
-def test_what_was_changed_is_refused_by_name(path: tuple[Any, ...], value: Any, said: str, tmp_path: Path) -> None:
+def test_what_was_changed_is_refused_by_name(path, value, said, tmp_path):
     with pytest.raises(CertificateError, match=said):
         load_guarantee(write_json(tmp_path / "g.json", changed(path, value)))
 
 
-def test_another_version_may_phrase_a_guarantee_differently_but_not_state_other_facts(tmp_path: Path) -> None:
+def test_another_version_may_phrase_a_guarantee_differently_but_not_state_other_facts(tmp_path):
     worded, other = content(), {"safexplain": "9.0.0", "torch": "2.15"}
     worded["predicate"]["guarantee"] |= {"sentence": "In other words.", "says": [], "does_not_say": ["Less."]}
     worded["predicate"]["environment"] = other
@@ -102,7 +99,7 @@ def test_another_version_may_phrase_a_guarantee_differently_but_not_state_other_
         load_guarantee(write_json(tmp_path / "g.json", sealed(worded)))
 
 
-def test_careless_edits_and_two_models_are_refused(tmp_path: Path) -> None:
+def test_careless_edits_and_two_models_are_refused(tmp_path):
     edited = changed(("predicate", "notes"), ["another"], sealed=False)
     with pytest.raises(CertificateError, match="the checksum does not match"):
         load_guarantee(write_json(tmp_path / "g.json", edited))
@@ -111,7 +108,7 @@ def test_careless_edits_and_two_models_are_refused(tmp_path: Path) -> None:
         load_guarantee(write_json(tmp_path / "g.json", two))
 
 
-def test_the_published_schema_takes_what_is_written_and_nothing_of_another_form() -> None:
+def test_the_published_schema_takes_what_is_written_and_nothing_of_another_form():
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     validator = jsonschema.Draft202012Validator(SCHEMA)
@@ -132,12 +129,12 @@ def test_the_published_schema_takes_what_is_written_and_nothing_of_another_form(
         lambda: Estimate(float("nan"), 0, 1),
     ],
 )
-def test_facts_that_contradict_each_other_make_no_guarantee(make: Callable[[], Any]) -> None:
+def test_facts_that_contradict_each_other_make_no_guarantee(make):
     with pytest.raises(ConfigurationError):
         make()
 
 
-def test_the_words_name_what_holds_what_is_assumed_and_what_is_not_said() -> None:
+def test_the_words_name_what_holds_what_is_assumed_and_what_is_not_said():
     for one in (PUBLIC, STUDENT):
         assert "nothing was audited" in str(one)
         assert any("public" in line for line in one.assumes)
@@ -150,7 +147,7 @@ def test_the_words_name_what_holds_what_is_assumed_and_what_is_not_said() -> Non
         Guarantee.from_dict({})
 
 
-def test_the_interval_of_a_mean_covers_it_and_a_narrower_one_does_not() -> None:
+def test_the_interval_of_a_mean_covers_it_and_a_narrower_one_does_not():
     rng = np.random.default_rng(0)
     draws = rng.beta(3, 1, size=(2000, 100)) * 2 - 1
     found = [Estimate.of_mean(row) for row in draws]

@@ -1,12 +1,9 @@
 """A certificate is believed only where it can be checked, and every other file is refused in a sentence."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +55,7 @@ AUDITS: dict[str, Callable[[], AuditResult]] = {
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[..., Any]:
+def load(tmp_path):
     """Load what some JSON content, or bytes, would be as a file."""
 
     def call(content: Any, **options: Any) -> Any:
@@ -73,7 +70,7 @@ def load(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("judgement", JUDGEMENTS.values(), ids=JUDGEMENTS)
-def test_what_was_written_is_read_back_and_fits_the_schema(load: Callable[..., Any], judgement: Judgement) -> None:
+def test_what_was_written_is_read_back_and_fits_the_schema(load, judgement):
     found = load(made(judgement))
     VALIDATOR.validate(json.loads(json.dumps(made(judgement))))
     assert found.judgement == judgement
@@ -86,7 +83,7 @@ def test_what_was_written_is_read_back_and_fits_the_schema(load: Callable[..., A
     assert found.limits == (("One attack", "A stronger attack may find more."),)
 
 
-def test_options_come_back_as_the_command_line_parsed_them(load: Callable[..., Any]) -> None:
+def test_options_come_back_as_the_command_line_parsed_them(load):
     explainer = {"method": "Occlusion", "output": "logit", "options": {"strides": [1, 2], "deep": [[1], 2]}}
     found = load(made(explainer=explainer))
     assert found.options == {"strides": (1, 2), "deep": ([1], 2)}
@@ -96,14 +93,14 @@ def test_options_come_back_as_the_command_line_parsed_them(load: Callable[..., A
     assert (found.softmax, found.shape, found.native) == (False, (3, 8, 8), None)
 
 
-def test_reformatted_json_is_the_same_certificate(load: Callable[..., Any]) -> None:
+def test_reformatted_json_is_the_same_certificate(load):
     content = made()
     text = json.dumps(content, separators=(",", ":"), sort_keys=True).replace('"selection":0.0', '"selection":0')
     assert load(text.encode()).judgement == CERTIFIED
 
 
 @pytest.mark.parametrize("case", AUDITS)
-def test_an_audit_writes_what_is_read_and_fits_the_schema(load: Callable[..., Any], case: str) -> None:
+def test_an_audit_writes_what_is_read_and_fits_the_schema(load, case):
     result = AUDITS[case]()
     content = made(audit=json.loads(json.dumps(result.to_dict())), native=AUDITS["leak"]().summary())
     VALIDATOR.validate(json.loads(json.dumps(content)))
@@ -125,13 +122,13 @@ def test_an_audit_writes_what_is_read_and_fits_the_schema(load: Callable[..., An
     ],
     ids=repr,
 )
-def test_the_schema_is_one_takes_every_hardening_and_names_the_predicate_of_the_code(hardening: Hardening) -> None:
+def test_the_schema_is_one_takes_every_hardening_and_names_the_predicate_of_the_code(hardening):
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["properties"]["predicateType"]["const"] == PREDICATE_TYPE
     VALIDATOR.validate(json.loads(json.dumps(made(hardening=hardening.to_dict()))))
 
 
-def test_another_form_or_a_missing_field_does_not_fit_the_schema() -> None:
+def test_another_form_or_a_missing_field_does_not_fit_the_schema():
     assert not VALIDATOR.is_valid(changed(made(), ("subject", 0, "digest"), {"sha256": "ab" * 32}))
     for path, value in (("bound",), 2), (("evidence", 0, "pair"), {"only": 1}), (("policy", "patience"), [0]):
         assert not VALIDATOR.is_valid(changed(made(), (*ALONE, *path), value)), path
@@ -187,8 +184,8 @@ def equal(one: Any, other: Any) -> bool:
 @settings(max_examples=150)
 @given(st.data())
 def test_a_forger_who_computes_the_checksum_cannot_make_the_verdict_another_than_the_counts_give(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+    tmp_path_factory, data
+):
     name = data.draw(st.sampled_from(list(CASES)))
     content, path, value = CASES[name], data.draw(st.sampled_from(LEAVES[name])), data.draw(VALUES)
     forged = changed(content, path, value)
@@ -209,7 +206,7 @@ def test_a_forger_who_computes_the_checksum_cannot_make_the_verdict_another_than
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_number_that_follows_from_others_is_compared(load: Callable[..., Any], name: str) -> None:
+def test_every_number_that_follows_from_others_is_compared(load, name):
     case = CASES[name]
     paths = [path for path in leaves(case) if follows(path)]
     assert len(paths) > 20
@@ -223,7 +220,7 @@ def test_every_number_that_follows_from_others_is_compared(load: Callable[..., A
             load(sealed(changed(case, path, 0.5 if value is None else other)))
 
 
-def test_a_changed_value_is_found_wherever_it_stands(load: Callable[..., Any]) -> None:
+def test_a_changed_value_is_found_wherever_it_stands(load):
     for path in [*leaves(case := made(LEAKING))][::10]:
         value = at(case, path)
         other = f"{value}!" if isinstance(value, str) else 1 + value if isinstance(value, int | float) else 1
@@ -237,7 +234,7 @@ def test_a_changed_value_is_found_wherever_it_stands(load: Callable[..., Any]) -
             load(changed(case, path, other))
 
 
-def test_a_verdict_that_does_not_follow_is_named(load: Callable[..., Any]) -> None:
+def test_a_verdict_that_does_not_follow_is_named(load):
     worse = changed(made(), ("predicate", "audit", "evidence", 1, "lower_bound_count"), 60)
     with pytest.raises(CertificateError, match=r"certificate\.json: audit\.\S+ says .* follows from the counts"):
         load(sealed(worse))
@@ -245,7 +242,7 @@ def test_a_verdict_that_does_not_follow_is_named(load: Callable[..., Any]) -> No
         load(sealed(changed(made(UNDECIDED), ("predicate", "verdict"), "certified")))
 
 
-def test_a_number_may_be_off_by_rounding_only() -> None:
+def test_a_number_may_be_off_by_rounding_only():
     audit = audited(CERTIFIED)
     near = {**audit, "bound": audit["bound"] * (1 + 1e-12)}
     assert recount(near) == CERTIFIED
@@ -276,13 +273,13 @@ def test_a_number_may_be_off_by_rounding_only() -> None:
         (("predicate", "audit", "policy", "max_tpr"), 0.5, "says"),
     ],
 )  # fmt: skip
-def test_a_refusal_names_the_field(load: Callable[..., Any], path: tuple[Any, ...], value: Any, said: str) -> None:
+def test_a_refusal_names_the_field(load, path, value, said):
     with pytest.raises(CertificateError, match=said) as error:
         load(sealed(changed(made(), path, value)))
     assert "\n" not in str(error.value)
 
 
-def test_no_judged_attack_is_left_out_of_a_comparison(load: Callable[..., Any]) -> None:
+def test_no_judged_attack_is_left_out_of_a_comparison(load):
     hidden = replace(EXCESS.evidence[1], attack="Boosted", pair=None)
     judgement = replace(EXCESS, evidence=(*EXCESS.evidence, hidden))
     assert judgement.verdict == "inconclusive"
@@ -295,7 +292,7 @@ def test_no_judged_attack_is_left_out_of_a_comparison(load: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("window", ["attack_window", "baseline_window"])
-def test_pairs_that_no_examples_have_are_refused(load: Callable[..., Any], window: str) -> None:
+def test_pairs_that_no_examples_have_are_refused(load, window):
     row = ("predicate", "audit", "evidence", 1, "pair")
     content = made(EXCESS)
     counts = at(content, (*row, window))
@@ -307,7 +304,7 @@ def test_pairs_that_no_examples_have_are_refused(load: Callable[..., Any], windo
         load(sealed(changed(content, (*row, window), counts[1:])))
 
 
-def test_another_version_may_phrase_an_audit_differently_but_not_judge_otherwise(load: Callable[..., Any]) -> None:
+def test_another_version_may_phrase_an_audit_differently_but_not_judge_otherwise(load):
     worded = changed(made(LEAKING), ("predicate", "environment", "safexplain"), "9.0.0")
     for path in (ALONE, (*ALONE, "others", 0)):
         for name, words_of_others in (("sentence", "In other words."), ("says", []), ("details", ["Less."])):
@@ -318,7 +315,7 @@ def test_another_version_may_phrase_an_audit_differently_but_not_judge_otherwise
             load(sealed(changed(worded, (*ALONE, name), value)))
 
 
-def test_no_target_is_left_out_or_judged_twice(load: Callable[..., Any]) -> None:
+def test_no_target_is_left_out_or_judged_twice(load):
     content = made(LEAKING)
     hidden = audited(replace(LEAKING.others[0], others=()))
     with pytest.raises(CertificateError, match=r"expected judgements of 2 targets|verdict is"):
@@ -331,7 +328,7 @@ def test_no_target_is_left_out_or_judged_twice(load: Callable[..., Any]) -> None
         load(sealed(other))
 
 
-def test_a_missing_field_is_named(load: Callable[..., Any]) -> None:
+def test_a_missing_field_is_named(load):
     for name in ("subject", "predicate", "predicateType", "_type"):
         content = made()
         del content[name]
@@ -369,7 +366,7 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize("name", NOT_JSON)
-def test_what_is_no_certificate_is_refused_in_a_line(load: Callable[..., Any], name: str) -> None:
+def test_what_is_no_certificate_is_refused_in_a_line(load, name):
     raw, said = NOT_JSON[name]
     with pytest.raises(CertificateError, match=said.replace("^", r"\^")) as error:
         load(raw)
@@ -377,13 +374,13 @@ def test_what_is_no_certificate_is_refused_in_a_line(load: Callable[..., Any], n
     assert len(str(error.value)) < 600
 
 
-def test_a_text_longer_than_any_sentence_is_refused(tmp_path: Path) -> None:
+def test_a_text_longer_than_any_sentence_is_refused(tmp_path):
     read_back(made(notes=["x" * LONGEST_TEXT]), tmp_path)
     with pytest.raises(CertificateError, match="got 65,537"):
         read_back(made(notes=["x" * (LONGEST_TEXT + 1)]), tmp_path)
 
 
-def test_many_values_are_refused_before_anything_is_made_of_them() -> None:
+def test_many_values_are_refused_before_anything_is_made_of_them():
     raw = b'{"a": [' + b"[]," * (2 << 20) + b"[]]}"
 
     def refused() -> None:
@@ -393,7 +390,7 @@ def test_many_values_are_refused_before_anything_is_made_of_them() -> None:
     assert peak_of(refused) < 16 << 20  # two million lists take 128 MiB
 
 
-def test_a_file_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_bad_input(tmp_path):
     for path in (tmp_path / "nope.json", tmp_path):
         with pytest.raises(InputError, match="cannot be read"):
             load_certificate(path)
@@ -412,7 +409,7 @@ JSON = st.recursive(
 
 @settings(max_examples=100)
 @given(part=st.sampled_from(["audit", "policy", "evidence", "controls", "levels", "others"]), value=JSON)
-def test_any_json_in_place_of_an_audit_is_refused_not_crashed_on(part: str, value: Any) -> None:
+def test_any_json_in_place_of_an_audit_is_refused_not_crashed_on(part, value):
     audit: Any = {**audited(CERTIFIED), part: value} if part != "audit" else value
     if part in ("controls", "others") and value == []:
         return
@@ -421,7 +418,7 @@ def test_any_json_in_place_of_an_audit_is_refused_not_crashed_on(part: str, valu
 
 
 @given(value=JSON)
-def test_the_canonical_text_is_one_for_what_json_makes_of_a_value(value: Any) -> None:
+def test_the_canonical_text_is_one_for_what_json_makes_of_a_value(value):
     text = strict_json.canonical(value)
     assert strict_json.canonical(json.loads(json.dumps(value))) == text
     assert strict_json.canonical(json.loads(text)) == text

@@ -1,10 +1,6 @@
 """What a certificate may carry besides its audit: read back, in the schema, and believed only where it follows."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from certificates import SCHEMA, made, read_back, sealed
@@ -37,14 +33,14 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_it_is_read_back_and_fits_the_schema(part: str, tmp_path: Path) -> None:
+def test_it_is_read_back_and_fits_the_schema(part, tmp_path):
     name, value, written = PARTS[part]
     content = made(**written)
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(content)))
     assert getattr(read_back(content, tmp_path), name) == value
 
 
-def test_without_it_a_certificate_is_as_before(tmp_path: Path) -> None:
+def test_without_it_a_certificate_is_as_before(tmp_path):
     names = {name for name, _, _ in PARTS.values()}
     assert not names & made()["predicate"].keys()
     assert {name: getattr(read_back(made(), tmp_path), name) for name in names} == dict.fromkeys(names)
@@ -64,7 +60,7 @@ def test_without_it_a_certificate_is_as_before(tmp_path: Path) -> None:
         ("noise stream", None),
     ],
 )
-def test_anything_else_is_refused(part: str, other: Any, tmp_path: Path) -> None:
+def test_anything_else_is_refused(part, other, tmp_path):
     name, _, written = PARTS[part]
     content = made(**written)
     content["predicate"][name] = other
@@ -84,9 +80,7 @@ def test_anything_else_is_refused(part: str, other: Any, tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_does_not_follow_is_found_though_the_checksum_fits(
-    part: str, change: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_what_does_not_follow_is_found_though_the_checksum_fits(part, change, says, tmp_path):
     name, _, written = PARTS[part]
     content = made(**written)
     content["predicate"][name] = content["predicate"][name] | change
@@ -94,12 +88,12 @@ def test_what_does_not_follow_is_found_though_the_checksum_fits(
         read_back(sealed(content), tmp_path)
 
 
-def test_without_noise_there_is_no_stream_to_name(tmp_path: Path) -> None:
+def test_without_noise_there_is_no_stream_to_name(tmp_path):
     with pytest.raises(CertificateError, match="noise_stream"):
         read_back(made(noise_stream=STREAM["noise_stream"]), tmp_path)
 
 
-def test_another_name_of_the_data_is_found_by_the_checksum_and_each_has_its_sentence(tmp_path: Path) -> None:
+def test_another_name_of_the_data_is_found_by_the_checksum_and_each_has_its_sentence(tmp_path):
     content = made(subject_data="pre-training")
     content["predicate"]["subject_data"] = "fine-tuning"
     with pytest.raises(CertificateError, match="changed after it was written"):

@@ -1,7 +1,5 @@
 """A signature says who made a certificate; without the key to check it, it says nothing, and the reader is told."""
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

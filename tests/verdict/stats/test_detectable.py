@@ -1,7 +1,5 @@
 """From which epsilon on an audit would have found a training; tests/evidence simulates such audits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Lower bounds on epsilon: never above the truth more often than promised, how tight, and what breaks them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lower bounds on epsilon from many canaries in one run: against simulation, slow formulas and published figures."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

@@ -1,7 +1,5 @@
 """What an attack finds more than another: counting by hand, identities, and error rates by simulation both ways."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ROC curves, rates and intervals: against slow versions, other libraries and simulation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Trade-off curves of the sampled Gaussian mechanism: against exact ones, brute force and simulation; never above."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
