@@ -27,13 +27,7 @@ from safexplain.audit.question import Look, Question, Release
 from safexplain.audit.references.fine_tuning import FineTune, fine_tune
 from safexplain.audit.references.parallel import parallel
 from safexplain.audit.references.recipe import Recipe, Train
-from safexplain.audit.references.shadows import (
-    Repeated,
-    Shadows,
-    groups_by_steps,
-    is_batchable,
-    train_shadows,
-)
+from safexplain.audit.references.shadows import Repeated, Shadows, groups_by_steps, is_batchable, train_shadows
 from safexplain.audit.report.tables import NATIVE
 from safexplain.audit.run import SAMPLED, Models
 from safexplain.audit.signals import LARGEST_MAPS

@@ -15,13 +15,7 @@ from typing import Any
 from safexplain._digest import sha256
 from safexplain._privacy_loss import Adjacency, Steps, check_adjacency
 from safexplain._validate import check_number
-from safexplain.errors import (
-    BudgetExhausted,
-    ConfigurationError,
-    ConfigurationTypeError,
-    LedgerError,
-    RefusedError,
-)
+from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError, LedgerError, RefusedError
 from safexplain.ledger.composition import FAILURES, Budget, Composition, amount, budgeted, charged, epsilon_alone
 from safexplain.ledger.records import (
     CHARGE_COLUMNS,

@@ -9,7 +9,6 @@ A subject is a function without arguments that returns plain values and arrays, 
 """
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -19,7 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,16 +45,9 @@ from safexplain import (
     audit,
     dp,
     harden,
-    ledger,
-    recourse,
 )
-from safexplain._privacy_loss import group_privacy_epsilon
 from safexplain._versions import RELEASE_FORMAT
 from safexplain.audit import canaries
-from safexplain.recourse.linear.solve import linear_recourse
-from safexplain.recourse.networks.search import network_recourse
-from safexplain.recourse.solution import Solution
-from safexplain.verdict import stats
 
 HERE = Path(__file__).parent
 VALUES, ARRAYS = HERE / "values.json", HERE / "arrays.npz"
@@ -235,64 +227,6 @@ def _explained() -> dict[str, Any]:
     return found
 
 
-SETTINGS: tuple[tuple[float, float, int, float, str], ...] = (
-    (1.0, 0.01, 100, 1e-5, "poisson"),
-    (0.7, 0.05, 20, 1e-6, "poisson"),
-    (5.5728, 0.25, 500, 1e-5, "poisson"),
-    (2.0, 0.001, 5000, 1e-8, "poisson"),
-    (1.0, 0.1, 1, 1e-5, "poisson"),
-    (2.5, 0.25, 40, 1e-5, "fixed-size"),
-    (4.0, 0.01, 1000, 1e-6, "fixed-size"),
-    (3.6, 1.0, 20, 1e-5, "full-batch"),
-    (40.0, 1.0, 300, 1e-9, "full-batch"),
-    (0.0, 0.1, 10, 1e-5, "poisson"),
-    (1.0, 0.1, 0, 1e-5, "poisson"),
-    (0.3, 1.0, 1000, 1e-5, "full-batch"),
-)
-
-
-def accounting() -> dict[str, Any]:
-    spent: dict[str, Any] = {}
-    groups: dict[str, float] = {}
-    for sigma, rate, steps, delta, sampling in SETTINGS:
-        found = dp.epsilons(sigma, rate, steps, delta, sampling=sampling)
-        name = f"{sigma} {rate} {steps} {delta} {sampling}"
-        spent[name] = {adjacency: found.of(adjacency) for adjacency in ("add_remove", "substitute", "zero_out")}
-        groups[name] = group_privacy_epsilon(sigma, rate, steps, delta, sampling=sampling)
-    phases = [dp.Steps(1.2, 0.05, 50), dp.Steps(2.0, 0.1, 30, "fixed-size"), dp.Steps(9.0, 1.0, 5, "full-batch")]
-    together = dp.composed(phases, 1e-5)
-    budgets = {
-        f"{epsilon} {rate} {steps} {delta} {adjacency} {sampling}": dp.noise_multiplier(
-            epsilon, rate, steps, delta, adjacency, sampling=sampling
-        )
-        for epsilon, rate, steps, delta, adjacency, sampling in (
-            (8.0, 0.1, 100, 1e-5, "substitute", "poisson"),
-            (1.0, 0.1, 100, 1e-5, "add_remove", "poisson"),
-            (2.0, 0.2, 30, 1e-6, "substitute", "fixed-size"),
-            (3.0, 1.0, 50, 1e-5, "zero_out", "full-batch"),
-        )
-    }
-    within = {
-        f"{epsilon} {sigma} {rate} {adjacency} {sampling}": dp.steps_within(
-            epsilon, sigma, rate, 1e-5, adjacency, sampling=sampling
-        )
-        for epsilon, sigma, rate, adjacency, sampling in (
-            (4.0, 1.5, 0.1, "substitute", "poisson"),
-            (4.0, 1.5, 0.1, "add_remove", "poisson"),
-            (2.0, 30.0, 1.0, "substitute", "full-batch"),
-            (0.5, 0.5, 0.5, "substitute", "poisson"),
-        )
-    }
-    return {
-        "epsilons": spent,
-        "groups": groups,
-        "composed": {name: together.of(name) for name in ("add_remove", "substitute", "zero_out")},
-        "noise multipliers": budgets,
-        "steps within": within,
-        "sentence": str(dp.epsilons(3.6, 1.0, 20, 1e-5, sampling="full-batch")),
-    }
-
-
 MODELS, TARGETS, EXAMPLES = 11, 3, 200
 
 
@@ -400,23 +334,6 @@ def unnumbered(content: Any) -> Any:
     return content
 
 
-def bounds() -> dict[str, Any]:
-    a, b = np.linspace(-1, 4, 300), np.linspace(-4, 1, 300)
-    methods, sampled = ("pld", "gdp", "clopper-pearson"), {"sample_rate": 0.25, "steps": 4}
-    bound = stats.bound_epsilon(a, b, 1e-5, "clopper-pearson", threshold=0.0)
-    return {
-        "errors": {m: stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, m) for m in methods},
-        "ceiling": {m: stats.epsilon_from_errors(0, 200, 0, 250, 1e-5, m) for m in methods},
-        "sampled": stats.epsilon_from_errors(7, 200, 11, 250, 1e-5, "pld", **sampled),
-        "scores": {m: stats.epsilon_lower_bound(a, b, 1e-5, m, seed=1) for m in methods},
-        "fixed threshold": asdict(bound) | {"family": None},
-        "one run": {m: stats.one_run_lower_bound(88, 100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
-        "one run, ceiling": {m: stats.one_run_lower_bound(100, 100, 500, 1e-5, m) for m in ("f-dp", "steinke")},
-        "interval": list(stats.clopper_pearson(7, 200, 0.95)),
-        "curve": stats.roc(np.concatenate([a, b]), np.repeat([True, False], 300)).auc,
-    }
-
-
 def canary_runs() -> dict[str, Any]:
     large = canaries.preset("logit-768")
     recipe = replace(large.recipe, steps=12, sample_rate=1.0, expected_batch_size=50.0, lr=0.5, bias=True)
@@ -434,176 +351,15 @@ def canary_runs() -> dict[str, Any]:
     }
 
 
-def people() -> tuple[np.ndarray, np.ndarray]:
-    """Rows and labels that a line tells apart."""
-    x = given("people").astype(np.float64)
-    return x, (x @ [1.0, -0.5, 0.8, 0.1] > 0).astype(int)
-
-
-def answered(answer: Solution) -> dict[str, Any]:
-    names = ("counterfactual", "valid", "distance", "score", "favourable", "censored")
-    return {name: getattr(answer, name) for name in names}
-
-
-def mechanisms() -> dict[str, Any]:
-    x, y = people()
-    rules = recourse.Constraints(4, lower=-4.0, upper=4.0, immutable=(3,), increasing=(0,))
-    shared = {"epsilon": 2.0, "norm_bound": 4.0, "random_state": 7, "constraints": rules}
-    made = {
-        "DPModelRecourse": recourse.DPModelRecourse(delta=1e-4, **shared),
-        "LaplaceScore": recourse.LaplaceScore(public_weights=[1.0, -0.4, 0.7, 0.0], **shared),
-    }
-    found: dict[str, Any] = {}
-    for name, mechanism in made.items():
-        before = mechanism.guarantee.to_dict()
-        asked = mechanism.fit(x, y).explain(x[:12], infeasible="mark")
-        after = mechanism.guarantee.to_dict()
-        found[name] = {
-            "before": unnumbered(before),
-            "after": {k: v for k, v in unnumbered(after).items() if k != "statement" and after[k] != before[k]},
-            "statement": after["statement"] and (after["statement"]["epsilon"], after["statement"]["mechanism"]),
-            "answer": answered(asked),
-            "diverse": mechanism.explain_diverse(x[:3], 2)[-1].counterfactual,
-            "release": mechanism.release(x[:2]),
-        }
-    return found
-
-
-def geometry() -> dict[str, Any]:
-    x = np.round(people()[0][:16], 2)
-    mixed = x.copy()
-    mixed[:, 1] = np.round(mixed[:, 1])
-    mixed[:, 2:] = np.eye(2)[(mixed[:, 2] > 0).astype(int)]
-    free = recourse.Constraints(4, lower=-2.9, upper=2.9, immutable=(2,), decreasing=(1,))
-    whole = recourse.Constraints(4, integer=(1,), one_hot=((2, 3),), lower=-5.0, upper=5.0)
-    line = {"weights": [0.8, -1.1, 0.4, 0.9], "bias": -1.5}
-    costs = {"L2": recourse.L2([1, 2, 1, 0.5]), "L1": recourse.L1(), "MAD": recourse.MAD([1, 0.5, 2, 1])}
-    found: dict[str, Any] = {}
-    for name, cost in costs.items():
-        found[name] = {
-            "free": answered(linear_recourse(**line, x=x, target=0.5, cost=cost)),
-            "limited": answered(linear_recourse(**line, x=x.clip(-2.9, 2.9), cost=cost, constraints=free)),
-            "mixed": answered(linear_recourse(**line, x=mixed, target=1.0, cost=cost, constraints=whole)),
-        }
-    table, net = given("table").astype(np.float64), mlp().double()
-    box = recourse.Constraints(6, lower=-5.0, upper=5.0, immutable=(5,))
-    options = recourse.SearchOptions(starts=3)
-    for name, wanted in (("network", 1), ("network, other class", 0)):
-        answer = network_recourse(net, table, favourable=wanted, constraints=box, options=options)
-        found[name] = {"searched": answered(answer)}
-    return found
-
-
-def ledgers() -> dict[str, Any]:
-    now = [1_700_000_000_000_000]
-
-    def clock() -> int:
-        now[0] += 1_000_000
-        return now[0]
-
-    with tempfile.TemporaryDirectory() as folder:
-        book = ledger.Ledger(
-            f"sqlite:///{folder}/ledger.db", epsilon=3.0, delta=1e-5, period="day", total_epsilon=9.0, clock=clock
-        )
-        with book:
-            for _ in range(5):
-                book.charge("ann", epsilon=0.1, mechanism="pure", parameters={"n": 1})
-                book.charge("ben", ledger.Approximate(0.2, 1e-7))
-                book.charge("cid", ledger.Concentrated(0.15**2 / 2))
-                book.charge("dot", ledger.Pure(0.12))
-                book.charge("eve", mu=0.05)
-                book.charge("eve", ledger.Pure(0.05))
-                book.charge("eve", epsilon=0.03, delta=1e-8)
-            for who in ("ann", "fay", "ann"):
-                book.answer(who, "the same question", lambda: {"is": [1, 2.5]}, ledger.Pure(0.4), mechanism="asked")
-            book.grant("fay", 0.5, note="less")
-            refused = {}
-            too_much = {"fay": ledger.Pure(0.2), "gus": ledger.Pure(3.5), "ann": ledger.Concentrated(2.0)}
-            for who, release in too_much.items():
-                try:
-                    book.charge(who, release)
-                except ledger.BudgetExhausted as error:
-                    refused[who] = {"text": str(error), "spent": error.spent, "requested": error.requested}
-            now[0] += 86_400_000_000
-            book.charge("ann", epsilon=0.25)
-            written = io.StringIO()
-            count = book.export(written)
-            # questions are keyed by a random secret
-            exported = re.sub('"question": "[0-9a-f]{64}"', '"question": "keyed"', written.getvalue())
-            return {
-                "accounts": [json.loads(json.dumps(asdict(a), default=str)) for a in (*book.accounts(), book.total())],
-                "refused": refused,
-                "exported": count,
-                "lines": [json.loads(line) for line in exported.splitlines() if '"ann"' in line],
-                "all lines": hashlib.sha256(exported.encode()).hexdigest(),
-                "grants": [json.loads(json.dumps(asdict(g), default=str)) for g in book.grants()],
-                "verified": book.verify(),
-            }
-
-
-def private_training() -> dict[str, Any]:
-    x, y = people()
-    found: dict[str, Any] = {}
-    for mechanism, adjacency, delta in (
-        ("noisy-gd", "substitute", 1e-4),
-        ("noisy-gd", "add_remove", 1e-4),
-        ("objective", "substitute", 1e-4),
-        ("output", "zero_out", 0),
-        ("output", "substitute", 1e-4),
-    ):
-        model = dp.DPLogisticRegression(
-            4.0, delta, adjacency, mechanism, norm_bound=4.0, classes=[0, 1], steps=30, random_state=5
-        ).fit(x, y)
-        found[f"{mechanism}, {adjacency}, {delta}"] = {
-            "coef": model.coef_,
-            "intercept": model.intercept_,
-            "statement": stated(model.privacy_),
-        }
-    rows, labels = torch.from_numpy(given("people")), torch.from_numpy(y)
-    for name, options in {
-        "head": {"trainable": "head", "batch_size": 40},
-        "all": {"batch_size": 60, "clipping": dp.FlatClipping(1.0), "optimizer": "sgd", "lr": 0.5},
-        "per layer": {"batch_size": 240, "clipping": dp.PerLayerClipping(), "adjacency": "add_remove"},
-    }.items():
-        net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
-        start = np.linspace(-1, 1, 44, dtype=np.float32)
-        nn.utils.vector_to_parameters(torch.from_numpy(start), net.parameters())
-        given_options = {"epsilon": 6.0, "delta": 1e-4, "steps": 8, "seed": 9, "lr": 0.05, "device": "cpu", **options}
-        tuner = dp.DPFineTuner(net, (rows, labels), **given_options, progress=lambda *_: None)
-        done = tuner.fit()
-        found[f"DPFineTuner, {name}"] = {
-            "planned": stated(tuner.statement),
-            "statement": stated(done.statement),
-            "weights": nn.utils.parameters_to_vector(done.model.parameters()).detach().numpy(),
-        }
-    return found
-
-
-def stated(statement: dp.PrivacyStatement) -> dict[str, Any]:
-    """A statement as JSON, without digest and version, and what a reader sees first."""
-    worded = ("protects", "not_protected", "assumptions")
-    content = {name: value for name, value in statement.to_dict().items() if name not in ("accountant", "weights")}
-    words = {name: hashlib.sha256(json.dumps(content.pop(name)).encode()).hexdigest()[:16] for name in worded}
-    shown = hashlib.sha256(re.sub(r"\d[\d.,]*", "#", statement.to_markdown()).encode()).hexdigest()[:16]
-    again = dp.PrivacyStatement.from_dict(statement.to_dict())
-    return {**content, **words, "read back": again == statement, "markdown": shown}
-
-
 SUBJECTS: dict[str, Callable[[], dict[str, Any]]] = {
     "hardening": hardening,
     "hardening as JSON": hardening_json,
     "explainers": explainers,
-    "accounting": accounting,
     "training": training,
     "audits": audits,
     "signal files": signal_files,
     "whole audits": whole_audits,
-    "bounds": bounds,
     "canary runs": canary_runs,
-    "mechanisms": mechanisms,
-    "geometry": geometry,
-    "ledgers": ledgers,
-    "private training": private_training,
 }
 
 

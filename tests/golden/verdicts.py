@@ -267,7 +267,7 @@ def other_sources_and_an_untrained_model() -> Case:
 FILES: dict[str, Callable[[], Case]] = {
     name.replace("_", " "): made
     for name, made in list(globals().items())
-    if getattr(made, "__annotations__", {}).get("return") == "Case"
+    if getattr(made, "__annotations__", {}).get("return") == Case
 }
 """Every function above that makes a case, by its name."""
 

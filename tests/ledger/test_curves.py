@@ -12,13 +12,7 @@ from safexplain._privacy_loss import renyi
 from safexplain.dp import Steps, composed
 from safexplain.errors import BudgetExhausted, ConfigurationError, ConfigurationTypeError
 from safexplain.ledger import Concentrated, Pure, Renyi
-from safexplain.ledger.composition import (
-    OTHER_ORDERS,
-    loss,
-    losses_allowed,
-    renyi_allowed,
-    renyi_epsilon,
-)
+from safexplain.ledger.composition import OTHER_ORDERS, loss, losses_allowed, renyi_allowed, renyi_epsilon
 from safexplain.ledger.releases import TRAINING_ORDERS
 
 TRAINING = Steps(1.2, 0.02, 300)

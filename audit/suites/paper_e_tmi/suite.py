@@ -29,18 +29,7 @@ from safexplain.audit.answers import predict
 from ...shared.run import Progress, Run, rounded
 from . import explanations
 from .evaluate import LIRA, attacks, judged
-from .tasks import (
-    CIFAR10_HEAD,
-    FULL,
-    QUICK,
-    SETTINGS,
-    Images,
-    Setting,
-    Size,
-    accuracy,
-    pretrained,
-    untrained,
-)
+from .tasks import CIFAR10_HEAD, FULL, QUICK, SETTINGS, Images, Setting, Size, accuracy, pretrained, untrained
 
 Values = dict[str, NDArray[np.float64]]
 IN_QUICK = (CIFAR10_HEAD, *(s for s in SETTINGS if s.trainable == "all" or s.overlap or s.backbone == "untrained"))

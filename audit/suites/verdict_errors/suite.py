@@ -41,12 +41,7 @@ from safexplain.audit.signals import Signals
 from safexplain.verdict.judgement import Evidence, Judgement
 from safexplain.verdict.policy import Policy
 from safexplain.verdict.stats import clopper_pearson
-from safexplain.verdict.thresholds import (
-    by_score,
-    found_above,
-    lower_bound,
-    upper_bound,
-)
+from safexplain.verdict.thresholds import by_score, found_above, lower_bound, upper_bound
 
 from ...shared.run import RESULTS, Parts, Progress, Run, concluded, provenance
 from .groups import GROUP_COLUMNS, GROUP_SIZES, WITHIN, simulate_groups

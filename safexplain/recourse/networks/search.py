@@ -20,14 +20,7 @@ from safexplain.dp.heads import evaluation_mode
 from safexplain.errors import InputError
 from safexplain.recourse.constraints import NEARLY, Constraints, Mask
 from safexplain.recourse.cost import EUCLIDEAN, Cost, for_columns
-from safexplain.recourse.networks.boundary_search import (
-    Boundary,
-    NetworkScore,
-    Price,
-    linear_step,
-    nearest,
-    shorten,
-)
+from safexplain.recourse.networks.boundary_search import Boundary, NetworkScore, Price, linear_step, nearest, shorten
 from safexplain.recourse.solution import Floats, Solution, as_rows, rows_where
 
 _STEPS = 60

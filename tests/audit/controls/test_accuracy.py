@@ -9,15 +9,7 @@ from torch import nn
 
 from safexplain import HardenedInputXGradient, Hardening
 from safexplain.audit import AuditOptions, Policy, Population, Question, Recipe, audit
-from safexplain.audit.controls.checks import (
-    META,
-    Hits,
-    Statistics,
-    accuracy,
-    below_references,
-    below_stated,
-    measured,
-)
+from safexplain.audit.controls.checks import META, Hits, Statistics, accuracy, below_references, below_stated, measured
 from safexplain.audit.references.shadows import train_one
 from safexplain.audit.run import trained
 from safexplain.errors import ConfigurationError, DataWarning

@@ -9,13 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from safexplain.audit import Policy
 from safexplain.audit.controls import checks
-from safexplain.audit.controls.checks import (
-    _classified,
-    blind_baseline,
-    null_model,
-    one_of_each,
-    shuffled_membership,
-)
+from safexplain.audit.controls.checks import _classified, blind_baseline, null_model, one_of_each, shuffled_membership
 from safexplain.verdict.stats import auc_interval, roc
 from safexplain.verdict.thresholds import lower_bound_rank
 

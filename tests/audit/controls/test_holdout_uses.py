@@ -9,16 +9,7 @@ import pytest
 
 from safexplain.audit import Policy, Signals
 from safexplain.audit.controls import splits as holdout_uses
-from safexplain.audit.controls.splits import (
-    MOST_HASHES,
-    Splits,
-    Uses,
-    default_path,
-    sample_of,
-    shared,
-    spread,
-    uses_of,
-)
+from safexplain.audit.controls.splits import MOST_HASHES, Splits, Uses, default_path, sample_of, shared, spread, uses_of
 from safexplain.audit.signals import hash_examples, near
 from safexplain.errors import InputError, UsesWarning
 

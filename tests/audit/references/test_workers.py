@@ -10,15 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from safexplain.audit import (
-    FineTune,
-    Population,
-    Recipe,
-    Shadows,
-    collect_signals,
-    fine_tune,
-    train_shadows,
-)
+from safexplain.audit import FineTune, Population, Recipe, Shadows, collect_signals, fine_tune, train_shadows
 from safexplain.audit.references.shadows import most_together
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -7,15 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import safexplain.dp.heads as head
-from safexplain.dp.heads import (
-    HeadRecipe,
-    Heads,
-    Rows,
-    clipped_sum,
-    common_batches,
-    separate_batches,
-    train_heads,
-)
+from safexplain.dp.heads import HeadRecipe, Heads, Rows, clipped_sum, common_batches, separate_batches, train_heads
 from safexplain.dp.sgd.clipping import AutoSClipping, FlatClipping, PerLayerClipping
 from safexplain.errors import ConfigurationError, InputError
 

@@ -5,13 +5,7 @@ import itertools
 import pytest
 import torch
 from captum.attr import LayerAttribution, LayerGradCam
-from explain_nets import (
-    NOISY,
-    hardened_class,
-    image_net,
-    images,
-    quiet,
-)
+from explain_nets import NOISY, hardened_class, image_net, images, quiet
 from torch import nn
 
 from safexplain import HardenedGradCAM, HardenedGradCAMPlusPlus

@@ -19,14 +19,7 @@ from sklearn.ensemble import (
 )
 from sklearn.linear_model import LogisticRegression
 
-from safexplain import (
-    GaussianNoise,
-    HardenedKernelExplainer,
-    HardenedTreeExplainer,
-    Hardening,
-    TopKSet,
-    harden,
-)
+from safexplain import GaussianNoise, HardenedKernelExplainer, HardenedTreeExplainer, Hardening, TopKSet, harden
 from safexplain.errors import ConfigurationTypeError, InputError, RefusedError
 from safexplain.explain.shap import _background_digest
 from safexplain.outputs import as_module

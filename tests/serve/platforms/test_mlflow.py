@@ -14,13 +14,7 @@ pytest.importorskip("mlflow.pyfunc", reason='MLflow is not installed: pip instal
 
 import mlflow
 
-from safexplain.errors import (
-    BudgetExhausted,
-    ConfigurationError,
-    InputError,
-    RefusedError,
-    RequestError,
-)
+from safexplain.errors import BudgetExhausted, ConfigurationError, InputError, RefusedError, RequestError
 from safexplain.serve import mlflow as adapter
 from safexplain.serve.service import Service
 from tests.serve.platforms.contract import KEY, MARK, QUESTIONS
