@@ -75,6 +75,7 @@ def test_the_divergence_that_is_allowed_implies_just_the_budget(order, epsilon, 
     expected = [renyi_allowed(at, epsilon, part) for at, part in shares]
     assert [loss(units) for units in limits if units >= 0] == pytest.approx([x for x in expected if x > 0], rel=1e-8)
     assert [units for units in limits if units < 0] == [-1] * sum(x <= 0 for x in expected)
+    assert all(loss(units) < max(x, 0) for units, x in zip(limits, expected, strict=True) if units >= 0)
 
 
 def test_a_curve_between_two_orders_is_the_straight_line_of_order_less_one_times_divergence():
@@ -114,6 +115,7 @@ def test_a_ledger_records_curves_verifies_and_refuses_them_all_or_nothing(make, 
         (Renyi, ((2.0,), (1.0, 2.0)), "one for each of 1 orders, got 2"),
         (Renyi, ((1.0, 2.0), (0.1, 0.2)), "orders: expected numbers above 1"),
         (Renyi, ((3.0, 2.0), (0.1, 0.2)), "ascending"),
+        (Renyi, ((2.0, 2.0), (0.1, 0.2)), "ascending"),
         (Renyi, ((2.0, 3.0), (0.2, 0.1)), "that grow with the order"),
         (Renyi, ((2.0, 3.0), (0.0, 0.1)), "at least 1e-24"),
         (Renyi, ((), ()), "orders: expected a sequence"),

@@ -114,6 +114,11 @@ def test_a_guarantee_that_satisfies_the_policy_certifies_what_the_sample_could_n
     assert words.reasons(found) == ()
 
 
+def test_a_guarantee_of_just_the_limit_satisfies_the_policy():
+    for rate, basis in ((0.03, "by guarantee"), (np.nextafter(0.03, 1), "by measurement")):
+        assert undecided(implied=replace(STRONG, tpr=rate)).basis == basis
+
+
 def test_a_guarantee_that_does_not_satisfy_it_changes_no_verdict():
     found = undecided(implied=WEAK)
     assert (found.verdict, found.basis) == ("inconclusive", "by measurement")

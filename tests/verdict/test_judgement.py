@@ -94,6 +94,8 @@ def test_the_limits_say_how_often_was_asked_and_name_what_was_not_attacked():
         _, (headline, says), *_ = words.limits(judged((10, 5), policy=replace(LOOSE, release=release)))
         missing = f"more queries, queries optimised for one example,{others} attackers who work together"
         assert headline == "One query an example."
+        compared = words.limits(judged((10, 5), policy=replace(LOOSE, release=release)))[2][0]
+        assert compared == ("Predictions alone." if release == "prediction" else "The whole release.")
         assert says.endswith(f"Not attacked: {missing}.")
     patient = replace(LOOSE, patience=(1, 5))
     both = Judgement(patient, (attack(10, 5), attack(10, 5, signal="s@5", level=5)), 1000, 1000, 1)

@@ -141,6 +141,7 @@ def test_members_above_a_weighted_rank_are_counted_as_by_hand(seed):
                 above += weight if member else 0.0
             assert found_above(order, rank, weights, strict=strict) == pytest.approx(above)
         assert found_above(order, rank, weights, strict=True) <= found_above(order, rank, weights)
+    assert found_above(order, None, weights) == pytest.approx(weights[order].sum())
 
 
 def test_groups_of_another_length_are_refused():

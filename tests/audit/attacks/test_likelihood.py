@@ -104,6 +104,8 @@ def test_the_likelihood_ratio_equals_the_slow_one():
         membership[:, 3], membership[:, 4] = True, False
         found = LikelihoodRatio()(target, shadows, membership)
         assert np.allclose(found, slow_likelihood_ratio(target, shadows, membership), rtol=1e-6, atol=1e-6)
+    few = world(2, 3)[:2], np.array([[True, True], [True, False], [False, False]])  # one spare model on either side
+    assert np.allclose(LikelihoodRatio()(*few[0], few[1]), slow_likelihood_ratio(*few[0], few[1]), rtol=1e-6)
 
 
 def test_the_likelihood_ratio_of_a_vector_is_the_sum_over_its_features():
@@ -345,7 +347,7 @@ def test_probabilities_below_the_smallest_float_are_told_apart():
 def test_what_it_cannot_use_is_refused():
     target, shadows, membership, _ = losses(6, 4)
     membership[:2] = [[True], [False]]
-    assert RMIA()(target[:2], shadows[:, :2], membership[:, :2]).shape == (2,)
+    assert RMIA()(np.zeros(2), shadows[:, :2], membership[:, :2]).shape == (2,)
     with pytest.raises(InputError, match="at least 2 examples"):
         RMIA()(target[:1], shadows[:, :1], membership[:, :1])
     with pytest.raises(InputError, match="pass the loss"):

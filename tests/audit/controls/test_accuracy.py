@@ -9,6 +9,7 @@ from torch import nn
 
 from safexplain import HardenedInputXGradient, Hardening
 from safexplain.audit import AuditOptions, Policy, Population, Question, Recipe, audit
+from safexplain.audit.controls import checks
 from safexplain.audit.controls.checks import META, Hits, Statistics, accuracy, below_references, below_stated, measured
 from safexplain.audit.references.shadows import train_one
 from safexplain.audit.run import trained
@@ -77,16 +78,19 @@ def test_an_accuracy_is_below_what_is_stated_where_its_upper_bound_is_by_two_poi
 
 def test_batch_statistics_are_the_divergence_of_normal_distributions_by_hand():
     """Means .5 and -1, variances 1 and 4, against 0, 1 and 1, 1; 300 rows are two batches."""
+    assert (checks.UNUSUAL, checks.IMPOSSIBLE, checks.SETTLED) == (0.25, 16.0, 50)
     norm = nn.BatchNorm1d(2, eps=0.0)
     norm.running_mean[:] = torch.tensor([0.0, 1.0])
     norm.num_batches_tracked += 50
-    sign = torch.where(torch.arange(300) % 2 == 0, 1.0, -1.0)
+    sign = torch.where(torch.arange(300) < 150, 1.0, -1.0)
     found = Statistics.of(norm.eval(), torch.stack([0.5 + sign, 2 * sign - 1.0], 1))
     each = 0.5 * (1 + 0.25 - 1), 0.5 * (np.log(1 / 4) + (4 + 4) - 1)
     assert found.divergence == pytest.approx(np.mean(each), rel=1e-6)
     assert found.ratio == pytest.approx(2.0, rel=1e-6)  # the geometric mean of 1 and 4
     norm.num_batches_tracked -= 1
     assert Statistics.of(norm, torch.randn(300, 2)) is None
+    norm.num_batches_tracked[()] = 0  # a file of an old version
+    assert Statistics.of(norm, torch.randn(300, 2)) is not None
     assert [Statistics(0.0, ratio).impossible for ratio in (15.9, 16.1, 1 / 15.9, 1 / 16.1, 0.0)] == [
         False, True, False, True, True,
     ]  # fmt: skip

@@ -80,7 +80,12 @@ def test_forty_examples_are_enough_to_train_on(trained, folds, monkeypatch):
         checks, "_classified", lambda x, member, fit, test, seed: fitted.append(fit) or test.nonzero()[0]
     )
     member, train = split()[0], np.arange(N) < trained
-    assert blind_baseline(np.ones((N, 2)), member, train, ~train, POLICY, 0).failed is False
+    found = blind_baseline(np.ones((N, 2)), member, train, ~train, POLICY, 0)
+    tested = [
+        checks._tested(part.nonzero()[0], member[part], POLICY, 0.01 / folds)
+        for part in (fitted[::-1] if folds == 2 else [~train])
+    ]
+    assert (found.failed, found.numbers) == (False, max(tested, key=lambda one: one.excess).numbers)
     assert len(fitted) == folds
     assert np.array_equal(sum(fitted), train if folds == 1 else ~train)
 

@@ -67,6 +67,7 @@ def test_noise_that_is_used_again_is_found(where, tied):
         pytest.approx(2.0931, abs=1e-3),
         pytest.approx(8.951, abs=1e-3),
     )
+    assert noise_independence(noise()[:, :, :1], np.random.default_rng(1)).passed  # of one coordinate
     wrong = noise_independence(tied(z), np.random.default_rng(1))
     assert not wrong.passed
     assert where in wrong.says

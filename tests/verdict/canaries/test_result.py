@@ -122,7 +122,7 @@ def test_scores_are_judged_at_every_audited_step():
     assert (found.scenario, found.runs, found.seconds_per_run) == ("gradient", 600, 0.005)
     split = judge(scores, FULL, scenario="gradient")
     assert split.errors[-1].positives == 210
-    assert split.ceiling < found.ceiling
+    assert (split.ceiling < found.ceiling, split.seconds) == (True, 0.0)
 
 
 def test_a_result_survives_json_and_is_computed_again():

@@ -10,6 +10,7 @@ from scipy import stats as distributions
 
 from safexplain.errors import InputError
 from safexplain.verdict.stats import auc_interval, clopper_pearson, roc, tpr_at_fpr
+from safexplain.verdict.stats.roc import upper_limits
 
 TIED = st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5), st.just(-math.inf))
 
@@ -90,6 +91,7 @@ def test_a_rate_can_be_read_from_a_curve():
 def test_clopper_pearson_is_the_exact_interval_of_scipy(counts, confidence):
     expected = distributions.binomtest(*counts).proportion_ci(confidence, method="exact")
     assert clopper_pearson(*counts, confidence) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert not upper_limits(counts[1]).flags.writeable  # they are kept
 
 
 # ------------------------------------------------------------------------------------------------------- DeLong
