@@ -318,8 +318,8 @@ class Hardened(Attribution):  # type: ignore[misc]
         found = find_groups(options, tensors if layer else inputs)
         if found is None:
             return self.hardening(native, **query)
-        alike = all(t.shape[1:] == x.shape[1:] for t, x in zip(tensors, inputs, strict=False))
-        full_size = layer or (alike and options.get("return_input_shape", True))
+        alike = layer or all(t.shape[1:] == x.shape[1:] for t, x in zip(tensors, inputs, strict=True))
+        full_size = alike and (layer or options.get("return_input_shape", True))
         groups = found.canonical(tensors if full_size else inputs)
         d = groups.shape[1]
         if full_size and d and bool((groups == torch.arange(d, device=groups.device)).all()):

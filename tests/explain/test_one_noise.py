@@ -335,6 +335,7 @@ def test_axes_are_merged_as_far_as_the_model_does_not_notice():
     assert seen_by(convolution, 1, 8, 8).shapes == ((8,),)
     assert seen_by(convolution, 1, 4, 16).shapes == ((16,),)
     assert seen_by(convolution, 1, 4, 16).outputs == (5,)
+    assert seen_by(nn.Unflatten(0, (-1, 1))).outputs == (1,)  # an example is one number
 
 
 # Attacks that were measured.
@@ -495,3 +496,8 @@ def test_arguments_in_tables_and_lists_are_part_of_the_query():
         unlike = noise(make, target=1, additional_forward_args=(other,))
         assert abs(torch.corrcoef(torch.stack([one.flatten(), unlike.flatten()]))[0, 1]) < 0.15
     assert _rows_of(({"b": "word", "a": None},), 4)[1] == ["{'a': None, 'b': 'word'}"]
+    each, whole = torch.arange(6.0).reshape(3, 2), torch.arange(2.0)
+    rows, words = _rows_of((each, whole, 5), 3)
+    assert torch.equal(rows[0], each)
+    assert torch.equal(rows[1], whole.expand(3, 2))
+    assert (rows[2].tolist(), words) == ([5, 5, 5], ["()", "()", "()"])

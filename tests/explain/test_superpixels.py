@@ -66,7 +66,7 @@ def test_not_a_number_and_infinity_are_taken_as_zero():
     broken[0, :, 3, 4], broken[0, :, 7, 7] = float("nan"), float("inf")
     assert torch.equal(superpixels(broken, 12, 1.0), superpixels(images, 12, 1.0))
     nothing = torch.full((1, 3, 16, 16), float("nan"))
-    assert len(superpixels(nothing, 9).unique()) >= 2
+    assert len(superpixels(nothing, 2).unique()) >= 2
 
 
 def test_what_is_no_batch_of_images_is_refused():
@@ -83,7 +83,7 @@ def test_without_scikit_image_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage", None)
     with pytest.raises(MissingExtraError, match=r"safexplain\[vision\]"):
         superpixels(pictures(1))
-    assert grid_segments(pictures(1)).shape == (1, 1, 24, 24)
+    assert torch.equal(grid_segments(pictures(1)), grid_segments(pictures(1), 8))
 
 
 def test_a_grid_cuts_each_axis_into_pieces_of_about_the_same_length():

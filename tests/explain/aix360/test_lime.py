@@ -287,6 +287,7 @@ def test_a_regression_has_one_answer_and_its_negative():
 def test_a_page_shows_hardened_weights_and_no_probabilities():
     case = CASES["tabular"]
     native, answer = case.ask(case.native(*case.made_of, random_state=0)), case.ask(case.make(random_state=0))
+    assert len(answer.as_pyplot_figure().axes[0].patches) == len(answer.as_list())
     page = answer.as_html()
     assert str(answer.as_list()[0][1]) in page
     for p in native.predict_proba:

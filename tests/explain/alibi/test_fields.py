@@ -13,7 +13,7 @@ from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier
 from safexplain import GaussianNoise, Hardening, RangeClip, TopKSet
 from safexplain.errors import ConfigurationError, RefusedError
 from safexplain.explain import anchor_hardening, harden
-from safexplain.explain.alibi import META, PARAMS, ROWS
+from safexplain.explain.alibi import META, PARAMS, ROWS, query_tensor
 from safexplain.testing import find_markers, planted
 from safexplain.testing.markers import MARKER_NUMBER as NUMBER
 from safexplain.testing.markers import MARKER_TEXT as WORD
@@ -243,3 +243,8 @@ def test_nothing_is_explained_before_fit_and_reset_predictor_is_seen():
     before = hardened.explain(X[:9]).shap_values[1]
     hardened.reset_predictor(lambda x: probabilities(-x[:, ::-1]))
     assert not np.array_equal(hardened.explain(X[:9]).shap_values[1], before)
+
+
+def test_an_instance_of_labels_is_a_query_of_its_own():
+    one, other = (query_tensor(np.array([label, 1], dtype=object)) for label in ("a", "b"))
+    assert one.tolist() == query_tensor("['a', 1]").tolist() != other.tolist()

@@ -66,16 +66,24 @@ def test_euclidean_answers_do_not_switch_a_category_that_fine_steps_can_save():
 
 
 @pytest.mark.parametrize("power", [1, 2])
-def test_the_counts_near_the_best_are_all_that_cost_little_more(power):
+def test_the_least_of_each_item_and_the_counts_near_it_are_those_of_trying_all(power):
     step, unit, most = np.array([0.7, 2.0, 0.3]), np.array([0.5, 3.0, 0.4]), np.array([[9.0, 6.0, 4.0]] * 2)
-    items = Items(step, unit, most, (), (), Slack(np.zeros((2, 0)), np.zeros(0), power))
+    gain, cost = np.array([[0.0, 1.0, 3.0]] * 2), np.array([[0.0, 1.5, 2.5]] * 2)
+    room, rate = np.array([[0.8, 2.0]] * 2), np.array([0.4, 1.5])
+    items = Items(step, unit, most, (gain,), (cost,), Slack(room, rate, power))
     level, gap = np.array([1.1, 2.5]), np.array([1.3, 4.0])
     low, high = items.near(level, gap)
+    parts = np.linspace(0, 1, 2001)[:, None, None] * room
+    free = (rate * parts**power - level[:, None] * parts).min(axis=0).sum(axis=1)
+    found = items.least(level)
+    np.testing.assert_allclose(found[:, 0], (cost - level[:, None] * gain).min(axis=1))
+    np.testing.assert_allclose(found[:, -1], free, atol=1e-5)
     for row, (m, g) in enumerate(zip(level, gap, strict=True)):
         for i in range(3):
             counts = np.arange(most[row, i] + 1)
             worth = (unit[i] * counts) ** power - m * step[i] * counts
             assert (low[row, i], high[row, i]) == tuple(counts[worth <= worth.min() + g][[0, -1]])
+            assert found[row, 1 + i] == pytest.approx(worth.min())
 
 
 def test_columns_whose_steps_cost_alike_are_traded_far_from_the_relaxed_counts():
