@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from captum.attr import LayerFeatureAblation, NoiseTunnel
+from captum.attr import LayerFeatureAblation, NeuronGradient, NoiseTunnel
 from explain_nets import NOISY, image_net, images, net_for, quiet, tensors
 from torch import nn
 
@@ -18,7 +18,7 @@ from safexplain import HardenedGradientShap, HardenedIG, HardenedInputXGradient
 from safexplain._digest import model_digest
 from safexplain.errors import OpaqueModelWarning, RefusedError
 from safexplain.explain import CATALOG, default_layer, harden
-from safexplain.explain.hardened import HARDENED, _rows_of, probe
+from safexplain.explain.hardened import HARDENED, ModelShapes, _rows_of, _selecting_options, probe
 from safexplain.hardening.hardening import Hardening
 
 pytestmark = quiet
@@ -336,6 +336,14 @@ def test_axes_are_merged_as_far_as_the_model_does_not_notice():
     assert seen_by(convolution, 1, 4, 16).shapes == ((16,),)
     assert seen_by(convolution, 1, 4, 16).outputs == (5,)
     assert seen_by(nn.Unflatten(0, (-1, 1))).outputs == (1,)  # an example is one number
+
+
+@pytest.mark.parametrize(("of_input", "place"), [(True, 5), (False, 3)])
+def test_a_neuron_from_behind_has_its_place_in_the_layers_input_or_output(of_input, place):
+    net = nn.Sequential(nn.Linear(6, 4))
+    options = {"neuron_selector": (-1,), "attribute_to_neuron_input": of_input}
+    said = _selecting_options((NeuronGradient(net, net[0]),), options, ModelShapes((), None, ((6,), (4,))))
+    assert f"neuron_selector={(place,)}" in said
 
 
 # Attacks that were measured.

@@ -132,6 +132,9 @@ def test_two_outputs_that_say_the_same_share_their_noise():
     assert np.array_equal(released[..., 0], -released[..., 1])
     three = HardenedTreeExplainer(model("forest of three classes"), hardening=NOISY).shap_values(ASKED)
     assert not np.array_equal(three[..., 0], -three[..., 1])
+    apart = RandomForestRegressor(5, random_state=0).fit(X, X[:, :2])
+    released = HardenedTreeExplainer(apart, hardening=NOISY).shap_values(ASKED)
+    assert not np.isclose(released[..., 0], -released[..., 1]).any()
 
 
 def explainers() -> list[Any]:
