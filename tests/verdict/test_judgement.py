@@ -246,6 +246,12 @@ def test_why_an_attack_above_the_limit_is_not_judged_is_said(role, level, why):
     assert f"Not judged, because it {why}: RMIA on the s" in found
 
 
+def test_pairs_of_more_members_than_there_are_are_refused():
+    assert compared(pair(500, 500, both=0)).members == 1000
+    with pytest.raises(InputError, match="pairs out of range"):
+        compared(pair(500, 501, both=0))
+
+
 def test_a_bound_at_the_limit_itself_is_within_it():
     counts, unread = (170, 120), attack(400, 300, signal="loss", role="loss")
     low, high = judged(counts).bounds(judged(counts).evidence[0])
