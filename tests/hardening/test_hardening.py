@@ -362,6 +362,11 @@ def test_the_default_is_known_ordered_or_not_and_with_any_columns():
     assert not Hardening(clip=TopKSet(k=4)).is_recommended
 
 
+def test_deepleaks_hardening_has_the_numbers_of_its_release():
+    noise = GaussianNoise(0.01, key=KEY)
+    assert Hardening.deepleak(KEY) == Hardening(clip=RangeClip(-1, 1), mask=ThresholdMask(1e-3), noise=noise)
+
+
 def test_keys_do_not_count_in_equality():
     assert Hardening.deepleak(KEY) == Hardening.deepleak(b"another of these secret keys")
     assert Hardening.deepleak(KEY).with_key(b"another of these secret keys").noise.key != KEY

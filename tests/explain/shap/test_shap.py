@@ -153,6 +153,7 @@ def test_an_explanation_holds_values_names_and_a_copy_of_the_rows_asked_about(pl
     assert np.array_equal(explanation.data, ASKED)
     assert not np.shares_memory(explanation.data, ASKED)
     assert explanation.feature_names == list("abcde")
+    assert explainers()[0]._explained is not None
     nameless = HardenedKernelExplainer(model("forest").predict_proba, PUBLIC, hardening=NOISY)(ASKED[:1])
     assert nameless.feature_names == [f"Feature {i}" for i in range(5)]
     held = {k for k in dir(explanation) if not k.startswith("_") and isinstance(getattr(explanation, k), np.ndarray)}
