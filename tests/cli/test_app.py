@@ -61,9 +61,6 @@ def synthetic(path: Path, *, shift: float, examples: int = 1200) -> Path:
     return path
 
 
-# --- attack ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("shift", "examples", "verdict", "code"), [
     (3.0, 1200, "leak", 1),
     (0.0, 1200, "certified", 0),
@@ -96,9 +93,6 @@ def test_a_policy_file_is_read_and_options_go_before_it(cli, tmp_path):
     assert json.loads(out)["split"] == "selection"
     code, _, error = cli("attack", path, "--attacks", ",")
     assert (code, "separated by commas" in error) == (2, True), error
-
-
-# --- audit ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_exported_model_is_audited_natively_and_hardened(cli, tmp_path):
@@ -238,9 +232,6 @@ def test_audit_and_tune_share_their_options_and_audit_has_at_most_32():
     audits, tunes = ({*inspect.signature(command).parameters} for command in (audit_command, tune_command))
     assert {f.name for f in fields(Options)} <= audits & tunes
     assert len(audits - {"model"}) <= 32
-
-
-# --- demo -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -53,9 +53,6 @@ def run_python(*arguments: str, folder: Path | None = None, **environment: str) 
     return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=120, check=False)
 
 
-# --- help, version and errors of usage come without PyTorch -----------------------------------------------------------
-
-
 def test_help_version_and_usage_errors_import_neither_torch_nor_what_commands_run():
     calls = [[*command, "--help"] for command in COMMANDS] + [["--version"], ["--help"], ["adit"], ["audit", "--dta"]]
     code = (
@@ -112,8 +109,6 @@ def test_nothing_asked_is_help_and_no_success(cli):
         assert err.startswith("error: expected a command")
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
 AUDIT = ("audit", "model.pt2", "--data", "data.npz")
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("audit",), "--data"),
@@ -155,9 +150,6 @@ def test_with_json_an_error_is_an_object_on_standard_output_too(cli):
         content = json.loads(out)
         assert (code, content["exit_code"]) == (2, 2)
         assert err == f"error: {content['error']}\n"
-
-
-# --- whoever stops reading, or presses Ctrl-C -------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX shells")

@@ -83,9 +83,6 @@ def exported(model: nn.Module, path: Path, *shape: int) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------------------ what is read
-
-
 def test_a_recipe_with_privacy_is_read_and_one_of_before_as_before(here):
     found = read_recipe(written(here, f"epochs = 3\n{DP}"), None, 0)
     assert found.recipe == Recipe(lr=5e-4, epochs=3, batch_size=256, momentum=0.0, dp={"epsilon": 8, "delta": 1e-5})
@@ -130,9 +127,6 @@ def test_a_statement_is_compared_with_the_members_and_a_public_start_is_said():
         dp_notes(HEAD, STATED, 30)
 
 
-# -------------------------------------------------------------------------------------------------------- a function
-
-
 def test_a_function_trains_and_what_wrapped_its_model_is_taken_off(here):
     found = read_recipe(written(here, 'function = "recipe_training:train"'), None, 0, STATED)
     assert isinstance(found.recipe, TrainingFunction)
@@ -169,9 +163,6 @@ def test_what_goes_wrong_in_a_function_is_said(here, name, message):
     assert train is not None
     with pytest.raises(InputError, match=message):
         train(torch.randn(4, 2), torch.arange(4) % 2, torch.Generator())
-
-
-# ---------------------------------------------------------------------------------------------------- exported graphs
 
 
 def test_graphs_are_given_layers_and_a_frozen_backbone_a_fresh_head(tmp_path):

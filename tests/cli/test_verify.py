@@ -197,9 +197,6 @@ def test_what_a_stranger_writes_into_notes_does_not_steer_the_terminal(cli, tmp_
     assert "a [2Jb verdict   leak" in out
 
 
-# --- certificates by construction ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def guaranteed(cli, tmp_path):
     """A certificate by construction, about the model file."""
@@ -236,9 +233,6 @@ def test_what_holds_by_construction_says_so_and_what_it_rests_on_and_of_which_fi
     (tmp_path / "other.pt").write_bytes(b"other weights")
     code, _, err = cli("verify", guaranteed.name, "--model", "other.pt")
     assert (code, "other.pt is not the" in err) == (1, True)
-
-
-# --- signatures ----------------------------------------------------------------------------------------------------
 
 
 def test_a_signed_certificate_is_verified_with_its_key_alone(cli, tmp_path):

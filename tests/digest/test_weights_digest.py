@@ -40,8 +40,6 @@ def test_one_changed_weight_does():
     assert weights_digest(model) != before
 
 
-# Of models without a module
-
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 3)), np.arange(60) % 3
 

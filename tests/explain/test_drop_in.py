@@ -66,8 +66,6 @@ def test_the_modules_import_no_library_before_it_is_used():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# AIX360 without its extra
-
 RAW = Hardening.none()
 
 BLOCK = """

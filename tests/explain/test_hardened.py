@@ -101,9 +101,6 @@ def test_arguments_without_names_reach_the_native_method():
     assert torch.equal(harden(Forwarding(model), Hardening.none()).attribute(x, target=1, abs=False), 3 * native)
 
 
-# `harden`
-
-
 def call(explainer, x, options):
     torch.manual_seed(0)
     return explainer.attribute(x, **options)

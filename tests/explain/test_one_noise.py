@@ -81,9 +81,6 @@ class Question:
         return None if self.row.of == "input" else default_layer(self.model)
 
 
-# What leaves the native map.
-
-
 def in_shape(*shape):
     """The same numbers in another shape."""
 
@@ -200,9 +197,6 @@ def test_what_leaves_the_native_map_leaves_the_released_one(row, change):
     assert same(released, question.released())
 
 
-# What changes the native map.
-
-
 def correlation(one, two):
     return abs(float(torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1]))
 
@@ -256,9 +250,6 @@ def test_what_changes_the_native_map_changes_the_noise(row, change):
     base = noise_of(Question(row))
     distinct = len(set((base[0] * 1e4).round().tolist())) * len(base)  # one noise for a group of places
     assert correlation(base, noise_of(question)) < 6 / math.sqrt(distinct)
-
-
-# Models that can tell shapes apart, and those that cannot.
 
 
 class AnyLength(nn.Module):
@@ -346,9 +337,6 @@ def test_a_neuron_from_behind_has_its_place_in_the_layers_input_or_output(of_inp
     assert f"neuron_selector={(place,)}" in said
 
 
-# Attacks that were measured.
-
-
 def digits_net(*head):
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), *head).eval()
@@ -430,8 +418,6 @@ def test_a_layer_has_one_noise_whatever_wraps_its_model():
     for wrapped in (nn.DataParallel(model), nn.Sequential(model)):
         assert torch.equal(harden(LayerActivation(wrapped, model[3]), NOISY).attribute(x), expected)
 
-
-# Baselines and arguments
 
 X = images(4)
 

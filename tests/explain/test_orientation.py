@@ -154,9 +154,6 @@ def test_reasons_of_tables_come_in_their_order_by_default():
         assert released.hardening == ordered
 
 
-# one output for two classes, where a class is named, and numbers
-
-
 def boosted() -> Any:
     pytest.importorskip("shap")
     from safexplain.explain.shap import HardenedTreeExplainer
@@ -253,9 +250,6 @@ def test_of_two_classes_with_one_output_those_of_class_0_are_the_negatives():
     assert explained_classes([0.2, 0.8], 0.5, target=torch.tensor([1, 0])).tolist() == [1, 0]
 
 
-# against whom
-
-
 def test_values_compare_with_those_who_just_passed():
     pytest.importorskip("shap")
     from safexplain.explain import near_cutoff
@@ -279,9 +273,6 @@ def test_values_compare_with_those_who_just_passed():
     assert kernel.shap_values(x).shape == (3, 4, 2)
     with pytest.raises(InputError, match="score"):
         near_cutoff(rows, scores, 2.0)
-
-
-# Captum, with one output
 
 
 def line(*, end: tuple[nn.Module, ...] = (), flat: bool = False) -> nn.Module:

@@ -157,8 +157,6 @@ def test_deeplift_refuses_an_exported_graph_where_it_would_be_input_times_gradie
         HardenedDeepLift(graph)
 
 
-# Every explainer of Captum
-
 OUTSIDE = {"LimeBase", "NoiseTunnel"}
 """What `harden` takes without a row of its own."""
 

@@ -99,8 +99,6 @@ def test_a_grid_of_nothing_is_refused():
             grid_segments(torch.zeros(shape), side)
 
 
-# Pictures of a set
-
 ORANGE = colors.to_rgb("tab:orange")
 
 

@@ -130,8 +130,6 @@ def test_what_is_no_finite_number_is_refused_by_name():
                 make(value)
 
 
-# Sets and levels
-
 FORMAT_ROWS = st.tuples(st.integers(1, 5), st.integers(1, 24)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.integers(-3, 3) | st.floats(-1e30, 1e30))
 )

@@ -111,9 +111,6 @@ def test_a_log_that_closing_deleted_is_no_loss(path, sqlite_url, monkeypatch):
     assert ledger.spent("ann") == 0.5
 
 
-# ----------------------------------------------------------------------------------------------------------- its output
-
-
 @pytest.mark.parametrize(
     ("write", "ending"), [(Ledger.export, ""), (Ledger.export, "-wal"), (Ledger.backup, ""), (Ledger.backup, "-queue")]
 )
@@ -162,8 +159,6 @@ def test_a_ledger_on_a_server_is_backed_up_with_its_tools(postgres_url, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-# --------------------------------------------------------------------------------------------------------------- damage
-
 READS = {
     "open": lambda ledger: Ledger(ledger._storage.address),
     "verify": lambda ledger: ledger.verify(),
@@ -195,9 +190,6 @@ def test_damage_is_said_to_be_damage(path, sqlite_url, damage, read, says):
         connection.close()
         with pytest.raises((LedgerError, ConfigurationError), match=says):
             READS[read](ledger)
-
-
-# --------------------------------------------------------------------------------------------------------------- inputs
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,6 @@ def digits(tmp_path_factory):
     return root
 
 
-# Arrays
-
-
 def test_arrays_come_back_as_they_were_saved(tmp_path):
     made = rows()
     path = npz(tmp_path / "d.npz", **made)
@@ -214,9 +211,6 @@ def test_messages_of_others_are_cut_to_one_line_and_files_are_told_by_their_leng
     assert not is_safetensors(len(header).to_bytes(8, "little") + header[1:] + b"{")
 
 
-# Tables
-
-
 def test_a_table_of_numbers_comes_back_column_for_column(suffix, tmp_path):
     path, cancer = tmp_path / f"cancer.{suffix}", load_breast_cancer(as_frame=True).frame
     cancer["member"] = np.arange(len(cancer)) % 2
@@ -284,9 +278,6 @@ def test_identifiers_and_dates_are_refused_by_column(pyarrow, tmp_path):
     dates = pandas.DataFrame({"when": pandas.to_datetime(["2020-01-01"] * 2), "y": [0, 1], "member": [1, 0]})
     dates.to_parquet(tmp_path / "t.parquet")
     assert "column 'when'" in message(load_data, tmp_path / "t.parquet", label="y")
-
-
-# Images
 
 
 def test_folders_of_digits_are_the_digits(digits):
@@ -359,9 +350,6 @@ def test_folders_of_no_use_are_one_line(tmp_path):
         assert expected in message(load_data, tmp_path / name), name
 
 
-# Checks
-
-
 @pytest.mark.parametrize(
     ("changes", "num_classes", "expected"),
     [
@@ -402,9 +390,6 @@ def test_classes_seen_on_one_side_only_are_a_warning():
     y[np.flatnonzero(~data().member)[0]] = 3
     (warning,) = check_data(data(y=y, class_names=("a", "b", "c", "d")), num_classes=4)
     assert "only among non-members: d" in warning
-
-
-# Model and data together
 
 
 def test_a_model_that_fits_gives_its_number_of_classes():

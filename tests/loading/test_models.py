@@ -151,9 +151,6 @@ def weights(model):
     return [p.detach().clone() for p in model.parameters()]
 
 
-# torch.export
-
-
 def test_an_exported_model_predicts_as_the_original_for_any_batch_size(mlp, exported):
     loaded = load_model(exported)
     assert (loaded.fresh_unavailable, loaded.sha256) == ("", hashlib.sha256(exported.read_bytes()).hexdigest())
@@ -266,9 +263,6 @@ def test_the_archive_layout_of_older_pytorch_is_checked_too(mlp, tmp_path):
     torch.testing.assert_close(loaded.model(example(3, 8)), mlp(example(3, 8)))
 
 
-# What could run code when a torch.export file is loaded
-
-
 def graph(document):
     return document["graph_module"]["graph"]
 
@@ -352,9 +346,6 @@ def test_compiled_libraries_and_custom_objects_in_an_exported_file_are_refused(m
     tampered = repacked(exported, tmp_path / "m.pt2", add={member: pickle.dumps(Payload(tmp_path / "written"))})
     assert member in message(load_model, tampered)
     assert not (tmp_path / "written").exists()
-
-
-# State dicts
 
 
 @pytest.mark.parametrize("arch", [TIMM, TORCHVISION])
@@ -461,9 +452,6 @@ def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
         load_model(path, arch="timm:resnet18")
 
 
-# Pickles
-
-
 def test_a_pickled_module_loads_when_trusted_and_is_reinitialised(mlp, tmp_path):
     path = saved(mlp, tmp_path / "m.pt")
     loaded = load_model(path, trust_pickle=True)
@@ -485,9 +473,6 @@ def test_nothing_pickled_is_loaded_unless_asked_for_by_name(tmp_path):
     path.write_bytes(pickle.dumps(Payload(target)))
     assert "--trust-pickle" in message(load_model, path, arch=TIMM)
     assert not target.exists()
-
-
-# Files that are no models
 
 
 def test_torchscript_is_refused_with_the_way_out(tmp_path):

@@ -144,9 +144,6 @@ def test_float32_has_the_ends_of_the_range_and_special_values_but_for_rounding()
         people.table({"rate": np.array([0.1 - 1e-8])})
 
 
-# Any declaration
-
-
 LABELS = st.text("abcxyz", min_size=1, max_size=3)
 
 
@@ -201,9 +198,6 @@ def test_scaled_rows_keep_to_the_norm_bound_and_are_affine_in_the_table(populati
     scaled = people.transform(columns)
     assert np.linalg.norm(scaled, axis=1).max() <= people.norm_bound * (1 + 1e-12)
     np.testing.assert_allclose(scaled * people.scale + people.offset, people.table(columns), atol=1e-9)
-
-
-# As an object
 
 
 def test_it_is_the_same_after_pickle_copy_and_clone():
@@ -262,9 +256,6 @@ def test_another_declaration_has_another_digest():
     assert len({PEOPLE.digest, *(Preprocessing(**other).digest for other in others)}) == 9
 
 
-# Training data
-
-
 def test_training_reads_each_row_alone_and_takes_numbers_outside_for_the_ends():
     wide = FRAME.assign(age=[10, 200, 50], income=[1e9, -3, -8])
     table = PEOPLE.table(wide, clip=True)
@@ -272,9 +263,6 @@ def test_training_reads_each_row_alone_and_takes_numbers_outside_for_the_ends():
     assert table[:, 2].tolist() == [500_000, 0, 250_000]
     rows = [PEOPLE.transform(wide[i : i + 1]) for i in range(3)]
     assert (np.concatenate(rows) == PEOPLE.transform(wide)).all()
-
-
-# Special values
 
 
 def test_special_values_are_special_wherever_they_lie():
@@ -311,9 +299,6 @@ def test_the_missing_category_is_one_of_its_group_that_nobody_enters_or_leaves()
     wanted = np.array([[0, 0, 0, 9.0], [0, 9, 0, 0]])
     assert allowed.project(rows, wanted)[:, 1:].tolist() == [[1, 0, 0], [0, 0, 1]]
     assert Preprocessing(numeric={"a": (0, 1)}, categories={"job": ["x"]}).constraints().one_hot == ()
-
-
-# Constraints and costs of features
 
 
 def test_constraints_of_features_are_about_their_columns_within_the_public_ranges():
@@ -381,9 +366,6 @@ def test_scales_are_given_by_feature_and_those_that_are_not_named_have_their_ran
         PEOPLE.cost(L1([1, 2]))
     with pytest.raises(ConfigurationError, match="unknown feature 'aeg'; did you mean 'age'"):
         PEOPLE.cost(L1({"aeg": 1.0}))
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(

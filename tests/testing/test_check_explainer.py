@@ -276,8 +276,6 @@ def test_every_clause_can_fail():
     assert set().union(*(clauses for _, clauses in BROKEN.values())) == set(PROMISES)
 
 
-# How explainers are given, and what comes back.
-
 FACTORIES = {
     "function of a model": lambda model: lambda m: HardenedSaliency(m),
     "harden of a layer": lambda model: lambda m, h: harden(LayerGradCam(m, m.first), h),
@@ -328,9 +326,6 @@ def test_two_inputs_targets_for_each_example_and_options_for_each_example_work()
     options = {"baselines": tuple(torch.randn_like(t) for t in x), "n_steps": 5}
     report = check_explainer(HardenedIG, Two(), x, torch.tensor([0, 3, 1]), options=options)
     assert report.skipped == ()
-
-
-# Explainers that are none of Captum's.
 
 
 class Explanation:

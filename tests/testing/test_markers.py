@@ -177,9 +177,6 @@ def test_every_plant_can_be_found_and_leaves_the_map_as_it_is():
     assert find_markers(raw) == []
 
 
-# Comparing results.
-
-
 def nested(number=1.0):
     return {"scores": np.array([number, np.nan]), "more": [torch.ones(2), Record([1, "a"]), None], "n": 3}
 
@@ -208,9 +205,6 @@ DIFFERENT = [
 
 def test_different_results_are_told_with_the_first_difference():
     assert [(says, difference(a, b)) for a, b, says in DIFFERENT if says not in str(difference(a, b))] == []
-
-
-# Snapshots.
 
 
 def left(change, model=None):

@@ -13,9 +13,6 @@ from safexplain.cli import _run
 pytestmark = pytest.mark.usefixtures("few_trees")
 
 
-# ------------------------------------------------------------------------- D1: which attacks are run decides nothing
-
-
 @pytest.fixture(scope="module")
 def leaking(tmp_path_factory):
     """A file whose explanations leak, with losses, which only RMIA needs, and inputs by which uses are counted."""
@@ -40,9 +37,6 @@ def test_d1_a_restricted_suite_never_certifies_a_file_that_leaks(attack, leaking
         code, found = attack(leaking, "--attacks", attacks, *policy)
         assert found["verdict"] != "certified"
         assert code != 0
-
-
-# ------------------------------------------------------------------------------------- D3: a leak that needs the label
 
 
 def test_d3_a_leak_that_needs_the_label_is_found_by_default():

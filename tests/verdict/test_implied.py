@@ -33,9 +33,6 @@ def stated(noise: float, q: float = 1.0, steps: int = 1, **more: object) -> Priv
 PURE = PrivacyStatement("Laplace", 500, 0.0, pure_epsilon=1.0, pure_add_remove=0.5)
 
 
-# ---------------------------------------------------------------------------------------------------- the bound
-
-
 @given(st.floats(0, 20), st.floats(0, 1), st.floats(0, 1))
 def test_one_pair_bounds_the_rate_in_both_directions(epsilon, delta, fpr):
     most = float(tpr_bound(fpr, epsilon, delta))
@@ -90,8 +87,6 @@ def test_without_noise_nothing_is_implied():
     assert Implied.of(stated(0.0, steps=3), 0.01) is None
     assert (RocBound.of(stated(0.0))(RATES) == 1).all()
 
-
-# --------------------------------------------------------------------------------------------------- the verdict
 
 POLICY = Policy(claim="whole", fpr=0.01, max_tpr=0.03, patience=(1,))
 STRONG, WEAK = Implied.of(stated(100.0), 0.01), Implied.of(stated(0.5), 0.01)
@@ -158,8 +153,6 @@ def test_nor_in_a_quick_look_nor_on_the_selection_split():
     assert undecided(implied=STRONG, quick=True).verdict == "inconclusive"
     assert undecided(implied=STRONG, split="selection").verdict == "inconclusive"
 
-
-# ----------------------------------------------------------------------------------------------- the certificate
 
 STATED = stated(100.0, pretrained=True, weights="ab" * 32)
 IMPLYING = replace(undecided(), implied=Implied.of(STATED, POLICY.fpr))

@@ -58,9 +58,6 @@ def compared(*pairs, policy=EXCESS, level=1, labels=True, **more):
     return Judgement(policy, evidence, 1000, 1000, more.pop("references", 1), **more)
 
 
-# ------------------------------------------------------------------------------------------- what follows from what
-
-
 def test_few_found_by_every_attack_is_certified():
     j = judged((60, 30), (80, 40))
     assert (j.verdict, j.exit_code, words.reasons(j)) == ("certified", 0, ())
@@ -268,9 +265,6 @@ def test_a_bound_at_the_limit_itself_is_within_it():
         assert replace(beside, policy=replace(LOOSE, max_tpr=float(limit))).beyond == beyond
 
 
-# ------------------------------------------------------------------------------------------- what is added
-
-
 def test_the_excess_is_judged_by_pairs_and_not_by_what_is_found_in_all():
     same, more = compared(pair(20, 20)), compared(pair(400, 0))
     assert (same.verdict, more.verdict) == ("certified", "leak")
@@ -327,9 +321,6 @@ def test_each_level_shows_labels_what_is_added_and_both_together():
     assert [figure.value for figure in row[1:]] == [0.08, 0.06, 0.08]
 
 
-# ------------------------------------------------------------------------------------------- several models
-
-
 def several(*found, policy=LOOSE):
     """Judgements of several targets, the first one with all others within it."""
     one = [replace(judged(c, policy=policy), target=i, targets=len(found)) for i, c in enumerate(found)]
@@ -349,9 +340,6 @@ def test_several_models_are_certified_when_each_is():
     assert j.verdict == "certified"
     assert words.sentence(j).startswith("Certified for each of 17 models under a weaker policy (")
     assert several((50, 20), (170, 120)).verdict == "inconclusive"
-
-
-# ------------------------------------------------------------------------------------------- risks
 
 
 def test_a_lower_bound_shares_its_risk_among_attacks_and_targets_and_an_upper_bound_does_not():
@@ -390,9 +378,6 @@ def test_with_too_few_non_members_everything_counts_as_found():
     j = judged((40, 0), members=40, others=2, policy=replace(LOOSE, fpr=0.2, max_tpr=0.3))
     assert upper_bound_rank(2, 0.2, 0.025) is None
     assert j.bounds(j.evidence[0])[1] == 1.0
-
-
-# ------------------------------------------------------------------------------------------- writing and reading
 
 
 def full():
@@ -439,9 +424,6 @@ def test_a_judgement_that_was_written_is_read_back_the_same(j):
 def test_impossible_contents_are_refused(change):
     with pytest.raises(InputError):
         Judgement.from_dict({**judged((60, 30)).to_dict(), **change})
-
-
-# ------------------------------------------------------------------------------------------- how often it is wrong
 
 
 def just_outside(p, policy=LOOSE):

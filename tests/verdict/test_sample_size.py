@@ -124,9 +124,6 @@ def test_the_power_is_of_100_audits_and_of_20_for_more_than_5000_units_a_side(mo
         assert len(audits) == number
 
 
-# -------------------------------------------------------------------------------------------- before anything is run
-
-
 def test_the_excess_that_is_said_to_be_in_reach_is_certified_in_nine_of_ten_audits_that_add_nothing():
     policy, n, passed, half, audits = replace(LOOSE, claim="excess"), 1500, 0, 0, 150
     best, member = best_certifiable(policy, n, n), np.arange(2 * n) < n
@@ -144,9 +141,6 @@ def test_the_excess_that_is_said_to_be_in_reach_is_certified_in_nine_of_ten_audi
 def test_a_sample_without_members_reaches_nothing_and_says_so():
     with pytest.raises(InputError, match="at least 1 of"):
         best_certifiable(LOOSE, 0, 100)
-
-
-# -------------------------------------------------------------------------------------------- after an audit
 
 
 def test_how_many_examples_would_decide_is_said_only_where_they_would():

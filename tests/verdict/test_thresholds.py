@@ -67,9 +67,6 @@ def test_the_highest_non_member_is_used_by_share_where_it_is_not_surely_strict_e
     assert (1 - limit) ** 100 == pytest.approx(0.025)  # the true rate there is above the limit with this probability
 
 
-# ------------------------------------------------------------------------------------------------- counting
-
-
 def slow_found(scores, member, rank):
     threshold = sorted(scores[~member], reverse=True)[rank - 1]
     return sum(s > threshold for s in scores[member])
@@ -108,9 +105,6 @@ def test_infinite_scores_are_ranked_and_nan_is_refused():
         ranked(np.zeros(4), member.astype(int) + 1)
     with pytest.raises(InputError, match="expected members and non-members, got 4 and 0"):
         ranked(np.zeros(4), np.ones(4, dtype=bool))
-
-
-# ------------------------------------------------------------------------------------------------- groups
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 12))
@@ -179,9 +173,6 @@ def test_bounds_that_count_copies_as_examples_are_wrong_too_often():
     assert (wrong_rates(1.0, "examples") > 0.12).all()
 
 
-# ------------------------------------------------------------------------------------------------- ties
-
-
 def test_ties_are_broken_at_random_as_the_seed_says():
     scores = np.zeros(200)
     assert np.array_equal(by_score(scores, 1), by_score(scores, 1))
@@ -196,9 +187,6 @@ def test_with_ties_the_curve_is_the_straight_line_between_its_points():
     found = [[found_above(ranked(scores, member, s), k) / 1000 for k in (51, 101, 601)] for s in range(200)]
     expected = 0.6 * 0.05 / 0.2, 0.6 * 0.1 / 0.2, 0.6 + 0.4 * 0.4 / 0.8
     assert np.mean(found, axis=0) == pytest.approx(expected, abs=0.005)
-
-
-# ------------------------------------------------------------------------------------------------- limits
 
 
 @pytest.mark.parametrize("n", [1, 7, 60])

@@ -139,9 +139,6 @@ def test_the_last_configuration_gives_the_verdict_and_the_first_is_compared(poli
         assert said in text
 
 
-# ---------------------------------------------------------------------------------------------- levels of patience
-
-
 def test_three_numbers_stand_side_by_side_at_every_level():
     found = audited(INCONCLUSIVE)
     page = Page(render(alone(found)))
@@ -250,9 +247,6 @@ def test_an_incomplete_suite_and_the_reason_of_a_policy_are_said():
     assert "Why this policy: agreed with the works council." in said
 
 
-# ---------------------------------------------------------------------------------------------- about what
-
-
 def test_several_targets_have_a_line_each_and_the_most_exposed_one_is_shown_in_full():
     found = of_targets(0.0, INCONCLUSIVE, LEAK, 0.0)
     assert found.target == 2
@@ -267,9 +261,6 @@ def test_several_targets_have_a_line_each_and_the_most_exposed_one_is_shown_in_f
     assert "Leak proven for model 2: " in text_of(found)
     assert target_table(audited(0.0)) is None
     assert "Each model on its own" not in text_of(audited(0.0))
-
-
-# ---------------------------------------------------------------------------------------------- who is exposed most
 
 
 def test_parts_of_the_members_are_shown_with_intervals_the_most_exposed_first():

@@ -76,9 +76,6 @@ def test_compositions_stay_as_recorded(phases, adjacency, expected):
     assert epsilon_of(phases, 1e-5, adjacency) == pytest.approx(expected, rel=1e-7)
 
 
-# ------------------------------------------------------------------------------------------------------- the grid
-
-
 def losses_of(noise=0.8, q=0.25, width=1e-3):
     return one_step(Steps(noise, q, 1), "substitute", width).directions[0]
 
@@ -242,9 +239,6 @@ def test_epsilon_and_delta_are_inverse():
     above = Losses(0.1, 5, np.array([1.0]), 0.0)
     assert above.epsilon(1e-9) == pytest.approx(0.5)
     assert above.epsilon(0.9) == 0
-
-
-# --------------------------------------------------------------------------------------------- nothing is raised
 
 
 @pytest.mark.parametrize("values", [(0.02, 1e-3, 10, 1e-3), (5e-324, 1.0, 1, 1e-5), (1e-6, 1e-3, 10**12, 1e-5)])

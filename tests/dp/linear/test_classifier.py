@@ -23,9 +23,6 @@ def model(**options):
     return DPLogisticRegression(**{"norm_bound": 5.0, "classes": [0, 1], "random_state": 0, **options})
 
 
-# Accuracy
-
-
 def test_at_epsilon_one_half_noisy_descent_loses_at_most_two_points_in_a_hundred_dimensions():
     X, y = two_gaussians(15_000, 100)
     exact, private = (
@@ -48,9 +45,6 @@ def test_three_classes_are_told_apart(mechanism):
     assert fitted.intercept_.shape == (3,)
     assert fitted.score(X, np.array(list("abc"))[y]) > 0.9
     np.testing.assert_allclose(fitted.predict_proba(X).sum(axis=1), 1)
-
-
-# What may be read off the data
 
 
 @pytest.mark.parametrize(
@@ -97,9 +91,6 @@ def test_without_a_constant_column_there_is_no_intercept():
     assert model(intercept_scaling=0.0).fit(*two_gaussians(50, 3)).intercept_ == 0
 
 
-# Noise
-
-
 @each_mechanism
 def test_every_fit_draws_fresh_noise_that_the_global_seed_does_not_fix(mechanism):
     X, y = two_gaussians(50, 3)
@@ -115,9 +106,6 @@ def test_a_random_state_repeats_the_noise_and_a_generator_goes_on(mechanism):
     assert (model(mechanism=mechanism).fit(X, y).coef_ == model(mechanism=mechanism).fit(X, y).coef_).all()
     ongoing = model(mechanism=mechanism, random_state=np.random.RandomState(1))
     assert not np.isclose(ongoing.fit(X, y).coef_, copy.copy(ongoing).fit(X, y).coef_).any()
-
-
-# The statement
 
 
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove", "zero_out"])
@@ -180,9 +168,6 @@ def test_a_delta_that_would_allow_publishing_a_record_warns():
     model(delta=0.01, mechanism="objective").fit(X, y)  # spends no delta
 
 
-# Bad input
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -194,9 +179,6 @@ def test_a_delta_that_would_allow_publishing_a_record_warns():
 def test_options_out_of_range_are_refused_by_name(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         model(**wrong).fit(*two_gaussians(50, 3))
-
-
-# scikit-learn
 
 
 def test_coefficients_tell_the_whole_model():

@@ -33,9 +33,6 @@ def apart(first, second, regularization):
     return np.linalg.norm(stable_minimiser(first, regularization) - stable_minimiser(second, regularization))
 
 
-# Stability
-
-
 def test_the_bound_is_nearly_reached_so_that_less_noise_would_not_do():
     bound = stability(10.0, "substitute")
     assert 0.8 * bound < apart(leaning(SIDES[0]), leaning(SIDES[1]), 10.0) <= bound
@@ -46,9 +43,6 @@ def test_a_record_added_or_removed_moves_the_weights_half_as_far():
     assert 0.8 * bound < apart(leaning(), leaning(SIDES[1]), 10.0) <= bound == stability(10.0, "zero_out")
     assert apart(leaning((0.0, 0.0)), leaning(SIDES[1]), 10.0) <= bound  # an empty record is none
     assert apart(leaning(SIDES[0]), leaning(SIDES[1]), 10.0) > bound
-
-
-# The solver
 
 
 def test_without_a_certificate_nothing_is_released(monkeypatch):
@@ -124,9 +118,6 @@ def test_radial_noise_has_the_density_that_the_proof_uses():
     assert noise.std(axis=0) == pytest.approx(1.0, rel=0.05)  # logit_noise
 
 
-# Gaussian noise
-
-
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
 def test_gaussian_noise_covers_the_largest_move_at_the_stated_epsilon_and_delta(adjacency):
     sigma = noise_multiplier(1.0, 1.0, 1, 1e-5, adjacency, sampling="full-batch")
@@ -146,9 +137,6 @@ def test_gaussian_noise_has_the_stated_standard_deviation():
     assert kstest(noise.ravel(), norm(scale=0.5).cdf).pvalue > 0.01
     assert kstest(noise.ravel(), norm(scale=0.475).cdf).pvalue < 0.01
     assert 3.0 * stability(mechanism.regularization, "add_remove") == pytest.approx(0.5)
-
-
-# The estimator
 
 
 def model(**options):

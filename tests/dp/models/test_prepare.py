@@ -41,9 +41,6 @@ from safexplain.errors import InputError
 replaced_quietly = pytest.mark.filterwarnings("ignore::safexplain.dp.models.replacements.BatchNormReplacedWarning")
 
 
-# Batch normalisation
-
-
 def test_the_callers_model_is_not_changed():
     model = used(conv_net()).eval()
     types, state = [type(m) for m in model.modules()], copy.deepcopy(model.state_dict())
@@ -113,9 +110,6 @@ def test_activations_inside_timms_batch_norm_are_kept():
     model, (x, y) = prepare(net).double(), images(dtype=torch.float64)
     assert model[:2](x).min() == 0
     assert largest_error(awake(model), x, y) < 1e-5
-
-
-# Attention and recurrent layers
 
 
 class Sequences(nn.Module):
@@ -244,9 +238,6 @@ def test_what_trained_before_trains_in_the_replacement():
     assert trained == {"q_proj.bias", "k_proj.bias", "v_proj.bias", "out_proj.weight", "out_proj.bias"}
 
 
-# In place, fused, memory formats
-
-
 @replaced_quietly
 def test_changes_in_place_fail_with_opacus_alone_and_not_after_prepare():
     x, y = images()
@@ -290,9 +281,6 @@ def test_convolutions_are_right_for_any_padding(kind, padding_mode):
     axes = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}[kind]
     net, x = nn.Sequential(layer, nn.Flatten(), nn.AdaptiveAvgPool1d(3)).double(), torch.randn(3, 2, *[4] * axes)
     assert largest_error(net, x.double(), torch.arange(3)) < 1e-5
-
-
-# What cannot be used
 
 
 class OwnNorm(nn.BatchNorm2d):

@@ -86,8 +86,6 @@ def test_other_data_are_refused(data, message):
         records_of(data)
 
 
-# Noise
-
 N = 200_000
 
 
@@ -132,9 +130,6 @@ def test_noise_on_float64_hides_all_digits_of_the_sum():
     assert on_a_lattice(gaussian(like, 1.0, g, float_safe=False)) < 0.01
     assert on_a_lattice(gaussian(like, 1.0, SecureGenerator())) < 0.01
     assert on_a_lattice(gaussian(like.float(), 1.0, g).double()) > 0.9, "numbers drawn in float32"
-
-
-# Cryptographic noise
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32])

@@ -121,9 +121,6 @@ def stub(name, data, **attributes):
     return type(name, (), {**namespace, **attributes})()
 
 
-# Without alibi.
-
-
 def test_without_alibi_constructing_names_the_extra(unloaded, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "alibi"]:
         monkeypatch.delitem(sys.modules, name)
@@ -147,9 +144,6 @@ def test_the_business_source_licence_is_said_once(unloaded, monkeypatch, version
             library.load("alibi")
     assert [w.category for w in caught] == [AlibiLicenceWarning] * expected
     assert all(f"alibi {version} is under the Business Source Licence 1.1" in str(w.message) for w in caught)
-
-
-# As natively.
 
 
 @pytest.mark.parametrize("kind", PUBLIC)
@@ -177,9 +171,6 @@ def test_hardened_fractions_lie_in_the_unit_interval_on_the_grid_and_have_native
         assert value / 0.05 == pytest.approx(round(value / 0.05))
     assert type(released) is type(theirs)
     assert released.to_json() == type(theirs).from_json(released.to_json()).to_json()
-
-
-# Asking again, and threads.
 
 
 @pytest.mark.parametrize("kind", PUBLIC)
@@ -247,9 +238,6 @@ def test_a_call_within_a_call_changes_nothing_because_each_runs_on_a_private_cop
     alone = hardened.explain(ROWS_OF_DATA[0], **FAST)
     predictor.explainer = hardened
     assert same(hardened.explain(ROWS_OF_DATA[0], **FAST), alone)
-
-
-# Configuration and refusals.
 
 
 def test_harden_gives_the_public_class_where_there_is_one(alibi):

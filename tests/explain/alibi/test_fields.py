@@ -104,9 +104,6 @@ def hardening_for(name):
     return anchor_hardening(KEY) if name in ANCHORS else PLAIN
 
 
-# Planted markers.
-
-
 def secrets():
     """Values that hold the markers, in all ways in which alibi keeps data."""
     array = np.full((3, 4), NUMBER)

@@ -92,9 +92,6 @@ def test_a_layer_with_several_outputs_gives_a_map_for_each():
     assert abs(torch.corrcoef(torch.stack(noise))[0, 1]) < 0.4
 
 
-# Grad-CAM++
-
-
 def slow_plus_plus(gradients, activations):
     """Equations 10 and 19 of arXiv 1710.11063, channel by channel and place by place.
 
@@ -146,9 +143,6 @@ def test_places_without_gradient_or_with_a_vanishing_denominator_have_no_weight(
     assert cam.weights(torch.zeros(1, 1, 2, 2), activations).item() == 0
 
 
-# Enlarging, after hardening
-
-
 @pytest.mark.parametrize(("kind", "mode"), list(zip(itertools.cycle(HARDENED), MODES)))
 def test_what_is_enlarged_is_the_released_map(kind, mode):
     explainer, x = kind(image_net(), hardening=NOISY), images()
@@ -164,9 +158,6 @@ def test_a_mode_that_does_not_fit_is_refused_by_name():
     for mode in ("linear", "sharp"):
         with pytest.raises(InputError, match=f"interpolate_mode='{mode}' cannot enlarge"):
             explainer.attribute(images(), target=1, interpolate_mode=mode)
-
-
-# Layouts
 
 
 class Tokens(nn.Module):
@@ -227,11 +218,6 @@ def test_a_layer_without_places_has_no_grad_cam_plus_plus():
             kind(model, model[6], **options).attribute(images(), target=1)
 
 
-# Layers
-
-# Which layer
-
-
 def test_the_default_layer_is_the_last_convolution():
     model = image_net()
     assert default_layer(model) is model[3]
@@ -262,9 +248,6 @@ def test_where_there_is_no_layer_to_choose_one_is_asked_for(model):
 def test_a_convolution_of_single_pixels_or_with_overlap_cuts_no_patches():
     for convolution in (nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(3, 4, (1, 3))):
         assert default_layer(nn.Sequential(convolution, nn.Flatten(), nn.Linear(4, 2))) is convolution
-
-
-# Which layout
 
 
 def square(channels=2, side=3):

@@ -263,9 +263,6 @@ def test_several_inputs_and_arguments_are_passed_on_to_the_look():
     assert all(torch.equal(a, b) for a, b in zip(released, native, strict=True))
 
 
-# Training mode
-
-
 def told(run, *arguments):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

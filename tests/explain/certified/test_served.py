@@ -161,8 +161,6 @@ def test_predictions_wait_for_explanations_that_hook_the_very_model(tmp_path):
     assert load_release(model, certificate(tmp_path, model), key=KEY)._alone == (), "IG sets no hooks"
 
 
-# Classifiers of scikit-learn
-
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 4)).astype(np.float32)
 Y = (X[:, 0] + 0.5 * RNG.normal(size=90) > 0).astype(int) + (X[:, 1] > 1)

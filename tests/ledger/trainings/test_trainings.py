@@ -38,9 +38,6 @@ def named(count):
     return [f"{i:064x}" for i in range(count)]
 
 
-# ------------------------------------------------------------------------------------------------ who it counts to
-
-
 @in_each_database
 def test_a_training_counts_in_the_total_and_in_every_account_also_of_who_asks_later(make):
     ledger = make(epsilon=2.0, delta=1e-5, total_epsilon=3.0, total_delta=1e-5, adjacency="substitute")
@@ -169,9 +166,6 @@ def test_more_accounts_than_one_statement_holds(sqlite_url, monkeypatch):
         assert ledger.verify() == 11
 
 
-# -------------------------------------------------------------------------------------------------------- at once
-
-
 @in_each_database
 def test_trainings_that_several_charge_at_once_are_charged_once(make):
     make(epsilon=1.3, delta=1e-5, total_epsilon=9.0, adjacency="substitute")
@@ -185,9 +179,6 @@ def test_trainings_that_several_charge_at_once_are_charged_once(make):
         list(pool.map(charge, range(3)))
     ledger = make()
     assert (ledger.total().trainings, ledger.spent("nobody"), ledger.verify()) == (5, 1.25, 5)
-
-
-# ---------------------------------------------------------------------------------------------------- what it says
 
 
 def test_full_batches_are_known_by_their_mu_exactly():
@@ -233,8 +224,6 @@ def test_a_count_with_noise_hides_presence_and_may_be_charged_under_add_remove(m
     charge = ledger.charge_training(full(count_noised=True))
     assert charge.release.epsilon == full().epsilons.add_remove
 
-
-# ------------------------------------------------------------------------------------------------ how it adds up
 
 ONE = training_of(full(), "substitute")
 
@@ -289,9 +278,6 @@ def test_a_training_that_was_tampered_with_is_found(make, damage, says):
         ledger.charge_training(full())
 
 
-# ------------------------------------------------------------------------------------------------ records of it
-
-
 def test_a_training_whose_statement_is_gone_is_damage(make):
     ledger = make(epsilon=9.0, delta=1e-5, adjacency="substitute")
     ledger.charge_training(full())
@@ -299,9 +285,6 @@ def test_a_training_whose_statement_is_gone_is_damage(make):
         execute("DELETE FROM ledger_answers", ())
     with pytest.raises(LedgerError, match="statement of charge 1 cannot be read"):
         ledger.charge_training(full())
-
-
-# ---------------------------------------------------------------------------------------------------- adjacency
 
 
 def test_the_adjacency_is_stated_when_the_ledger_is_made(make):

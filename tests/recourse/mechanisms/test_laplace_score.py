@@ -46,9 +46,6 @@ def exact_loss(pair, x):
     return largest_loss(*logs)
 
 
-# The statement
-
-
 @pytest.mark.parametrize(("epsilon", "score_bound"), [(0.1, 10.0), (1.0, 0.5), (4.0, 10.0)])
 def test_the_exact_loss_of_an_answer_is_within_epsilon_and_nearly_reaches_it(epsilon, score_bound):
     pair = worst_pair(epsilon=epsilon, score_bound=score_bound)
@@ -116,9 +113,6 @@ def test_training_rows_are_shortened_and_queries_are_not():
     assert exact_score(near, X[0] * 3)[0] != pytest.approx(exact_score(near, X[0])[0])
 
 
-# What cannot be read
-
-
 def test_directions_are_those_of_the_public_weights_whatever_the_data():
     public, (X, y) = np.array([1.0, -0.5, 0.2]), two_gaussians(400, 3)
     for data in ((X, y), (X[:, ::-1] * [1, -1, 3], 1 - y)):
@@ -139,9 +133,6 @@ def test_neither_the_answers_nor_the_printed_mechanism_hold_weights():
     for text in (repr(fitted), repr(fitted._get("model")), str(fitted.guarantee), str(fitted.guarantee.to_dict())):
         assert not any(f"{w:.5f}"[:7] in text for w in private)
     assert {name for name in vars(fitted) if not name.startswith("_")} == {f.name for f in fields(fitted)}
-
-
-# Answers
 
 
 def test_the_decision_is_that_of_the_noised_score():
@@ -203,9 +194,6 @@ def test_the_favourable_class_is_the_second_of_the_pair():
     assert (named.favourable == one.favourable).all()
 
 
-# Seeds and state
-
-
 def test_seeds_repeat_the_answers_and_without_one_noise_is_fresh_after_copying():
     X, y = two_gaussians(200, 2)
     queries = X[:5]
@@ -220,9 +208,6 @@ def test_seeds_repeat_the_answers_and_without_one_noise_is_fresh_after_copying()
 def test_the_regularization_keeps_the_noise_small_by_default():
     fitted = trained(*two_gaussians(50, 2), epsilon=0.5)
     assert fitted._get("model").stability / 0.5 == pytest.approx(0.1)
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,6 @@ def test_of_several_classes_the_wanted_one_wins():
     assert (answer.favourable == (mechanism.private.predict(X[:20]) == "b")).all()
 
 
-# Models that come trained
-
-
 def test_a_private_regression_brings_its_statement():
     X, y = two_gaussians(300, 3)
     model = DPLogisticRegression(norm_bound=5.0, classes=["no", "yes"], random_state=0)
@@ -211,9 +208,6 @@ NETWORK = nn.Linear(3, 2)
 def test_what_is_no_private_model_is_named(model, options, message):
     with pytest.raises(ConfigurationError, match=message):
         DPModelRecourse(model, **options)
-
-
-# All mechanisms
 
 
 EVERY = {"dp": DPModelRecourse, "score": lambda **o: LaplaceScore(public_weights=np.ones(3), **o)}

@@ -86,9 +86,6 @@ def test_answers_stay_in_the_public_ranges_and_leave_special_and_missing_values_
     assert (again == answer.counterfactual).all()
 
 
-# Training sees scaled rows, and nothing else
-
-
 def test_training_is_that_of_the_centred_regression_on_scaled_rows():
     frame, y = population()
     scaled = PEOPLE.transform(frame)
@@ -160,18 +157,12 @@ def test_a_private_network_on_scaled_rows_answers_in_units():
     assert answer.frame.dtypes.equals(frame.dtypes)
 
 
-# The guarantee
-
-
 @every
 def test_the_guarantee_names_the_preprocessing(name, fitted):
     for guarantee in (made(name).guarantee, fitted[name].guarantee):
         assert guarantee.preprocessing == PEOPLE.digest
         assert any("categories, levels, special values" in line for line in guarantee.assumptions)
     assert not any("special values" in line for line in DPModelRecourse(norm_bound=1.0).guarantee.assumptions)
-
-
-# Constraints, diverse answers and ledgers
 
 
 def test_limits_are_about_who_may_change_not_about_special_values(fitted):
@@ -201,9 +192,6 @@ def test_no_answer_is_a_number_that_reads_as_a_special_value():
         answer = DPModelRecourse(recourse.private, preprocessing=people, constraints=allowed, target=target)
         found = answer.explain(pd.DataFrame({"months": months}), infeasible="mark")
         assert not np.isin(found.frame["months"], [0, 5]).any()
-
-
-# What is refused
 
 
 def test_public_weights_are_given_by_feature_or_column():
@@ -247,9 +235,6 @@ def test_without_an_intercept_rows_are_not_centred():
         4.0, norm_bound=PEOPLE.norm_bound, classes=CLASSES, intercept_scaling=0.0, random_state=0
     ).fit(PEOPLE.transform(frame), y)  # fmt: skip
     assert (made(intercept_scaling=0.0).fit(frame, y).private.coef_ == same.coef_).all()
-
-
-# Categories that a person may change to
 
 
 def asked(**rules):

@@ -40,9 +40,6 @@ def test_what_fails_is_what_is_stated(name):
     assert failed(estimator) == set(expected_failed_checks(estimator))
 
 
-# What users do with them
-
-
 def made(kind, **options):
     return kind(norm_bound=5.0, random_state=0, **options)
 

@@ -199,9 +199,6 @@ def test_the_finding_that_decides_refutes_or_else_is_the_white_box_or_else_the_s
         decisive([])
 
 
-# ------------------------------------------------------------------------------------ the white box
-
-
 def seen(**changes: Any) -> WhiteBoxResult:
     """All checks passed, but for the `changes`, by name."""
     checks = {"steps": (500, 500), "sensitivity": (1.0, 1.01), "size of the noise": (0.98, 1.01)}

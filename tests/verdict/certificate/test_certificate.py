@@ -66,9 +66,6 @@ def load(tmp_path):
     return call
 
 
-# --- what was written is read --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("judgement", JUDGEMENTS.values(), ids=JUDGEMENTS)
 def test_what_was_written_is_read_back_and_fits_the_schema(load, judgement):
     found = load(made(judgement))
@@ -136,9 +133,6 @@ def test_another_form_or_a_missing_field_does_not_fit_the_schema():
         content = made()
         del content["predicate"]["audit"][name]
         assert not VALIDATOR.is_valid(content), name
-
-
-# --- what was changed is refused -----------------------------------------------------------------------------------
 
 
 VALUES = st.one_of(
@@ -345,8 +339,6 @@ def test_a_missing_field_is_named(load):
         with pytest.raises(CertificateError, match=name):
             load(sealed(content))
 
-
-# --- what is no certificate ----------------------------------------------------------------------------------------
 
 DEEP = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
 NOT_JSON = {

@@ -44,9 +44,6 @@ def bounds(mechanism, runs, method, threshold, repeats):
     return np.array([epsilon_lower_bound(a, b, DELTA, method, seed=i, **settings) for i, (a, b) in enumerate(drawn)])
 
 
-# ------------------------------------------------------------------------------------------ at most 5 % above the truth
-
-
 @pytest.mark.parametrize(
     ("mechanism", "method", "threshold"),
     [(FULL, "gdp", None), (FULL, "clopper-pearson", 0.0), ((0.3, 8, 1.1), "pld", None), (FEW_STEPS, "pld", 0.0)],
@@ -82,9 +79,6 @@ def test_each_half_of_the_claim_matters():
     assert len(found) == len(claims)
 
 
-# -------------------------------------------------------------------------------------------------------- how tight
-
-
 @pytest.mark.parametrize("mechanism", [FULL, (0.9, 1, 0.72), (0.25, 1, 0.5)])
 def test_with_unlimited_runs_the_pld_bound_is_the_truth(mechanism):
     q, steps, noise = mechanism
@@ -104,9 +98,6 @@ def test_the_direct_bound_is_the_formula():
     expected = math.log(max((1 - 0.01 - fnr) / fpr, (1 - 0.01 - fpr) / fnr))
     assert epsilon_from_errors(3, 200, 60, 300, 0.01) == pytest.approx(expected)
     assert epsilon_from_errors(0, 99, 0, 99, 1e-12, "gdp") > 0  # the smallest delta of Gaussian noise
-
-
-# ------------------------------------------------------------------------------------------------ scores and thresholds
 
 
 def test_a_score_at_the_threshold_says_world_a():
@@ -170,9 +161,6 @@ def test_of_scores_without_errors_the_first_with_the_widest_gap_over_its_range_i
         assert (len(found.d), len(found.d_prime)) == (28, 28)
 
 
-# ------------------------------------------------------------------------------------------------------------ ceilings
-
-
 @given(
     st.sampled_from(METHODS),
     st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
@@ -207,9 +195,6 @@ def test_the_number_is_that_of_the_whole_result():
     one, other = (bound_epsilon(a, b, 1e-4, seed=seed).epsilon for seed in (0, 1))
     assert one == bound_epsilon(a, b, 1e-4).epsilon == epsilon_lower_bound(a, b, 1e-4)
     assert one != other == epsilon_lower_bound(a, b, 1e-4, seed=1)
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

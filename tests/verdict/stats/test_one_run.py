@@ -36,9 +36,6 @@ def bounds(counts, guesses, canaries, method, **settings):
     return np.array([bound(int(c)) for c in counts])
 
 
-# ------------------------------------------------------------------------------------------ at most 5 % above the truth
-
-
 @pytest.mark.parametrize(
     ("mu", "canaries", "guesses", "method"),
     [(2.0, 10, 10, "f-dp"), (0.5, 200, 50, "steinke"), (2.0, 1000, 100, "f-dp")],
@@ -55,9 +52,6 @@ def test_the_bound_that_assumes_nothing_is_exact_for_randomised_response(epsilon
     above = int((bounds(right, 1000, 1000, "steinke", delta=0.0) > epsilon).sum())
     assert clopper_pearson(above, 4000)[0] <= 0.05
     assert clopper_pearson(above, 4000)[1] >= 0.035
-
-
-# ------------------------------------------------------------------------------------------------------------ formulas
 
 
 def slow_steinke(correct, guesses, canaries, epsilon, delta):
@@ -100,9 +94,6 @@ def test_the_bound_of_a_family_is_where_the_printed_recursion_turns(correct, gue
         middle = (low + high) / 2
         low, high = (middle, high) if slow_too_good(middle, correct, guesses, canaries) else (low, middle)
     assert 0.994 * gaussian_epsilon(low, DELTA) <= bound <= gaussian_epsilon(low, DELTA) + 1e-9
-
-
-# ------------------------------------------------------------------------------------------------------------ ceilings
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -63,9 +63,6 @@ def swapped(c):
     return PairedCounts(c.missed, c.only, c.non_member_missed, c.non_member_only, c.baseline_window, c.attack_window)
 
 
-# ------------------------------------------------------------------------------------------------- counting
-
-
 def slow_counts(scores, base, member, fpr, weights):
     """By sorted lists and sums."""
     others = round(sum(w for w, m in zip(weights, member, strict=True) if not m))
@@ -170,9 +167,6 @@ def test_what_cannot_be_is_refused():
         count_pairs(order, order[:3], np.array([True, False, True, False]), 0.1)
     with pytest.raises(InputError, match="expected members and non-members"):
         count_pairs(order, order, np.ones(4, dtype=bool), 0.1)
-
-
-# ------------------------------------------------------------------------------------------------- bounds
 
 
 @pytest.mark.parametrize("setting", [(1000, 1000, 0.05), (400, 3000, 0.01), (50, 40, 0.05), (3, 2, 0.3)])

@@ -32,9 +32,6 @@ def slow_rates(scores, member, threshold):
     return (scores[member] >= threshold).mean(), (scores[~member] >= threshold).mean()
 
 
-# ---------------------------------------------------------------------------------------------------------- ROC
-
-
 @given(scored())
 def test_the_auc_is_the_probability_that_a_member_scores_higher(case):
     scores, member = case
@@ -55,9 +52,6 @@ def test_every_point_of_the_curve_is_what_its_threshold_gives(case):
 
 def test_membership_may_be_written_as_0_and_1():
     assert roc([3, 2, 1], [1, 0, 0]).auc == 1
-
-
-# ------------------------------------------------------------------------------------------------- TPR at an FPR
 
 
 RATES = st.one_of(st.floats(0, 1), st.sampled_from([0.001, 0.01, 0.05, 0.1, 0.3, 1 / 3, 0.3 - 1e-16, 0.3 + 1e-16, 1.0]))
@@ -81,9 +75,6 @@ def test_a_rate_can_be_read_from_a_curve():
     assert (rate.low, rate.high) == clopper_pearson(rate.true_positives, rate.members, 0.9)
 
 
-# ---------------------------------------------------------------------------------------------- Clopper-Pearson
-
-
 @given(
     st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
     st.sampled_from([0.5, 0.9, 0.95, 0.999]),
@@ -92,9 +83,6 @@ def test_clopper_pearson_is_the_exact_interval_of_scipy(counts, confidence):
     expected = distributions.binomtest(*counts).proportion_ci(confidence, method="exact")
     assert clopper_pearson(*counts, confidence) == pytest.approx((expected.low, expected.high), abs=1e-9)
     assert not upper_limits(counts[1]).flags.writeable  # they are kept
-
-
-# ------------------------------------------------------------------------------------------------------- DeLong
 
 
 @given(scored())
@@ -121,9 +109,6 @@ def test_the_auc_interval_has_the_variance_of_delong_by_pairs_on_the_logit(digit
 def test_a_perfect_score_does_not_make_a_certain_auc():
     low, high = auc_interval(roc(np.arange(60.0), np.arange(60) >= 30))
     assert (low, high) == (pytest.approx(0.9), 1)
-
-
-# ------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

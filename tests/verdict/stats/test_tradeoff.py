@@ -78,9 +78,6 @@ def test_the_epsilon_of_a_curve_is_just_below_the_converged_one(q, steps, noise)
     assert 0.9975 * converged < trade_off(Steps(noise, q, steps), DELTA).epsilon < converged
 
 
-# --------------------------------------------------------------------------------------------------- the inversion
-
-
 @pytest.mark.parametrize(("q", "steps"), [(0.25, 40), (0.01, 1), (1.0, 5000)])
 def test_the_bisection_finds_the_smallest_noise_that_is_refuted(q, steps):
     for limit in (0.3, 30.0, 120.0):
