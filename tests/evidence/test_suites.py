@@ -1,14 +1,20 @@
 """The evidence under audit/: what the suites compute beside the library is right, and they run."""
 
+import importlib
 import json
+import re
 import sys
+from argparse import Namespace
 
 import numpy as np
 import pytest
 from evidence import ROOT, needs, run, twice
 
+from audit import gpu
 from audit.shared import resampling
 from audit.shared import run as common
+from audit.suites.attack_table import suite
+from audit.suites.attack_table.tasks import DRAWS
 from audit.suites.dp_attacks import heads
 from audit.suites.paper_a import suite as paper_a
 from audit.suites.paper_c_canaries import images
@@ -140,3 +146,37 @@ def test_a_suite_runs_quickly_and_resumes(command, tmp_path):
     first, again = twice(f"audit.suites.{suite}", tmp_path, *arguments)
     assert first["quick"]
     assert first.keys() == again.keys()
+
+
+def drawn(*gains, error=0.001):
+    """Results of one row in one release at one level: TPR at 1 %, at 5 %, AUC in each draw."""
+    each = [{"some, native": {"changes": {"with labels: with it": {"1": [*g, error, error, error]}}}} for g in gains]
+    return dict(zip(DRAWS, each, strict=True))
+
+
+def test_a_row_is_confirmed_by_the_second_draw_of_its_strongest_case_alone():
+    rows = (
+        ((0.04, 0.0, 0.0), (0.01, 0.0, 0.0), "TPR at 1 %", True),
+        ((0.04, 0.0, 0.0), (0.0, 0.04, 0.04), "TPR at 1 %", False),  # another case is not the one that was chosen
+        ((0.0, 0.0, 0.003), (0.0, 0.0, 0.003), "AUC", True),
+        ((0.004, 0.0, 0.0), (0.04, 0.0, 0.0), None, False),  # too little to matter where it is looked for
+    )
+    for first, second, case, confirmed in rows:
+        found = suite.conclude(drawn(first, second))["with labels: with it"]
+        assert (found["confirmed"], found["case"]) == (confirmed, case and f"some, native, 1: {case}")
+
+
+def test_every_command_exists_and_takes_its_options(tmp_path, capsys):
+    for step in gpu.STEPS[1:]:
+        full, small = (step.command(tmp_path / "out.json", Namespace(quick=quick, data=tmp_path, cache=tmp_path))[2:]
+                       for quick in (False, True))  # fmt: skip
+        path = ROOT.joinpath(*step.module.split("."))
+        module = importlib.import_module(f"{step.module}.suite" if path.is_dir() else step.module)
+        for name, *given in (full, small):
+            assert name == step.module
+            with pytest.raises(SystemExit) as stopped:
+                module.main([*given, "--help"])
+            assert stopped.value.code == 0
+            known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+            assert {option.partition("=")[0] for option in given if option.startswith("--")} <= known, name
+    assert gpu.STEPS[0].command(tmp_path / "x.xml", Namespace(quick=False))[2:6] == ["pytest", "-q", "-m", "gpu"]

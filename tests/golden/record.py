@@ -1,6 +1,6 @@
 """What moving, merging and renaming modules must not change, computed from public names alone.
 
-`python tests/golden/record.py hardening ledgers` computes these subjects again (all without arguments) and overwrites
+`python tests/golden/record.py hardening audits` computes these subjects again (all without arguments) and overwrites
 the committed values: only where a change of behaviour is intended, in a commit of its own that says so.
 
 A subject is a function without arguments that returns plain values and arrays, nested in dicts. Arrays are kept in

@@ -80,8 +80,8 @@ def outcome(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def commanded(*arguments: str, references: int = 4) -> dict[str, Any]:
-    found = told(*called(*arguments, "--references", str(references), *ASKED))
+def commanded(*arguments: str) -> dict[str, Any]:
+    found = told(*called(*arguments, "--references", "8", *ASKED))
     stated = json.loads(Path("run/certificate.json").read_text())["predicate"]
     return {**found, "explainer": stated["explainer"]["method"]}
 
@@ -178,13 +178,6 @@ def at_two_levels() -> Case:
     return d.file(**values), policy(patience=(1, 32))
 
 
-def leak_at_the_second_level_alone() -> Case:
-    d = Drawn(7)
-    label = d.label()
-    values = {"l1": d.size(), "l1@32": d.size(3.0), "label": label, **d.shares(32, label)}
-    return d.file(**values), policy(patience=(1, 32))
-
-
 def signs_of_maps() -> Case:
     d = Drawn(8, examples=400)
     turned = np.where(d.rng.random((*d.shape, 12)) < 0.5 - 0.35 * d.member[..., None], -1, 1)
@@ -234,17 +227,6 @@ def foreign_labels() -> Case:
     values = {"l1": d.size(0.5), "l1@3": d.size(0.6), "prediction": p / p.sum(2, keepdims=True)}
     values |= {"prediction@3": each.reshape(*d.shape, 3, 4).mean(2), "predictions@3": each}
     return d.file(meta={"labels": "foreign"}, **values), policy(release="explanation+prediction", patience=(1, 3))
-
-
-def the_whole_is_judged() -> Case:
-    d = Drawn(17)
-    return d.file(l1=d.size(0.4), mean=d.number(0.3), label=d.label()), policy(claim="whole", max_tpr=0.4)
-
-
-def explanation_and_prediction() -> Case:
-    d = Drawn(18, models=9, examples=800)
-    values = {"l1": d.size(0.8), "loss": d.size(1.5), "margin": d.number(1.4), "label": d.label()}
-    return d.file(**values), policy(release="explanation+prediction")
 
 
 def few_attacks() -> Case:
@@ -304,9 +286,6 @@ WHOLE = replace(SMALL, claim="whole")
 """Half of the labels are drawn at random, so that models remember much: what explanations add is judged, or all."""
 
 ASKED = ("--policy", "policy.toml", "--device", "cpu", "--run-dir", "run", "--json")
-NETWORK = """from torch import nn
-build = lambda: nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 3))
-"""
 
 
 def build(seed: int = 0) -> nn.Module:
@@ -322,23 +301,6 @@ def digits(examples: slice, wrong: float = 0.5) -> audit.Population:
     return audit.Population.of((x[examples] / 16).astype(np.float32), y[examples])
 
 
-def trained(population: audit.Population) -> audit.Shadows:
-    two = audit.train_shadows(population, RECIPE, build=build, models=2, seed=7)
-    return audit.Shadows(two.models[:1], two.membership[:1])
-
-
-@contextmanager
-def folder_of(
-    population: audit.Population, member: NDArray[np.bool_], judged_by: audit.Policy, data: str = "data.npz"
-) -> Iterator[None]:
-    """A folder to be in, with data, recipe and policy as the command reads them."""
-    with empty_folder():
-        np.savez(data, x=population.x.numpy(), y=population.y.numpy(), member=member)
-        Path("recipe.toml").write_text(RECIPE.to_toml())
-        Path("policy.toml").write_text(toml(judged_by))
-        yield
-
-
 def export(model: nn.Module, population: audit.Population) -> None:
     shapes = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(model, (population.x[:2],), dynamic_shapes=shapes)
@@ -347,9 +309,11 @@ def export(model: nn.Module, population: audit.Population) -> None:
         torch.export.save(program, "model.pt2")
 
 
-def network() -> dict[str, Any]:
+def whole_audits() -> dict[str, Any]:
+    """A network's audit in Python, and by the command."""
     population = digits(slice(300))
-    model, member = (of[0] for of in (trained(population).models, trained(population).membership))
+    models = audit.train_shadows(population, RECIPE, build=build, models=2, seed=7)
+    model, member = models.models[0], models.membership[0]
     result = audit.audit(
         model,
         population,
@@ -362,62 +326,10 @@ def network() -> dict[str, Any]:
         policy=replace(SMALL, references=8),
     )
     found = {"in Python": told(result.exit_code, json.dumps(result.to_dict()))}
-    with folder_of(population, member, WHOLE):
+    with empty_folder():
+        np.savez("data.npz", x=population.x.numpy(), y=population.y.numpy(), member=member)
+        Path("recipe.toml").write_text(RECIPE.to_toml())
+        Path("policy.toml").write_text(toml(WHOLE))
         export(model, population)
         asked = ("audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--explainer", "InputXGradient")
-        return found | {"by the command": commanded(*asked, references=8)}
-
-
-def table() -> tuple[Any, NDArray[np.bool_]]:
-    """Five columns about 320 patients, and who of them a model is fitted to."""
-    from sklearn.datasets import load_breast_cancer
-
-    cancer = load_breast_cancer(as_frame=True)
-    frame = cancer.data.iloc[:320, [0, 1, 6, 7, 20]].rename(columns=lambda name: name.replace(" ", "_"))
-    rng = np.random.default_rng(8)
-    label = np.where(rng.random(320) < 0.5, rng.integers(0, 2, 320), cancer.target[:320])
-    return frame.assign(label=label), rng.random(320) < 0.5
-
-
-def booster() -> dict[str, Any]:
-    """Trees of XGBoost, explained by TreeSHAP, which is the default."""
-    from xgboost import XGBClassifier
-
-    frame, member = table()
-    fitted = XGBClassifier(n_estimators=20, max_depth=6, learning_rate=0.5, n_jobs=1, random_state=0)
-    fitted.fit(frame[member].drop(columns="label"), frame["label"][member])
-    with empty_folder(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of shap, when it is imported: an error there, and another explainer is chosen
-        frame.assign(member=member).to_csv("data.csv", index=False)
-        Path("policy.toml").write_text(toml(SMALL))
-        fitted.save_model("model.json")
-        return commanded("audit", "model.json", "--data", "data.csv")
-
-
-def fine_tuned() -> dict[str, Any]:
-    """Who was in the data that a fine-tuned network was pre-trained on."""
-    pool, other = digits(slice(260)), digits(slice(300, 420))
-    downstream = audit.Population.of(other.x.numpy(), np.minimum(other.y.numpy() // 4, 2))
-    pretrained = trained(pool)
-    tuned = audit.fine_tune(pretrained, audit.FineTune(downstream, RECIPE, sample=1.0)).models[0]
-    with folder_of(pool, pretrained.membership[0], SMALL, "pool.npz"):
-        member = np.ones(len(downstream), dtype=bool)
-        np.savez("data.npz", x=downstream.x.numpy(), y=downstream.y.numpy(), member=member)
-        torch.save(tuned.state_dict(), "state.pt")
-        Path("golden_tuned.py").write_text(NETWORK)
-        recipe = RECIPE.to_toml()
-        Path("recipe.toml").write_text(f'{recipe}trainable = "head"\n[pretraining]\n{recipe}')
-        asked = ("audit", "state.pt", "--arch", "golden_tuned:build", "--data", "data.npz", "--recipe", "recipe.toml")
-        return commanded(*asked, "--pretraining-pool", "pool.npz", "--explainer", "InputXGradient")
-
-
-AUDITS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
-    "network": (network, ()),
-    "booster": (booster, ("xgboost", "shap")),
-    "fine-tuned": (fine_tuned, ()),
-}
-"""Each small audit, and the libraries that it needs beside the package's own."""
-
-
-def whole_audits() -> dict[str, Any]:
-    return {name: made() for name, (made, _) in AUDITS.items()}
+        return {"network": found | {"by the command": commanded(*asked)}}
