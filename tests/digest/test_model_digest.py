@@ -1,17 +1,26 @@
-"""The digest that ties noise, caches and certificates to one model."""
+"""The digests of models, weights and fitted estimators: equal in every form and process, and of nothing else."""
 
+import copy
 import functools
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
-from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingClassifier, RandomForestClassifier
-from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+)
+from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -20,8 +29,17 @@ from sklearn.svm import SVC
 from torch import nn
 
 from safexplain import _digest as identity
-from safexplain._digest import OPAQUE_DIGEST, _estimator_digests, estimator_digest, model_digest, modules_of
-from safexplain.errors import OpaqueModelWarning
+from safexplain._digest import (
+    OPAQUE_DIGEST,
+    _estimator_digests,
+    estimator_digest,
+    model_digest,
+    modules_of,
+    trained_digest,
+    weights_digest,
+)
+from safexplain.errors import ConfigurationError, OpaqueModelWarning
+from safexplain.outputs import EstimatorModule
 
 
 def net(seed=0):
@@ -258,3 +276,106 @@ def test_neighbours_that_were_asked_are_the_same_model(algorithm):
     _estimator_digests.clear()
     fresh.predict(X[:9])
     assert before == estimator_digest(fresh) == estimator_digest(elsewhere) != estimator_digest(other)
+
+
+def a_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_form_names_and_mode_do_not_matter():
+    model = a_net()
+    exported = torch.export.export(model, (torch.ones(2, 4),)).module()
+    wrapped = nn.ModuleDict({"other": copy.deepcopy(model)})
+    assert (
+        weights_digest(model) == weights_digest(exported) == weights_digest(wrapped.eval()) == weights_digest(a_net())
+    )
+
+
+def test_one_changed_weight_does():
+    model = a_net()
+    before = weights_digest(model)
+    with torch.no_grad():
+        model[2].weight[1, 1] += 1e-6
+    assert weights_digest(model) != before
+
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(60, 3)), np.arange(60) % 3
+
+
+WEIGHTS_MADE = {
+    "linear": LogisticRegression,
+    "regression": Ridge,
+    "forest": lambda: ExtraTreesClassifier(3, random_state=0),
+    "histograms": lambda: HistGradientBoostingClassifier(max_iter=3, random_state=0),
+    "pipeline": lambda: make_pipeline(StandardScaler(), LogisticRegression()),
+}
+each_kind = pytest.mark.parametrize("make", WEIGHTS_MADE.values(), ids=WEIGHTS_MADE)
+
+
+@each_kind
+def test_a_trained_model_keeps_its_digest_in_a_file_and_another_training_has_another(make):
+    fitted = make().fit(X, Y)
+    found = trained_digest(fitted)
+    assert found == trained_digest(fitted) == trained_digest(pickle.loads(pickle.dumps(fitted)))
+    assert len(bytes.fromhex(found)) == 32
+    assert found == trained_digest(make().fit(X, Y))
+    assert found != trained_digest(make().fit(X + RNG.normal(size=X.shape), Y))
+
+
+@each_kind
+def test_what_is_not_fitted_has_none(make):
+    with pytest.raises(ConfigurationError, match="fit"):
+        trained_digest(clone(make()))
+
+
+def test_linear_models_are_their_numbers_and_labels_whoever_holds_them():
+    fitted = LogisticRegression().fit(X, Y)
+    other = SGDClassifier(alpha=7.0)
+    other.coef_, other.intercept_, other.classes_ = fitted.coef_, fitted.intercept_, Y[:3].astype(np.int32)
+    found = trained_digest(fitted)
+    assert trained_digest(other) == found
+    other.coef_ = scipy.sparse.csr_matrix(fitted.coef_)
+    assert trained_digest(other) == found
+    for changed in (
+        {"coef_": fitted.coef_[::-1]},
+        {"intercept_": fitted.intercept_ + 1},
+        {"classes_": ["a", "b", "c"]},
+    ):
+        assert trained_digest(_with(other, changed)) != found
+
+
+def _with(model, changed):
+    other = copy.deepcopy(model)
+    vars(other).update(changed)
+    return other
+
+
+def test_one_number_written_into_a_model_changes_its_digest_whatever_was_asked_before():
+    for make, place in ((LogisticRegression, "coef_"), (lambda: WEIGHTS_MADE["forest"](), "n_outputs_")):
+        model = make().fit(X, Y)
+        before = trained_digest(model)
+        if place == "coef_":
+            model.coef_[1, 1] = np.nextafter(model.coef_[1, 1], np.inf)
+        else:
+            model.estimators_[2].tree_.threshold[0] += 1e-9
+        assert trained_digest(model) != before
+
+
+def test_a_module_around_an_estimator_is_the_estimator():
+    fitted = LogisticRegression().fit(X, Y)
+    assert trained_digest(EstimatorModule(fitted)) == trained_digest(fitted)
+
+
+def test_what_is_no_model_is_named():
+    for model in (None, LogisticRegression):
+        with pytest.raises(ConfigurationError, match="expected a torch module, a fitted linear model"):
+            trained_digest(model)
+
+
+def test_an_estimator_that_cannot_be_read_has_none():
+    fitted = ExtraTreesClassifier(3).fit(X, Y)
+    fitted.lock_ = threading.Lock()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        trained_digest(fitted)

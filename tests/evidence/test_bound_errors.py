@@ -1,4 +1,4 @@
-"""The suite that measures lower bounds on epsilon: it simulates what it says, and names what misses its promise."""
+"""Suites about lower bounds and broken trainers: they simulate what they say, find every bug, and make none up."""
 
 import json
 

@@ -19,6 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 from torch import nn
 
 from safexplain import HardenedInputXGradient, Hardening, audit
@@ -281,8 +282,7 @@ def signal_files() -> dict[str, Any]:
 
 
 RECIPE = audit.Recipe(lr=5e-3, epochs=60, batch_size=25)
-SMALL = audit.Policy(0.1, 0.2, patience=(1, 4), references=4, uncounted=True)
-WHOLE = replace(SMALL, claim="whole")
+SMALL = audit.Policy(0.1, 0.2, patience=(1, 4), references=8, uncounted=True)
 """Half of the labels are drawn at random, so that models remember much: what explanations add is judged, or all."""
 
 ASKED = ("--policy", "policy.toml", "--device", "cpu", "--run-dir", "run", "--json")
@@ -290,15 +290,6 @@ ASKED = ("--policy", "policy.toml", "--device", "cpu", "--run-dir", "run", "--js
 
 def build(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
-
-
-def digits(examples: slice, wrong: float = 0.5) -> audit.Population:
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    rng = np.random.default_rng(9)
-    y = np.where(rng.random(len(y)) < wrong, rng.integers(0, 10, len(y)), y)
-    return audit.Population.of((x[examples] / 16).astype(np.float32), y[examples])
 
 
 def export(model: nn.Module, population: audit.Population) -> None:
@@ -311,7 +302,10 @@ def export(model: nn.Module, population: audit.Population) -> None:
 
 def whole_audits() -> dict[str, Any]:
     """A network's audit in Python, and by the command."""
-    population = digits(slice(300))
+    x, y = load_digits(return_X_y=True)
+    rng = np.random.default_rng(9)
+    y = np.where(rng.random(len(y)) < 0.5, rng.integers(0, 10, len(y)), y)
+    population = audit.Population.of((x[:300] / 16).astype(np.float32), y[:300])
     models = audit.train_shadows(population, RECIPE, build=build, models=2, seed=7)
     model, member = models.models[0], models.membership[0]
     result = audit.audit(
@@ -323,13 +317,13 @@ def whole_audits() -> dict[str, Any]:
         hardening=Hardening.recommended(),
         build=build,
         references=8,
-        policy=replace(SMALL, references=8),
+        policy=SMALL,
     )
     found = {"in Python": told(result.exit_code, json.dumps(result.to_dict()))}
     with empty_folder():
         np.savez("data.npz", x=population.x.numpy(), y=population.y.numpy(), member=member)
         Path("recipe.toml").write_text(RECIPE.to_toml())
-        Path("policy.toml").write_text(toml(WHOLE))
+        Path("policy.toml").write_text(toml(replace(SMALL, references=4, claim="whole")))
         export(model, population)
         asked = ("audit", "model.pt2", "--data", "data.npz", "--recipe", "recipe.toml", "--explainer", "InputXGradient")
         return {"network": found | {"by the command": commanded(*asked)}}

@@ -1,4 +1,4 @@
-"""Clip, mask, noise, grid: what leaves, and what must not be readable from it."""
+"""Clip, mask, noise, grid and the person's columns: what leaves, and what must not be readable from it."""
 
 import json
 import math

@@ -1,5 +1,3 @@
-""""""
-
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,5 +1,3 @@
-""""""
-
 import pickle
 from fractions import Fraction
 from itertools import product

@@ -1,4 +1,4 @@
-"""What an explanation adds to the label, against a slow version, and where it is known how much that is."""
+"""What a search hardens, and what an explanation adds to the label, against slow versions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Points, their front, and which of them is chosen."""
+"""What may be tried, points, their front, and which of them is chosen."""
 
 import inspect
 import json

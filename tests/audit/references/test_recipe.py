@@ -1,4 +1,4 @@
-"""Recipes: training as data, checked when it is written down."""
+"""Recipes: training as data, checked when it is written down, also with differential privacy."""
 
 import math
 from dataclasses import replace

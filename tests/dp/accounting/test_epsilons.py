@@ -1,4 +1,4 @@
-"""Accounting: the published values, an independent oracle, and what must be refused."""
+"""Accounting and calibration: the published values, an independent oracle, budgets that are kept, refusals."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The pair that dominates a step, against brute force: no gradients tell more than it."""
+"""The pair that dominates a step and its Renyi curve, against brute force: no gradients tell more than it."""
 
 import itertools
 import math

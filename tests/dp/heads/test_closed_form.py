@@ -1,4 +1,4 @@
-"""Linear heads by closed-form DP-SGD: the same as autograd, one example at a time, and torch's optimizers."""
+"""Linear heads by closed-form DP-SGD: those of autograd and of torch, and the learning rate if none is given."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Noisy gradient descent: clipped per record over all classes, noise on the sum, and nothing else read off the data."""
+"""Noisy gradient descent and objective perturbation: clipped per record, and nothing else read off the data."""
 
 import mpmath
 import numpy as np

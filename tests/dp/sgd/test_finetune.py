@@ -1,4 +1,4 @@
-"""The fine-tuner keeps its promises: budget, reproducibility, resumption, and the model of the caller."""
+"""The fine-tuner keeps its promises: a plan within its budget, reproducibility, resumption, and the given model."""
 
 import copy
 import math

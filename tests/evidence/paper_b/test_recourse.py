@@ -1,4 +1,4 @@
-"""audit/suites/paper_b_recourse: data prepared by public rows only, figures that mean what they say, quick runs."""
+"""audit/suites/paper_b_recourse: figures that mean what they say, and a published mechanism that is not private."""
 
 import numpy as np
 import pytest

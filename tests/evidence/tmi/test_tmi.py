@@ -1,4 +1,4 @@
-"""audit/suites/paper_e_tmi: the linear game is the lemmas', both evaluations are what they say, and the suite runs."""
+"""audit/suites/paper_e_tmi: the linear game is the lemmas', evaluations and attacks are what they say."""
 
 import math
 

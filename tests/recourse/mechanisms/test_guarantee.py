@@ -1,4 +1,4 @@
-"""Guarantees: frozen, complete, in plain types, and never more than the parameters give."""
+"""Guarantees: complete, never more than the parameters give, and one for every way that an answer can take."""
 
 import inspect
 import json

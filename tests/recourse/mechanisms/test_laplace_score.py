@@ -1,4 +1,4 @@
-"""LaplaceScore: one record cannot be told from answers beyond epsilon, and the weights cannot be read from them."""
+"""LaplaceScore and its noise: no record is told beyond epsilon, and weights cannot be read from answers."""
 
 import pickle
 from dataclasses import fields

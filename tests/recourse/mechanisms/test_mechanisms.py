@@ -1,4 +1,4 @@
-"""Recourse from private models: any number of answers, all from what was released."""
+"""Recourse from private models: any number of answers, several to one query, all from what was released."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""ROC curves, rates and intervals: against slow versions, other libraries and simulation."""
+"""ROC curves, rates, intervals and trade-off curves: against slow versions, other libraries and simulation."""
 
 import math
 
