@@ -301,7 +301,7 @@ def test_one_changed_weight_does():
 
 
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(60, 3)), np.arange(60) % 3
+ROWS, LABELS = RNG.normal(size=(60, 3)), np.arange(60) % 3
 
 
 WEIGHTS_MADE = {
@@ -316,12 +316,12 @@ each_kind = pytest.mark.parametrize("make", WEIGHTS_MADE.values(), ids=WEIGHTS_M
 
 @each_kind
 def test_a_trained_model_keeps_its_digest_in_a_file_and_another_training_has_another(make):
-    fitted = make().fit(X, Y)
+    fitted = make().fit(ROWS, LABELS)
     found = trained_digest(fitted)
     assert found == trained_digest(fitted) == trained_digest(pickle.loads(pickle.dumps(fitted)))
     assert len(bytes.fromhex(found)) == 32
-    assert found == trained_digest(make().fit(X, Y))
-    assert found != trained_digest(make().fit(X + RNG.normal(size=X.shape), Y))
+    assert found == trained_digest(make().fit(ROWS, LABELS))
+    assert found != trained_digest(make().fit(ROWS + RNG.normal(size=ROWS.shape), LABELS))
 
 
 @each_kind
@@ -331,9 +331,9 @@ def test_what_is_not_fitted_has_none(make):
 
 
 def test_linear_models_are_their_numbers_and_labels_whoever_holds_them():
-    fitted = LogisticRegression().fit(X, Y)
+    fitted = LogisticRegression().fit(ROWS, LABELS)
     other = SGDClassifier(alpha=7.0)
-    other.coef_, other.intercept_, other.classes_ = fitted.coef_, fitted.intercept_, Y[:3].astype(np.int32)
+    other.coef_, other.intercept_, other.classes_ = fitted.coef_, fitted.intercept_, LABELS[:3].astype(np.int32)
     found = trained_digest(fitted)
     assert trained_digest(other) == found
     other.coef_ = scipy.sparse.csr_matrix(fitted.coef_)
@@ -354,7 +354,7 @@ def _with(model, changed):
 
 def test_one_number_written_into_a_model_changes_its_digest_whatever_was_asked_before():
     for make, place in ((LogisticRegression, "coef_"), (lambda: WEIGHTS_MADE["forest"](), "n_outputs_")):
-        model = make().fit(X, Y)
+        model = make().fit(ROWS, LABELS)
         before = trained_digest(model)
         if place == "coef_":
             model.coef_[1, 1] = np.nextafter(model.coef_[1, 1], np.inf)
@@ -364,7 +364,7 @@ def test_one_number_written_into_a_model_changes_its_digest_whatever_was_asked_b
 
 
 def test_a_module_around_an_estimator_is_the_estimator():
-    fitted = LogisticRegression().fit(X, Y)
+    fitted = LogisticRegression().fit(ROWS, LABELS)
     assert trained_digest(EstimatorModule(fitted)) == trained_digest(fitted)
 
 
@@ -375,7 +375,7 @@ def test_what_is_no_model_is_named():
 
 
 def test_an_estimator_that_cannot_be_read_has_none():
-    fitted = ExtraTreesClassifier(3).fit(X, Y)
+    fitted = ExtraTreesClassifier(3).fit(ROWS, LABELS)
     fitted.lock_ = threading.Lock()
     with pytest.raises(ConfigurationError, match="cannot be read"):
         trained_digest(fitted)

@@ -231,13 +231,13 @@ def test_what_makes_no_sense_is_refused_by_bounds(call, message):
         call()
 
 
-FULL, SAMPLED = Steps(22.3557, 1.0, 500, "full-batch"), Steps(2.0, 0.25, 40)
+FULL_BATCH, SAMPLED = Steps(22.3557, 1.0, 500, "full-batch"), Steps(2.0, 0.25, 40)
 
 
 def test_what_would_be_found_is_the_number_that_was_simulated():
     """One for each way to bound: a family of mechanisms, a Gaussian one, none, and the smaller epsilon of records."""
-    of_records = promise_of(4.0, DELTA, FULL, "add_remove")
-    full, alone = promise_of(10.0, DELTA, FULL, "substitute"), promise_of(1.0, DELTA, None, "substitute")
+    of_records = promise_of(4.0, DELTA, FULL_BATCH, "add_remove")
+    full, alone = promise_of(10.0, DELTA, FULL_BATCH, "substitute"), promise_of(1.0, DELTA, None, "substitute")
     sampled = promise_of(Claim(SAMPLED, DELTA).substitute, DELTA, SAMPLED, "substitute")
     found = [
         detectable(ErrorCounts(185, 1000, 185, 1000), "gdp", full, fixed=False),
@@ -262,7 +262,7 @@ def test_each_method_refutes_below_its_own_curve():
 
 
 def test_the_probability_of_refuting_is_that_of_simulated_errors():
-    promise = promise_of(1.0, DELTA, FULL, "substitute")
+    promise = promise_of(1.0, DELTA, FULL_BATCH, "substitute")
     errors = ErrorCounts(0, 300, 0, 500)
     rng = np.random.default_rng(0)
     for fpr, fnr in ((0.02, 0.3), (0.2, 0.25), (0.35, 0.45)):
@@ -290,6 +290,6 @@ def test_the_noise_and_threshold_of_a_canary_follow_from_its_errors(family):
 
 
 def test_nothing_is_found_beyond_a_claim_that_promises_nothing():
-    assert promise_of(math.inf, DELTA, FULL, "substitute") is None
+    assert promise_of(math.inf, DELTA, FULL_BATCH, "substitute") is None
     assert promise_of(501.0, DELTA, None, "substitute") is None
     assert promise_of(2.0, DELTA, Steps(0.0, 1.0, 5, "full-batch"), "substitute") is None
