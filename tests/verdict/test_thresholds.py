@@ -23,7 +23,7 @@ from safexplain.verdict.thresholds import (
 
 SIZES = (1, 3, 50, 365, 367)
 RATES = (0.001, 0.01, 0.05, 0.3, 0.9)
-RISKS = (0.4, 0.025, 0.0025, 1e-5)
+RISKS = (0.4, 0.025, 0.0025, 1e-5, 1e-17)
 
 
 def pmf(n, p):

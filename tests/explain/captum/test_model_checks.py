@@ -314,6 +314,8 @@ def test_each_model_gets_one_warning():
     assert told(lambda: explainer.attribute(images(2), target=1)) == []
     assert told(lambda: HardenedIG(model, hardening=NOISY)) == []
     assert len(told(lambda: HardenedIG(other, hardening=NOISY))) == 1
+    assert model_checks.check_modes((model,))  # warned of before
+    assert not model_checks.check_modes((model.eval(),))
 
 
 class Own(nn.Module):

@@ -14,6 +14,7 @@ from torch import nn
 from safexplain import HardenedIG, HardenedSaliency, Hardening, RankNorm
 from safexplain._digest import file_sha256
 from safexplain.errors import CertificateError, InputError, RefusedError
+from safexplain.explain import certified
 from safexplain.explain.hardened import HARDENED
 from safexplain.hardening.noise import KEY_VARIABLE, STREAM
 from safexplain.outputs import Probability
@@ -65,12 +66,17 @@ def test_superpixels_are_those_of_each_image(tmp_path):
         loaded.attribute(x, target=target, feature_mask=torch.zeros(1, 3, 8, 8, dtype=torch.long))
 
 
-def test_a_model_of_probabilities_is_explained_as_it_is_where_the_certificate_says_so(tmp_path):
+def test_a_model_of_probabilities_is_explained_as_it_is_where_the_certificate_says_so(tmp_path, monkeypatch):
     model, x = nn.Sequential(image_net(), nn.Softmax(1)).eval(), images()
     explainer = {"method": "IG", "output": "probability", "options": {}, "softmax": False}
     loaded = HardenedIG.from_certificate(model, certificate(tmp_path, model, explainer=explainer))
     asked = HardenedIG.catalogued()(model, hardening=Hardening.ranked())
     audited = asked.attribute(x, target=torch.tensor([1] * 4))
+    assert torch.equal(loaded.attribute(x, target=1), audited)
+    of_scores = HardenedIG.from_certificate(model[0], certificate(tmp_path, model[0], explainer=explainer))
+    with pytest.raises(RefusedError, match="expected probabilities, which the audited model returned"):
+        of_scores.attribute(x, target=1)
+    monkeypatch.setattr(certified, "are_probabilities", None)  # which the first call asked
     assert torch.equal(loaded.attribute(x, target=1), audited)
 
 
