@@ -61,7 +61,8 @@ class AtHome(nn.Module):
         return self.model(x)
 
 
-@pytest.mark.parametrize("at_home", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("at_home", [False, True])
 def test_models_fine_tuned_models_and_signals_are_those_of_one_process(tmp_path, at_home):
     """One test, since workers take long to start."""
     how = FineTune(POOL, RECIPE, trainable="head")
