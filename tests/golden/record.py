@@ -1,11 +1,9 @@
-"""What moving, merging and renaming modules must not change, computed from public names alone.
+"""What no change may move unless it says so: releases, audits and canaries, computed from public names alone.
 
 `python tests/golden/record.py hardening audits` computes these subjects again (all without arguments) and overwrites
-the committed values: only where a change of behaviour is intended, in a commit of its own that says so.
-
-A subject is a function without arguments that returns plain values and arrays, nested in dicts. Arrays are kept in
-`arrays.npz`, everything else in `values.json`. What a subject starts from (attributions, inputs, weights) lies in
-`arrays.npz` too, under `given/`, so that models have the same digest, and keyed noise is the same, on every machine.
+the committed values, in a commit of its own. A subject is a function that returns plain values and arrays in dicts.
+Arrays are kept in `arrays.npz`, all else in `values.json`; what subjects start from lies under `given/`, so that models
+have the same digest, and keyed noise is the same, on every machine.
 """
 
 import hashlib
@@ -16,12 +14,12 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -57,17 +55,9 @@ KEY = b"the golden record's noise key..."
 ENVIRONMENT = {"SAFEXPLAIN_NOISE_KEY": KEY.decode()}
 
 
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
+def environment(**variables: str) -> Any:
     """These environment variables for a while, and the noise key where a hardening carries none."""
-    variables = {**ENVIRONMENT, **variables}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return patch.dict(os.environ, {**ENVIRONMENT, **variables})
 
 
 @cache

@@ -1,7 +1,4 @@
-"""The part of the record that holds verdicts: of files of signals, and of small audits from model to result.
-
-Only names, numbers and outcomes are kept, no sentences. Signals are drawn from seeded generators, not from models.
-"""
+"""Verdicts on files of signals and of a small audit, for the record: names, numbers and outcomes, no sentences."""
 
 import io
 import json
