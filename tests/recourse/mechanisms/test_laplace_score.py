@@ -207,6 +207,7 @@ def test_seeds_repeat_the_answers_and_without_one_noise_is_fresh_after_copying()
 
 def test_the_regularization_keeps_the_noise_small_by_default():
     fitted = trained(*two_gaussians(50, 2), epsilon=0.5)
+    assert fitted.release(np.zeros((3, 2))).tolist() == [0.5] * 3
     assert fitted._get("model").stability / 0.5 == pytest.approx(0.1)
 
 

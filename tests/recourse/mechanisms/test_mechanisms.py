@@ -54,6 +54,7 @@ def test_answers_depend_on_the_data_through_the_private_model_alone():
     queries = two_gaussians(30, 3, 1)[0]
     for name in ARRAYS:
         assert (getattr(other.explain(queries), name) == getattr(one.explain(queries), name)).all()
+    assert (one.release(queries) == 0).all()  # beyond the training they cost nothing
 
 
 def test_the_favourable_class_is_the_second_of_the_pair():
